@@ -1,0 +1,45 @@
+# make train   make test   make lint   make bench     ARGS="..." goes to the command
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.PHONY: help train test lint bench
+.SILENT:
+
+help:
+	echo 'make train   install what is missing, train on the built-in sample; ARGS="--train_file=my.parquet --memory_budget=6G"'
+	echo 'make test    run the tests; ARGS="tests/model -k loss"'
+	echo 'make lint    ruff and mypy'
+	echo 'make bench   speed and memory beside Hugging Face T5; ARGS="--help"'
+
+train: $(INSTALLED)
+	$(PY) train_low_mem.py train $(ARGS)
+
+test: $(INSTALLED_DEV)
+	$(PY) -m pytest $(ARGS)
+
+lint: $(INSTALLED_DEV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet . || { echo 'run: $(PY) -m ruff format .'; exit 1; }
+	$(PY) -m mypy
+
+bench: $(INSTALLED_DEV)
+	$(PY) -m benchmarks.throughput $(ARGS)
+
+$(PY):
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'venv is missing; on Debian and Ubuntu: apt install python3-venv'; exit 1; }
+
+# The stamps make pip run again only when the requirements have changed.
+$(INSTALLED): requirements.txt constraints.txt | $(PY)
+	echo 'installing requirements.txt into $(VENV)'
+	$(PIP) --requirement requirements.txt
+	touch $@
+
+$(INSTALLED_DEV): requirements-dev.txt requirements.txt constraints.txt | $(PY)
+	echo 'installing requirements-dev.txt into $(VENV)'
+	$(PIP) --requirement requirements-dev.txt
+	touch $(INSTALLED) $@

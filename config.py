@@ -1,0 +1,389 @@
+"""Which settings are there? Every one once: default, unit, range and one line of help.
+
+Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
+Order: defaults < preset < file < flags. `load` returns a checked `Config`; nothing else builds one from outside input.
+Groups only sort the settings for readers: names are unique across groups, so flags are flat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from settings import AUTO, DoesNotFit, UserError, nearest_name, parse, setting
+
+__all__ = ["COMMANDS", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
+
+ROOT = Path(__file__).resolve().parent
+PRESETS_DIR = ROOT / "presets"
+
+
+@cache
+def model_presets() -> dict[str, dict[str, Any]]:
+    """The shapes of the T5 family by name, read from `presets/models.yaml`."""
+    return _read_settings_file(PRESETS_DIR / "models.yaml")
+
+
+@cache
+def run_presets() -> tuple[str, ...]:
+    """Names of the presets by machine and goal: the other files of `presets/`."""
+    return tuple(sorted(path.stem for path in PRESETS_DIR.glob("*.yaml") if path.stem != "models"))
+
+
+@dataclass
+class T5ModelConfig:
+    """The shape of a T5 model. Names and meaning follow the T5 paper and Hugging Face's `T5Config`."""
+
+    vocab_size: int = setting(32128, "rows of the embedding table", kind=int, unit="tokens", low=3, high=2**31 - 1)
+    d_model: int = setting(512, "width of the residual stream", kind=int, low=1)
+    d_kv: int = setting(64, "width of one attention head, independent of d_model", kind=int, low=1)
+    d_ff: int = setting(2048, "inner width of the feed-forward layers", kind=int, low=1)
+    num_layers: int = setting(6, "encoder blocks", kind=int, low=1)
+    num_decoder_layers: int = setting(6, "decoder blocks", kind=int, low=1)
+    num_heads: int = setting(8, "attention heads", kind=int, low=1)
+    relative_attention_num_buckets: int = setting(32, "buckets of the relative position bias", kind=int, low=4)
+    relative_attention_max_distance: int = setting(128, "distance from which one bucket serves all", kind=int, low=2)
+    dropout_rate: float = setting(0.0, "share of activations dropped in training", kind=float, low=0.0, high=0.95)
+    layer_norm_epsilon: float = setting(1e-6, "added to the variance in RMS norms", kind=float, above=0.0)
+    initializer_factor: float = setting(1.0, "factor on T5's initial standard deviations", kind=float, above=0.0)
+    feed_forward_proj: str = setting("relu", "activation", kind=str, choices=("relu", "gated-gelu", "gated-silu"))
+    tie_word_embeddings: bool = setting(True, "one table for embedding and output", kind=bool)
+    scale_decoder_outputs: bool = setting(True, "output scaled by d_model^-0.5 (T5 1.0)", kind=bool)
+    bias_in_every_layer: bool = setting(False, "a position bias table in every block (UMT5)", kind=bool)
+    pad_token_id: int = setting(0, "id of padding, which also starts the decoder", kind=int, low=0)
+    eos_token_id: int = setting(1, "id of the end of a text", kind=int, low=0)
+
+
+@dataclass
+class DataConfig:
+    """Where the text comes from and how it becomes rows."""
+
+    train_file: str | None = setting(
+        None, "file, folder or glob to train on, several parted by commas; none: the built-in sample", kind=str, optional=True
+    )
+    validation_file: str | None = setting(
+        None, "rows for evaluation; none: one row in a hundred is held out", kind=str, optional=True
+    )
+    text_column: str = setting("text", "column with the text for pretraining", kind=str)
+    prompt_column: str = setting("prompt", "column with the prompt of a pair", kind=str)
+    response_column: str = setting("response", "column with the response of a pair", kind=str)
+    tokenizer_dir: str = setting(AUTO, "folder with tokenizer.json; auto: the model's own, else one is trained", kind=str, auto=True)
+    objective: str = setting(
+        AUTO, "training task; auto: span for text, pairs for prompt and response",
+        kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs"),
+    )  # fmt: skip
+    max_seq_len: int = setting(512, "longest encoder input", kind=int, unit="tokens", low=8, high=65536)
+    max_target_len: int | str = setting(
+        AUTO, "longest decoder input; auto: what span corruption needs, max_seq_len for pairs",
+        kind=int, unit="tokens", low=4, high=65536, auto=True,
+    )  # fmt: skip
+    noise_density: float = setting(0.15, "share of tokens that span corruption masks", kind=float, low=0.01, high=0.9)
+    mean_noise_span_length: float = setting(3.0, "mean length of a masked span", kind=float, unit="tokens", low=1.0, high=64.0)
+    max_samples: int | None = setting(None, "use at most this many rows of the training data", kind=int, unit="rows", low=1, optional=True)
+    group_by_length: bool = setting(True, "let rows of like length share a micro-batch (pairs)", kind=bool)
+    skip_bad_rows: bool = setting(False, "count broken rows and go on instead of stopping at the first", kind=bool)
+    cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str)
+
+
+@dataclass
+class TrainConfig:
+    """What happens at each step, and how often."""
+
+    is_finetune: bool = setting(False, "go on from a trained model, on prompt and response pairs", kind=bool)
+    is_keep_training: bool = setting(False, "resume exactly where the last run of this output folder stopped", kind=bool)
+    finetune_from: str = setting(AUTO, "model folder to start from; auto: the newest pretraining run", kind=str, auto=True)
+    max_steps: int | str = setting(AUTO, "steps to train; auto: from epochs", kind=int, unit="steps", low=1, auto=True)
+    epochs: float | str = setting(
+        AUTO, "times through the data, if max_steps is auto; auto: 1, or 3 with is_finetune",
+        kind=float, unit="epochs", above=0.0, auto=True,
+    )  # fmt: skip
+    effective_batch_size: int | str = setting(
+        AUTO, "rows of one step, over all micro-batches and processes; never changed once chosen",
+        kind=int, unit="rows", low=1, auto=True,
+    )  # fmt: skip
+    batch_size_per_gpu: int | str = setting(AUTO, "micro-batch: rows of one forward", kind=int, unit="rows", low=1, auto=True)
+    eval_batch_size_per_gpu: int | str = setting(AUTO, "micro-batch of evaluation", kind=int, unit="rows", low=1, auto=True)
+    gradient_accumulation_steps: int | str = setting(AUTO, "micro-batches of one step on one process", kind=int, low=1, auto=True)
+    optimizer: str = setting(
+        "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS) or adamw",
+        kind=str, choices=("adafactor", "adamw_rms", "adamw"),
+    )  # fmt: skip
+    learning_rate: float | str = setting(
+        AUTO, "highest learning rate; auto: 1e-2 for adafactor, 2e-2 for adamw_rms, 3e-4 for adamw", kind=float, above=0.0, auto=True
+    )
+    lr_schedule: str = setting(
+        "cosine", "course of the learning rate after the warm-up", kind=str, choices=("cosine", "inverse_sqrt", "one_cycle", "constant")
+    )
+    warmup_steps: int | str = setting(AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True)
+    weight_decay: float = setting(0.0, "decoupled weight decay, times the learning rate", kind=float, low=0.0, high=1.0)
+    max_grad_norm: float = setting(
+        0.0, "clip all gradients to this global norm; 0: off (needs all gradients at once; adafactor clips per tensor)", kind=float, low=0.0
+    )
+    label_smoothing: float = setting(0.0, "share of the target spread over the vocabulary", kind=float, low=0.0, high=0.9)
+    z_loss: float = setting(0.0, "weight of the squared log-partition in the loss", kind=float, low=0.0, high=1.0)
+    eval_steps: int | str = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True)
+    eval_rows: int = setting(256, "rows of the validation data that one evaluation reads at most", kind=int, unit="rows", low=1)
+    save_steps: int | str = setting(AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True)
+    keep_latest_n_ckp: int = setting(2, "checkpoints kept beside the best one", kind=int, low=1)
+    log_steps: int = setting(10, "steps between two lines on a screen that is no terminal", kind=int, low=1)
+    sample_rows: int = setting(3, "answers generated from validation rows at the end", kind=int, unit="rows", low=0)
+
+
+@dataclass
+class MemoryConfig:
+    """What the run may take, and how it keeps to it."""
+
+    memory_budget: int | str = setting(AUTO, "most memory for the process tree of one rank; auto: what is free here", kind="size", auto=True)
+    memory_mode: str = setting(
+        AUTO, "standard (fast), low, ultra (least memory); auto: the first that fits",
+        kind=str, auto=True, choices=("standard", "low", "ultra"),
+    )  # fmt: skip
+    ultra_low_mem: bool | str = setting(
+        AUTO, "reopen the Arrow file for every read; auto: below 13 GB available", kind=bool, auto=True
+    )
+    mixed_precision: str = setting(
+        AUTO, "no (fp32) or bf16 weights; auto: by what this device multiplies fast and what fits",
+        kind=str, auto=True, choices=("no", "fp16", "bf16"),
+    )  # fmt: skip
+    gradient_checkpointing: bool | str = setting(AUTO, "recompute blocks in backward; auto: where the plan needs it", kind=bool, auto=True)
+    light_clean_steps: int = setting(50, "steps between light cleanings", kind=int, low=1)
+    full_clean_steps: int = setting(200, "steps between full cleanings", kind=int, low=1)
+    monitor_seconds: float = setting(0.25, "time between two memory samples", kind=float, unit="seconds", low=0.01, high=60.0)
+
+
+@dataclass
+class RunConfig:
+    """Names, folders, and where it runs."""
+
+    run_name: str = setting(AUTO, "folder under output_dir and log_dir; auto: pretrain_ or finetune_ and the time", kind=str, auto=True)
+    output_dir: str = setting("model_save", "folder for models and checkpoints", kind=str)
+    log_dir: str = setting("logs", "folder for logs and metrics", kind=str)
+    overwrite: bool = setting(False, "replace an existing run of that name", kind=bool)
+    seed: int = setting(42, "fixes initial weights, data order, masks and dropout", kind=int, low=0, high=2**63 - 1)
+    device: str = setting(AUTO, "auto: CUDA, then MPS, then CPU", kind=str, auto=True, choices=("cuda", "mps", "cpu"))
+    num_threads: int | str = setting(AUTO, "CPU threads of one process", kind=int, low=1, auto=True)
+
+
+@dataclass
+class TokenizerConfig:
+    """How a tokenizer is trained."""
+
+    tokenizer_type: str = setting("bpe", "bpe (byte-level), unigram, or byte (ByT5, nothing to train)", kind=str, choices=("bpe", "unigram", "byte"))
+    tokenizer_sample: int = setting(64 * 2**20, "most text a tokenizer is trained on, sampled over the corpus", kind="size")
+
+
+@dataclass
+class PrepareConfig:
+    """How token shards are written."""
+
+    shards_dir: str = setting(AUTO, "folder for the token shards; auto: under cache_dir", kind=str, auto=True)
+    shard_rows: int = setting(65536, "rows of one shard file", kind=int, unit="rows", low=64)
+
+
+@dataclass
+class CheckpointConfig:
+    """Which trained model is used."""
+
+    model: str = setting(AUTO, "model folder; auto: the newest run of output_dir", kind=str, auto=True)
+
+
+@dataclass
+class GenerateConfig:
+    """How answers are written."""
+
+    input: str | None = setting(None, "a text, or a file of prompts (text, JSONL, CSV, Parquet, Arrow)", kind=str, optional=True)
+    output: str | None = setting(None, "JSONL file for the answers; none: the screen", kind=str, optional=True)
+    max_new_tokens: int = setting(128, "longest answer", kind=int, unit="tokens", low=1, high=65536)
+    temperature: float = setting(0.0, "0: greedy; above: sampling", kind=float, low=0.0, high=10.0)
+    top_k: int = setting(0, "sample from this many best tokens; 0: all", kind=int, low=0)
+    top_p: float = setting(1.0, "sample from the best tokens that hold this probability", kind=float, above=0.0, high=1.0)
+    generate_batch_size: int = setting(8, "prompts answered at once", kind=int, unit="rows", low=1)
+
+
+@dataclass
+class Config:
+    """All settings of one run, by group."""
+
+    model: T5ModelConfig = field(default_factory=T5ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    model_preset: str = "tiny"
+    origins: dict[str, str] = field(default_factory=dict)  # setting -> "flag", "file" or "preset"; defaults are absent
+
+    def given(self, name: str) -> bool:
+        """Whether the user named this setting, by flag or by file."""
+        return self.origins.get(name) in ("flag", "file")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
+        values = {name: getattr(getattr(self, group), name) for name, (group, _) in settings_by_name().items()}
+        return {"model_preset": self.model_preset, **values}
+
+    def save(self, path: Path) -> None:
+        """Write all settings as JSON; `load(command, {"config": path})` reads it back."""
+        path.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
+RUN_EVERYWHERE = ("run",)
+# command -> its groups and single settings
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "train": ("data", "model", "train", "memory", "tokenizer", "run"),
+    "tokenizer": ("data", "vocab_size", "tokenizer", "run"),
+    "prepare": ("data", "vocab_size", "is_finetune", "tokenizer", "prepare", "run"),
+    "evaluate": ("checkpoint", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run"),
+    "generate": ("checkpoint", "generate", "prompt_column", "text_column", "skip_bad_rows", "max_seq_len", "memory", "run"),
+}  # fmt: skip
+
+
+@cache
+def settings_by_name() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
+    """Every setting: name -> (group, field)."""
+    table: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
+    for group, cls in GROUPS.items():
+        for member in dataclasses.fields(cls):  # type: ignore[arg-type]
+            assert member.name not in table, f"{member.name} stands in two groups"
+            table[member.name] = (group, member)
+    return table
+
+
+def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
+    """The settings that a command takes as flags, in the order of its groups."""
+    table, wanted = settings_by_name(), COMMANDS[command]
+    ordered = sorted(table.items(), key=lambda item: _place(item[0], item[1][0], wanted))
+    return {name: entry for name, entry in ordered if entry[0] in wanted or name in wanted}
+
+
+def _place(name: str, group: str, wanted: tuple[str, ...]) -> int:
+    return wanted.index(group) if group in wanted else wanted.index(name) if name in wanted else len(wanted)
+
+
+def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
+    """Build the checked configuration of one command from raw flags.
+
+    Args:
+        command: a key of `COMMANDS`.
+        flags: name -> raw value, as typed; may hold `config` (a file), `preset` and `model_preset`.
+    Raises:
+        UserError: all problems at once.
+    """
+    flags = dict(flags or {})
+    problems: list[str] = []
+    file_values = _load_layer(flags.pop("config", None), problems)
+    preset_name = flags.pop("preset", file_values.pop("preset", None))
+    if preset_name is None and not (flags.get("train_file") or file_values.get("train_file")) and command == "train":
+        preset_name = "sample"
+    preset_values = _load_preset(preset_name, problems)
+
+    config = Config()
+    layers = (("preset", preset_values), ("file", file_values), ("flag", flags))
+    for _, layer in layers:
+        config.model_preset = str(layer.pop("model_preset", config.model_preset))
+    _apply_model_preset(config, problems)
+    taken = flags_of(command)
+    for origin, layer in layers:
+        for name, value in layer.items():
+            if name in taken:
+                _apply(config, name, value, origin, problems)
+            elif origin == "flag" or name not in settings_by_name():
+                problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{nearest_name(name, [*taken, 'config', 'preset', 'model_preset'])}")
+    if not problems:
+        problems += check(config)
+    if problems:
+        raise UserError(*problems)
+    return config
+
+
+def _load_layer(path: Any, problems: list[str]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return _flatten(_read_settings_file(Path(str(path))))
+    except UserError as error:
+        problems += error.problems
+        return {}
+
+
+def _load_preset(name: Any, problems: list[str]) -> dict[str, Any]:
+    if name is None or str(name).lower() == "none":
+        return {}
+    if name not in run_presets():
+        problems.append(f"--preset = {name}, is not known; allowed: {', '.join(run_presets())}")
+        return {}
+    return _flatten(_read_settings_file(PRESETS_DIR / f"{name}.yaml"))
+
+
+def _apply_model_preset(config: Config, problems: list[str]) -> None:
+    shape = model_presets().get(config.model_preset)
+    if shape is None:
+        near = nearest_name(config.model_preset, model_presets()).replace("--", "").replace("see help", "see --help")
+        problems.append(f"--model_preset = {config.model_preset}, is not known{near}; allowed: {', '.join(model_presets())}")
+        return
+    for name, value in shape.items():
+        _apply(config, name, value, "preset", problems)
+
+
+def _apply(config: Config, name: str, value: Any, origin: str, problems: list[str]) -> None:
+    group, member = settings_by_name()[name]
+    try:
+        setattr(getattr(config, group), name, parse(member, value))
+        config.origins[name] = origin
+    except ValueError as error:
+        problems.append(f"--{name} = {value}, {error}")
+
+
+def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Files may sort settings into their groups; names are unique, so the groups can be dropped."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(value if key in GROUPS and isinstance(value, Mapping) else {key: value})
+    return flat
+
+
+def _read_settings_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf8"))  # JSON is YAML
+    except FileNotFoundError:
+        raise UserError(f"--config = {path}, no such file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--config = {path}, cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--config = {path}, is not a table of name: value lines")
+    return content
+
+
+def check(config: Config) -> list[str]:
+    """Find settings that are fine alone and wrong together."""
+    problems = []
+    model, train, data = config.model, config.train, config.data
+    if model.pad_token_id >= model.vocab_size or model.eos_token_id >= model.vocab_size:
+        problems.append(f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id and eos_token_id")
+    if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
+        problems.append(
+            f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "
+            f"relative_attention_num_buckets ({model.relative_attention_num_buckets})"
+        )
+    rows, micro, accumulation = train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps
+    if AUTO not in (rows, micro) and micro > rows:  # type: ignore[operator]
+        problems.append(f"--batch_size_per_gpu = {micro}, is more than effective_batch_size ({rows}); lower it or use auto")
+    if AUTO not in (rows, micro, accumulation) and rows % (micro * accumulation):  # type: ignore[operator]
+        problems.append(
+            f"--effective_batch_size = {rows}, is no multiple of batch_size_per_gpu x gradient_accumulation_steps "
+            f"({micro} x {accumulation}); leave one of the three auto"
+        )
+    if train.is_finetune and data.objective not in (AUTO, "pairs"):
+        problems.append(f"--objective = {data.objective}, finetuning learns pairs; use pairs or leave out is_finetune")
+    return problems

@@ -1,0 +1,91 @@
+"""How is something costly made once, by one process, and never found half made?
+
+The maker works in a neighbouring `.partial` place that is renamed into place at the end; a file lock lets processes
+that start together wait for the first. A killed maker leaves only a `.partial` place, which the next one clears away.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from settings import UserError
+
+Once = Callable[[Path, Callable[[Path], None]], Path]
+
+
+def make_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Make the file or folder `target` unless it is there.
+
+    Args:
+        target: final place; that it exists means that it is complete.
+        make: called with an unused path beside `target`, which it must fill with a file or a folder.
+    Returns:
+        `target`.
+    Raises:
+        UserError: the place cannot be written, or the disk is full.
+    """
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.with_name(target.name + ".lock")):
+            if not target.exists():
+                _make(target, make)
+    except OSError as error:
+        raise UserError(_explain(target, error)) from error
+    return target
+
+
+class NotMade(Exception):
+    """Something is not there yet, and making it was not asked for."""
+
+
+def only_if_made(target: Path, make: Callable[[Path], None]) -> Path:
+    """Stand in for `make_once` where nothing shall be made.
+
+    Raises:
+        NotMade: `target` is not there.
+    """
+    if not target.exists():
+        raise NotMade(str(target))
+    return target
+
+
+def _make(target: Path, make: Callable[[Path], None]) -> None:
+    partial = target.with_name(target.name + ".partial")
+    remove(partial)
+    try:
+        make(partial)
+        os.replace(partial, target)
+    except BaseException:
+        remove(partial)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, or nothing if it is not there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _explain(target: Path, error: OSError) -> str:
+    if error.errno == errno.ENOSPC or "No space left" in str(error):
+        return f"{target.parent}: the disk is full; free space or name another folder with --cache_dir or --shards_dir"
+    reason = error.strerror or str(error)
+    return f"{target.parent}: cannot be written ({reason}); name another folder with --cache_dir or --shards_dir"
+
+
+def fingerprint(value: Any) -> str:
+    """Hash a JSON-able value to 16 hex digits; equal values give equal digits on every machine."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]

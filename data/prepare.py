@@ -1,0 +1,236 @@
+"""How does text become token shards, once for all runs?
+
+`prepare` decides the task, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
+cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings. The
+same question a second time is answered at once. Reading and encoding take memory that training wants, so
+`prepare_in_child` lets another process do it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from config import Config
+from data import shards
+from data.cache import NotMade, Once, fingerprint, make_once, only_if_made
+from data.child import call_in_child
+from data.encoding import Job, write_splits
+from data.objectives import lengths_of
+from data.shards import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
+from data.sources import Source, find, sources_fingerprint
+from data.task import Task, decide, tokenizer_folder
+from data.tokenizer import Tokenizer
+from settings import AUTO, UserError
+
+FORMAT = 1  # raise it when the same text would give other shards
+Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Shards ready to train on.
+
+    Args:
+        train_dir, validation_dir: splits of a shards folder; tokenizer_dir: the tokenizer they were written with.
+        objective: span, ul2, prefix or pairs, decided.
+        counts: `train_rows`, `train_tokens`, `train_texts`, `train_bad_rows`, `train_empty_rows`, `train_cut_rows`,
+            `train_cut_tokens`, `train_unknown_tokens`, and the same with `validation_`.
+    """
+
+    train_dir: Path
+    validation_dir: Path
+    tokenizer_dir: Path
+    objective: str
+    counts: dict[str, int]
+
+
+def prepare(config: Config) -> Prepared:
+    """Give shards for these settings: given ones, those of the cache, or new ones.
+
+    Raises:
+        UserError: the data, the tokenizer or a folder is not usable.
+    Memory:
+        a few hundred MB at any size of the data; training a tokenizer adds a few times `--tokenizer_sample`.
+    """
+    with _all_cores(config):
+        return _prepare(config, make_once)
+
+
+def find_prepared(config: Config) -> Prepared | None:
+    """Look for finished shards; None if something has to be made first.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    try:
+        return _prepare(config, only_if_made)
+    except NotMade:
+        return None
+
+
+def prepare_in_child(config: Config) -> Prepared:
+    """Do the same as `prepare`, in a process of its own if something has to be made.
+
+    Raises:
+        UserError: as `prepare`. DoesNotFit: the process was killed, most likely for its memory.
+    """
+    return find_prepared(config) or call_in_child(prepare, config)
+
+
+def prepare_evaluation(config: Config) -> Prepared:
+    """Give shards with all rows of `validation_file` for evaluation alone; without one, those that `prepare` holds out.
+
+    Returns:
+        `validation_dir` holds the rows; `train_dir` is the same folder if there is a `validation_file`.
+    Raises:
+        UserError: as `prepare`.
+    """
+    if config.data.validation_file is None:
+        return prepare(config)
+    data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
+    alone = replace(config, data=data)
+    with _all_cores(config):
+        task = decide(alone)
+        if task.shards is not None:
+            place = _place(task.shards, VALIDATION)
+        else:
+            folder = tokenizer_folder(alone, task)
+            place = (_make_shards(alone, task, folder, [], task.sources, make_once), VALIDATION)
+        return _prepared(task, place, place)
+
+
+@contextmanager
+def _all_cores(config: Config) -> Iterator[None]:
+    """Let the tokenizers library use its threads while preparing."""
+    name, before = "TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ[name] = "true"
+    if config.run.num_threads != AUTO:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(config.run.num_threads))
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+def _prepare(config: Config, once: Once) -> Prepared:
+    task = decide(config, once)
+    validation_file = config.data.validation_file
+    given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
+    raw = find(validation_file, "--validation_file") if validation_file and not given else []
+    if task.shards is not None:
+        if config.data.max_samples is not None:
+            raise UserError(
+                f"--max_samples = {config.data.max_samples}, shards are used whole; prepare the text with --max_samples"
+            )
+        train = _place(task.shards, TRAIN)
+        tokenizer_dir = train[0].root / TOKENIZER
+        if config.data.tokenizer_dir != AUTO:
+            _check_same_tokenizer(train[0], Tokenizer.load(config.data.tokenizer_dir), config.data.tokenizer_dir)
+        made = _make_shards(config, task, tokenizer_dir, [], raw, once) if raw else train[0]
+    else:
+        made = _make_shards(config, task, tokenizer_folder(config, task, once), task.sources, raw, once, given is None)
+        train = (made, TRAIN)
+    if given is not None:
+        _check_same_tokenizer(given[0], Tokenizer.load(train[0].root / TOKENIZER), train[0].root / TOKENIZER)
+    return _prepared(task, train, given or (made, VALIDATION))
+
+
+def _place(path: str | Path, split: str) -> Place:
+    """Read a path as a shards folder with its `split`, or as one split of it."""
+    manifest = Manifest.of(Path(path))
+    names = list(manifest.content["splits"])
+    return manifest, Path(path).name if manifest.root != Path(path) else split if split in names else names[0]
+
+
+def _check_same_tokenizer(manifest: Manifest, tokenizer: Tokenizer, name: str | Path) -> None:
+    if manifest.content["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+        raise UserError(
+            f"{manifest.root}: was written with another tokenizer than {name}; "
+            f"use --tokenizer_dir={manifest.root / TOKENIZER}, or prepare the text again"
+        )
+
+
+def _make_shards(
+    config: Config,
+    task: Task,
+    tokenizer_dir: Path,
+    train: Sequence[Source],
+    validation: Sequence[Source],
+    once: Once,
+    wants_validation: bool = True,
+) -> Manifest:
+    data = config.data
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    if task.kind == STREAM and not tokenizer.num_sentinels and task.objective != "prefix":
+        raise UserError(
+            f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
+        )
+    columns = task.columns or ([data.prompt_column, data.response_column] if task.kind == PAIRS else [data.text_column])
+    job = Job(
+        kind=task.kind, columns=columns, train=train, validation=validation,
+        hold_out=wants_validation and not validation,
+        lengths=lengths_of(data, PAIRS),
+        max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
+    )  # fmt: skip
+    settings = _settings(job)
+    identity = fingerprint([settings, tokenizer.fingerprint])
+    target = Path(data.cache_dir) / f"shards-{identity}"
+    if config.prepare.shards_dir != AUTO:
+        target = Path(config.prepare.shards_dir)
+        _check_free(target, identity)
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        splits = write_splits(job, tokenizer, folder)
+        tokenizer.save(folder / TOKENIZER)
+        content = {
+            "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
+            "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits,
+        }  # fmt: skip
+        (folder / shards.MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+
+    return Manifest.read(once(target, write))
+
+
+def _settings(job: Job) -> dict[str, object]:
+    """Everything that shapes the shards, but for the tokenizer."""
+    facts: dict[str, object] = {
+        "format": FORMAT, "kind": job.kind, "columns": list(job.columns), "train": sources_fingerprint(job.train),
+        "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
+        "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
+    }  # fmt: skip
+    if job.kind == PAIRS:
+        facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
+    return facts
+
+
+def _check_free(target: Path, identity: str) -> None:
+    """A folder that the user names may be new, empty, or hold these very shards."""
+    if (target / shards.MANIFEST).is_file():
+        if Manifest.read(target).content["fingerprint"] != identity:
+            raise UserError(
+                f"--shards_dir = {target}, holds shards of other data or settings; name another folder or delete it"
+            )
+    elif target.is_dir() and not any(target.iterdir()):
+        target.rmdir()
+    elif target.exists():
+        raise UserError(f"--shards_dir = {target}, holds other files; name a new or an empty folder")
+
+
+def _prepared(task: Task, train: Place, validation: Place) -> Prepared:
+    if train[0].kind != validation[0].kind:
+        raise UserError(
+            f"--validation_file = {validation[0].root}, holds {validation[0].kind} shards, "
+            f"but training reads {train[0].kind}; prepare both alike"
+        )
+    counts: dict[str, int] = {}
+    for name, (manifest, split) in ((TRAIN, train), (VALIDATION, validation)):
+        manifest.files(split)
+        counts |= {f"{name}_{count}": value for count, value in manifest.counts(split).items()}
+    train_dir, validation_dir = (manifest.root / split for manifest, split in (train, validation))
+    return Prepared(train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts)

@@ -1,0 +1,194 @@
+"""What must a device be able to tell and do? The interface that CUDA, MPS, the CPU and the tests' fake fulfil.
+
+Idea: the rest of the program asks these questions and never names a backend. Memory figures speak of what this
+process holds from the device, cached blocks included, because that is what other programs cannot use.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+FAST_FACTOR = 1.1  # a 16-bit product must beat fp32 by this much to be worth its rounding
+# Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
+# each size is repeated for a while, because other programs on the machine can only make a product slower.
+FIRST_SIDE, LAST_SIDE, LONG_SECONDS, REPEAT_SECONDS = 64, 1024, 4e-3, 15e-3
+HOST_OUT_OF_MEMORY = (
+    "defaultcpuallocator: can't allocate memory",
+    "not enough memory: you tried to allocate",
+    "std::bad_alloc",
+    "cannot allocate memory",
+)
+
+
+@dataclass(frozen=True)
+class DtypeChoice:
+    """The dtype in which products are computed, and why."""
+
+    dtype: torch.dtype
+    reason: str
+    as_requested: bool  # False: tell the user once what is used instead
+
+
+class Device(ABC):
+    """One place where tensors live and products run.
+
+    Args:
+        torch_device: the device to give to torch.
+    """
+
+    name: str  # "cpu", "cuda" or "mps"
+    is_separate_memory = False  # whether its tensors lie outside the machine's RAM
+    length_multiple = 8  # sequence lengths are padded to a multiple of this, so that few shapes occur
+    uses_pinned_memory = False
+    out_of_memory_words: tuple[str, ...] = ()  # lower case; the backend's own messages
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        self._rates: dict[torch.dtype, float] = {}
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Name the hardware in a few words."""
+
+    # -- memory, all in bytes; a device without memory of its own answers 0
+
+    @abstractmethod
+    def memory_now_bytes(self) -> int:
+        """What this process holds from the device now, cached blocks included."""
+
+    @abstractmethod
+    def memory_idle_bytes(self) -> int:
+        """The part of `memory_now_bytes` that no tensor uses."""
+
+    @abstractmethod
+    def memory_peak_bytes(self) -> int:
+        """The most that `memory_now_bytes` reached since `reset_peak`."""
+
+    @abstractmethod
+    def reset_peak(self) -> None:
+        """Start a new peak at what is held now."""
+
+    @abstractmethod
+    def memory_total_bytes(self) -> int:
+        """What the device could give to one process at most."""
+
+    @abstractmethod
+    def memory_free_bytes(self) -> int:
+        """What tensors of this process may still take: free blocks of the device and idle ones of our own."""
+
+    @abstractmethod
+    def limit_memory(self, limit_bytes: int) -> bool:
+        """Let the backend refuse to hold more than this. Returns whether the backend can."""
+
+    @abstractmethod
+    def cleanup(self) -> None:
+        """Give cached blocks back to the device."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything started so far is done."""
+
+    # -- speed and dtype
+
+    def multiply_rate(self, dtype: torch.dtype) -> float:
+        """Multiplications and additions a second of a square matrix product, measured once, in about 0.1 s.
+
+        Memory: at most 3 x 1024 x 1024 elements, freed on return.
+        """
+        if dtype not in self._rates:
+            self._rates[dtype] = self._measure_rate(dtype)
+        return self._rates[dtype]
+
+    def _measure_rate(self, dtype: torch.dtype) -> float:
+        side, best = FIRST_SIDE, 0.0
+        while True:
+            square = torch.full((side, side), 0.5, dtype=dtype, device=self.torch_device)
+            times = [self._time_product(square) for _ in range(3)]
+            while sum(times) < REPEAT_SECONDS and len(times) < 20:
+                times.append(self._time_product(square))
+            best = max(best, 2 * side**3 / min(times))
+            if side >= LAST_SIDE or min(times) >= LONG_SECONDS:
+                return best
+            side *= 2
+
+    def _time_product(self, square: torch.Tensor) -> float:
+        self.synchronize()
+        start = time.perf_counter()
+        square @ square
+        self.synchronize()
+        return max(time.perf_counter() - start, 1e-9)
+
+    def fast_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 never, T5 overflows in it."""
+        if self.multiply_rate(torch.bfloat16) >= FAST_FACTOR * self.multiply_rate(torch.float32):
+            return (torch.bfloat16, torch.float32)
+        return (torch.float32,)
+
+    def choose_compute_dtype(self, requested: str = "auto") -> DtypeChoice:
+        """Choose the dtype of products. Weights may be stored in bf16 in either case.
+
+        Args:
+            requested: `mixed_precision`: "auto", "no", "bf16" or "fp16".
+        """
+        best = self.fast_dtypes()[0]
+        word = "bf16" if best == torch.bfloat16 else "fp32"
+        if requested == "no":
+            return DtypeChoice(torch.float32, "fp32, as asked for", True)
+        if requested == "fp16":
+            return DtypeChoice(best, f"{word} products: T5 overflows in fp16", False)
+        if best == torch.bfloat16:
+            return DtypeChoice(best, "bf16 products: fast here", True)
+        reason = "fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"
+        return DtypeChoice(best, reason, requested == "auto")
+
+    # -- errors, placement, random numbers
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error says that memory, of the device or of the host, was refused. Looks at its causes too."""
+        seen: set[int] = set()
+        link: BaseException | None = error
+        while link is not None and id(link) not in seen:
+            if self._says_out_of_memory(link):
+                return True
+            seen.add(id(link))
+            link = link.__cause__
+        return False
+
+    def _says_out_of_memory(self, error: BaseException) -> bool:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return True
+        text = str(error).lower()
+        return isinstance(error, RuntimeError) and any(w in text for w in HOST_OUT_OF_MEMORY + self.out_of_memory_words)
+
+    def check_placement(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Make sure that every tensor lies on this device.
+
+        Args:
+            tensors: (name, tensor), for example `model.named_parameters()` and the optimizer's states.
+        Raises:
+            RuntimeError: names the first tensors that lie elsewhere.
+        """
+        strays = [f"{name} on {tensor.device}" for name, tensor in tensors if not self._holds(tensor)]
+        if strays:
+            more = f" and {len(strays) - 3} more" if len(strays) > 3 else ""
+            raise RuntimeError(f"these tensors are not on {self.torch_device}: {', '.join(strays[:3])}{more}")
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        where, own = tensor.device, self.torch_device
+        return where.type == own.type and (own.index is None or where.index in (None, own.index))
+
+    def generator_states(self) -> dict[str, torch.Tensor]:
+        """States of all random generators that tensors on this device draw from: name -> uint8 [n]."""
+        return {"cpu": torch.get_rng_state()}
+
+    def set_generator_states(self, states: dict[str, torch.Tensor]) -> None:
+        """Continue the random numbers where `generator_states` was called. Names of other devices are left out."""
+        torch.set_rng_state(states["cpu"])

@@ -1,0 +1,46 @@
+"""How is the CPU used as a device? Its tensors lie in the process's own RAM, which `memory.monitor` counts."""
+
+from __future__ import annotations
+
+import torch
+
+from devices.base import Device
+
+
+class CpuDevice(Device):
+    """The CPU. It has no memory of its own: all figures are 0, host memory tells everything."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+    def describe(self) -> str:
+        return f"CPU, {torch.get_num_threads()} threads"
+
+    def memory_now_bytes(self) -> int:
+        return 0
+
+    def memory_idle_bytes(self) -> int:
+        return 0
+
+    def memory_peak_bytes(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None:
+        return None
+
+    def memory_total_bytes(self) -> int:
+        return 0
+
+    def memory_free_bytes(self) -> int:
+        return 0
+
+    def limit_memory(self, limit_bytes: int) -> bool:
+        return False
+
+    def cleanup(self) -> None:
+        return None  # torch keeps no blocks on the CPU; those of malloc are trimmed by `devices.malloc`
+
+    def synchronize(self) -> None:
+        return None

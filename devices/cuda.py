@@ -1,0 +1,89 @@
+"""How is an NVIDIA (or ROCm) GPU used as a device? Thin words over torch.cuda."""
+
+from __future__ import annotations
+
+import torch
+
+from devices.base import Device
+
+
+def why_missing() -> str:
+    """Say why CUDA cannot be used here; empty where it can."""
+    if not torch.backends.cuda.is_built() and torch.version.hip is None:
+        return "this build of torch has no CUDA"
+    return "" if torch.cuda.is_available() and count() > 0 else "torch finds no CUDA driver or GPU"
+
+
+def count() -> int:
+    """Number of CUDA devices that this process may see."""
+    return torch.cuda.device_count()
+
+
+class CudaDevice(Device):
+    """One GPU.
+
+    Args:
+        index: its number among the visible ones, from 0.
+    """
+
+    name = "cuda"
+    is_separate_memory = True
+    uses_pinned_memory = True
+    out_of_memory_words = (
+        "cuda out of memory",
+        "hip out of memory",
+        "cuda error: out of memory",
+        "hip error: out of memory",
+        "cublas_status_alloc_failed",
+        "cudnn_status_alloc_failed",
+    )
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(torch.device("cuda", index))
+        torch.cuda.set_device(self.torch_device)
+
+    def describe(self) -> str:
+        return f"{self.torch_device} ({torch.cuda.get_device_name(self.torch_device)})"
+
+    def memory_now_bytes(self) -> int:
+        return torch.cuda.memory_reserved(self.torch_device)
+
+    def memory_idle_bytes(self) -> int:
+        return self.memory_now_bytes() - torch.cuda.memory_allocated(self.torch_device)
+
+    def memory_peak_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved(self.torch_device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def memory_total_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.torch_device)[1]
+
+    def memory_free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.torch_device)[0] + self.memory_idle_bytes()
+
+    def limit_memory(self, limit_bytes: int) -> bool:
+        share = min(1.0, limit_bytes / self.memory_total_bytes())
+        torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+        return True
+
+    def cleanup(self) -> None:
+        torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def fast_dtypes(self) -> tuple[torch.dtype, ...]:
+        # Asked, not measured: the first product would load the whole of cuBLAS before the plan is made.
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return (torch.bfloat16, torch.float32)
+        return (torch.float32,)
+
+    def generator_states(self) -> dict[str, torch.Tensor]:
+        return {**super().generator_states(), "cuda": torch.cuda.get_rng_state(self.torch_device)}
+
+    def set_generator_states(self, states: dict[str, torch.Tensor]) -> None:
+        super().set_generator_states(states)
+        if "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], self.torch_device)

@@ -1,0 +1,53 @@
+"""Which environment variables must stand before torch and pyarrow are imported? Both read them only once.
+
+A value that the user has set is kept. Nothing here imports torch.
+Source: PyTorch notes "MPS environment variables" and "CUDA memory management"; pyarrow `default_memory_pool`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+# torch's own 1.7 and 1.4 of the recommended working set can exceed the RAM: the machine swaps where an error would help
+HIGH_DEFAULT, LOW_SHARE = 0.8, 0.75
+
+
+def prepare_environment(
+    environ: MutableMapping[str, str] = os.environ, platform: str = sys.platform, root: Path = Path("/")
+) -> dict[str, str]:
+    """Set what is missing. Call before torch and pyarrow are imported.
+
+    Args:
+        environ, platform, root: the process's own unless a test says otherwise.
+    Returns:
+        the variables that were set here.
+    """
+    # Arrow's own pool keeps freed memory out of malloc_trim's reach
+    wanted = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+    if platform == "darwin":
+        wanted |= {"PYTORCH_ENABLE_MPS_FALLBACK": "1", **_watermarks(environ)}
+    if platform == "linux" and (root / "dev/nvidiactl").exists() and "PYTORCH_CUDA_ALLOC_CONF" not in environ:
+        wanted["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # blocks of any length share one range: no fragments
+    new = {name: value for name, value in wanted.items() if name not in environ}
+    environ.update(new)
+    return new
+
+
+def _watermarks(environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Ratios of the recommended working set. torch refuses low above high, unless high is 0 (no limit)."""
+    high = _ratio(environ.get(HIGH))
+    low = _ratio(environ.get(LOW))
+    if high is None:
+        high = max(HIGH_DEFAULT, low or 0.0)
+    return {HIGH: f"{high:g}", LOW: f"{LOW_SHARE * (high or HIGH_DEFAULT):g}"}
+
+
+def _ratio(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None  # torch itself will refuse it, in its own words

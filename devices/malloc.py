@@ -1,0 +1,58 @@
+"""How is glibc's malloc kept small or fast? mallopt and malloc_trim through ctypes; does not import torch.
+
+Idea: every thread of a process gets an arena of its own, and freed memory stays in it. Few arenas and low thresholds
+return freed tensors to the system at once (smaller); high thresholds keep their pages for the next step (faster).
+Source: mallopt(3), malloc_trim(3).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import cache
+
+# numbers of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+# 32 MiB is the highest mmap threshold that glibc takes on 64 bits
+TUNINGS: dict[str, dict[int, int]] = {
+    "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
+    "fast": {M_ARENA_MAX: 2, M_MMAP_THRESHOLD: 32 * 1024**2, M_TRIM_THRESHOLD: 128 * 1024**2},
+}
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    """The C library of this process, if it is glibc."""
+    try:
+        libc = ctypes.CDLL(None)
+        if not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") and hasattr(libc, "gnu_get_libc_version")):
+            return None
+    except (OSError, TypeError):  # Windows has no library of the process
+        return None
+    libc.malloc_trim.argtypes = [ctypes.c_size_t]
+    libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+    return libc
+
+
+def tune_malloc(tuning: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Set malloc's thresholds for this process. Best called before much is allocated.
+
+    Args:
+        tuning: "small" (least memory) or "fast".
+        environ: a user who sets MALLOC_* or glibc.malloc tunables keeps them.
+    Returns:
+        whether the setting took effect: False without glibc, where the user has set malloc, or where malloc refused.
+    """
+    wanted = TUNINGS[tuning]
+    libc = _libc()
+    user_has_set = any(name.startswith("MALLOC_") for name in environ)
+    if libc is None or user_has_set or "glibc.malloc" in environ.get("GLIBC_TUNABLES", ""):
+        return False
+    return all([libc.mallopt(option, value) == 1 for option, value in wanted.items()])
+
+
+def trim_malloc() -> bool:
+    """Return malloc's free pages, of all arenas, to the system. Returns whether there was something to return."""
+    libc = _libc()
+    return libc is not None and libc.malloc_trim(0) == 1

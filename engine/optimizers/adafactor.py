@@ -1,0 +1,66 @@
+"""Adafactor: adaptive steps with one number per row and one per column instead of two per weight. T5's own optimizer.
+
+Statistics are fp32 whatever the weights are: torch's own keeps them in bf16 for bf16 weights, where they stop moving.
+Each weight's update is clipped to RMS 1, which stands in for clipping the global norm and needs no other gradient, and is
+scaled by the weight's own RMS. Source: Shazeer and Stern 2018 (arXiv 1804.04235), algorithms 4 and 5, without momentum.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.optimizers.base import Optimizer, Step, root_mean_square, row_chunks
+
+EPSILON_GRADIENT = 1e-30  # added to squared gradients
+EPSILON_SCALE = 1e-3  # least RMS of a weight, so that weights near zero move
+CLIP = 1.0  # most RMS of an update before scaling
+DECAY_EXPONENT = 0.8  # second moments decay by 1 - step^-0.8
+
+
+class Adafactor(Optimizer):
+    """State: rows + columns numbers for a matrix, as many as the weight for a vector. Memory of an update: three chunks."""
+
+    @staticmethod
+    def state_elements(shape: tuple[int, ...]) -> int:
+        """Rows + columns of a matrix; all of a vector."""
+        return shape[0] + shape[1] if len(shape) == 2 else shape[0]
+
+    def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
+        rate = step.learning_rate * max(EPSILON_SCALE, root_mean_square(weight))
+        decay = 1.0 - step.number**-DECAY_EXPONENT
+        if weight.dim() == 2:
+            row_factor, column_factor = self._factors(name, grad, decay)
+            norm = self._update_norm(grad, row_factor, column_factor)
+        else:
+            square = self._state(f"{name}/square", weight.shape, weight.device)
+            square.mul_(decay).add_(grad.float().square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+            row_factor, column_factor = square.rsqrt(), None
+            norm = float(torch.linalg.vector_norm(grad.float() * row_factor))
+        rate /= max(1.0, norm / weight.numel() ** 0.5 / CLIP)
+        keep = 1.0 - step.learning_rate * step.weight_decay
+        for rows in row_chunks(weight):
+            update = grad[rows].float() * row_factor[rows]
+            if column_factor is not None:
+                update.mul_(column_factor)
+            self._write(name, rows, weight, weight[rows].float().mul_(keep).sub_(update, alpha=rate), step)
+
+    def _factors(self, name: str, grad: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+        """Move the means of squared gradients over rows and columns; return the inverse roots (n, 1) and (m)."""
+        n, m = grad.shape
+        rows, columns = self._state(f"{name}/rows", (n,), grad.device), self._state(f"{name}/columns", (m,), grad.device)
+        rows.mul_(decay)
+        columns.mul_(decay)
+        for chunk in row_chunks(grad):
+            square = grad[chunk].float().square()
+            rows[chunk].add_(square.mean(1).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+            columns.add_(square.sum(0).div_(n).add_(EPSILON_GRADIENT * square.shape[0] / n), alpha=1.0 - decay)
+        return (rows / rows.mean()).rsqrt_().unsqueeze(1), columns.rsqrt()
+
+    @staticmethod
+    def _update_norm(grad: Tensor, row_factor: Tensor, column_factor: Tensor) -> float:
+        """Norm of the unclipped update: sum_ij g_ij^2 r_i^2 c_j^2 as one matrix-vector product."""
+        weights, total = column_factor.square(), 0.0
+        for chunk in row_chunks(grad):
+            total += float(torch.mv(grad[chunk].float().square(), weights) @ row_factor[chunk].squeeze(1).square())
+        return total**0.5

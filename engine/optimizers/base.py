@@ -1,0 +1,94 @@
+"""What is an optimizer to the engine? Something that updates one weight, in row chunks, as soon as its gradient is complete.
+
+The state is held by name in plain fp32 tensors, so that it can be planned, saved and moved; no `torch.optim`, whose import
+costs 80 MB. Weight decay is folded into the fp32 update before rounding: applied alone to bf16 it would vanish.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.rounding import rounding_key, write_back
+
+CHUNK_ELEMENTS = 1 << 19  # of one update: 2 MB a buffer in fp32, so that the few it needs stay in cache
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an update needs to know of the step.
+
+    Args:
+        number: counted from 1. learning_rate: at this step. weight_decay: times the learning rate, per step.
+        seed: of the stochastic rounding.
+    """
+
+    number: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    seed: int = 0
+
+
+class Optimizer(ABC):
+    """Updates weights one at a time.
+
+    Args:
+        weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
+    """
+
+    def __init__(self, weights: dict[str, nn.Parameter]) -> None:
+        self.weights = weights
+        self.names = {id(weight): name for name, weight in weights.items()}
+        self.index = {name: index for index, name in enumerate(weights)}
+        self.state: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, weight: nn.Parameter, step: Step) -> None:
+        """Apply `weight.grad` to `weight`. The gradient may be overwritten; the caller frees it."""
+        if weight.grad is not None:
+            self._update(self.names[id(weight)], weight.data, weight.grad, step)
+
+    @abstractmethod
+    def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def state_elements(shape: tuple[int, ...]) -> int:
+        """fp32 numbers of state for a weight of this shape: what the plan counts."""
+
+    def _state(self, key: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """A state tensor, zero when first asked for."""
+        if key not in self.state:
+            self.state[key] = torch.zeros(shape, device=device)
+        return self.state[key]
+
+    def _write(self, name: str, rows: slice, weight: Tensor, values: Tensor, step: Step) -> None:
+        key = None
+        if weight.dtype == torch.bfloat16:
+            key = rounding_key(step.seed, step.number, self.index[name], weight.device)
+        width = weight[0].numel()
+        write_back(weight[rows], values, key, rows.start * width)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over saved state; raises KeyError where it belongs to no weight of this model."""
+        for key, value in state.items():
+            if key.rpartition("/")[0] not in self.weights:
+                raise KeyError(key)
+            self.state[key] = value
+
+
+def row_chunks(tensor: Tensor) -> Iterator[slice]:
+    """Cut the first dimension so that a chunk holds at most CHUNK_ELEMENTS (and at least one row)."""
+    rows = max(1, CHUNK_ELEMENTS // max(1, tensor[0].numel()))
+    for start in range(0, tensor.shape[0], rows):
+        yield slice(start, min(start + rows, tensor.shape[0]))
+
+
+def root_mean_square(tensor: Tensor) -> float:
+    """RMS of a weight, summed in fp32 chunks."""
+    square = sum(float(torch.linalg.vector_norm(tensor[rows], dtype=torch.float32)) ** 2 for rows in row_chunks(tensor))
+    return (square / tensor.numel()) ** 0.5

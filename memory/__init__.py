@@ -1,0 +1,1 @@
+"""Will it fit? Budget, plan, monitor, cleanup: everything that counts bytes."""

@@ -1,0 +1,167 @@
+"""How much memory do a process and its children hold? Anonymous and file-backed apart.
+
+Idea: file-backed pages (mapped data and libraries) can be dropped by the kernel at any time; anonymous ones cannot, so
+they are what a budget is about. Linux tells both in /proc/PID/status for a few microseconds; elsewhere psutil is asked.
+Shared memory (tensors handed between processes) cannot be dropped either, but it is the same memory in each process:
+of a tree, the largest share counts once. Pages that a forked child still shares with its parent count in both.
+Source: proc_pid_status(5), RssAnon, RssFile, RssShmem.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path("/")
+# A child just forked by vfork or posix_spawn still shows the memory of its parent: it counts once it is this old.
+SETTLED_SECONDS = 0.05
+# The tree is listed anew after this long, and never so often that the listing takes more than this share of the time.
+LISTING_SECONDS, LISTING_SHARE = 1.0, 0.001
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Memory of one process or of a tree, in bytes."""
+
+    anon_bytes: int  # cannot be dropped: heap, stacks, tensors, shared memory
+    file_bytes: int  # can be dropped: mapped files
+
+
+@cache
+def has_proc(root: Path = ROOT) -> bool:
+    """Whether /proc tells anonymous and file-backed memory apart here (Linux 4.5 or later)."""
+    try:
+        return b"RssAnon:" in (root / f"proc/{_some_pid(root)}/status").read_bytes()
+    except (OSError, StopIteration):
+        return False
+
+
+def _some_pid(root: Path) -> str:
+    return str(os.getpid()) if root == ROOT else next(p.name for p in (root / "proc").iterdir() if p.name.isdigit())
+
+
+def process_usage(pid: int, root: Path = ROOT) -> Usage | None:
+    """Memory of one process; None where it has ended."""
+    fields = _read_fields(pid, root)
+    return None if fields is None else Usage(fields[0] + fields[2], fields[1])
+
+
+def usage_of(pids: list[int], root: Path = ROOT) -> Usage:
+    """Memory of several processes together; those that have ended hold nothing."""
+    found = [fields for fields in (_read_fields(pid, root) for pid in pids) if fields is not None]
+    shared = max((fields[2] for fields in found), default=0)
+    return Usage(sum(fields[0] for fields in found) + shared, sum(fields[1] for fields in found))
+
+
+def tree_pids(pid: int, root: Path = ROOT) -> list[int]:
+    """A process and all its descendants, the process first."""
+    if not has_proc(root):
+        return _psutil_tree(pid)
+    if (root / f"proc/{pid}/task/{pid}/children").exists():
+        return _walk_tree(pid, lambda parent: _listed_children(parent, root))
+    children: dict[int, list[int]] = defaultdict(list)  # without CONFIG_PROC_CHILDREN: ask all for their parents
+    for entry in os.listdir(root / "proc"):
+        if entry.isdigit():
+            children[parent_pid(int(entry), root)].append(int(entry))
+    return _walk_tree(pid, lambda parent: children[parent])
+
+
+def parent_pid(pid: int, root: Path = ROOT) -> int:
+    """The parent of a process; 0 where it has ended or cannot be read."""
+    try:
+        with open(f"{root}/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])  # the name before the bracket may hold anything
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class ProcessTree:
+    """The memory of a process and its descendants, cheap enough to be asked several times a second.
+
+    Args:
+        pid: its root; the own process by default.
+        root: where /proc lies.
+    """
+
+    def __init__(self, pid: int | None = None, root: Path = ROOT) -> None:
+        self.pid, self.root = os.getpid() if pid is None else pid, root
+        self._first_seen: dict[int, float] = {}
+        self._next_listing = 0.0
+
+    def usage(self) -> Usage:
+        """Memory now. A new child counts from the first call after the one that found it."""
+        now = time.monotonic()
+        settled = [pid for pid, seen in self._first_seen.items() if now - seen >= SETTLED_SECONDS]
+        if now >= self._next_listing:
+            self._list(now)
+        return usage_of([self.pid, *(pid for pid in settled if pid in self._first_seen)], self.root)
+
+    def _list(self, now: float) -> None:
+        start = time.thread_time()
+        children = tree_pids(self.pid, self.root)[1:]
+        self._first_seen = {pid: self._first_seen.get(pid, now) for pid in children}
+        self._next_listing = now + max(LISTING_SECONDS, (time.thread_time() - start) / LISTING_SHARE)
+
+
+def _read_fields(pid: int, root: Path) -> tuple[int, int, int] | None:
+    """RssAnon, RssFile, RssShmem in bytes."""
+    if not has_proc(root):
+        return _psutil_fields(pid)
+    try:
+        with open(f"{root}/proc/{pid}/status", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return _kib(text, b"RssAnon:"), _kib(text, b"RssFile:"), _kib(text, b"RssShmem:")
+
+
+def _kib(text: bytes, name: bytes) -> int:
+    tail = text.partition(name)[2]
+    return int(tail.split(None, 1)[0]) * 1024 if tail else 0  # a zombie has no Rss lines
+
+
+def _listed_children(pid: int, root: Path) -> list[int]:
+    """Children stand with the thread that started them."""
+    children: list[int] = []
+    folder = f"{root}/proc/{pid}/task"
+    try:
+        for thread in os.listdir(folder):
+            with open(f"{folder}/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
+    except OSError:  # the thread or the process has ended
+        pass
+    return children
+
+
+def _walk_tree(pid: int, children_of: Callable[[int], list[int]]) -> list[int]:
+    pids = [pid]
+    for parent in pids:  # grows while it is walked
+        pids += [child for child in children_of(parent) if child not in pids]
+    return pids
+
+
+def _psutil_tree(pid: int) -> list[int]:
+    import psutil
+
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
+
+
+def _psutil_fields(pid: int) -> tuple[int, int, int] | None:
+    """Windows tells private memory; macOS only what is resident, which then counts as anonymous."""
+    import psutil
+
+    try:
+        info = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return None
+    shared = getattr(info, "shared", 0)
+    anon = getattr(info, "private", info.rss - shared)
+    return anon, max(0, info.rss - anon), 0

@@ -1,0 +1,237 @@
+"""How does T5 attend, with its learned position bias, in memory linear in the length?
+
+T5's bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), never as a
+matrix. Queries are visited in tiles: a tile's scores (H, t, M) over the whole key range fit into cache, its softmax is
+complete, and backward recomputes it; nothing is kept but q, k and v. One backward yields dq, dk, dv and the gradient of
+the distance vector together. Causality is the value -inf at positive distances. Rows lie end to end and attend to
+themselves alone (`model.rows`), so there is no padding and no mask.
+
+Shapes: N query tokens, M key tokens of a row, H heads, K d_kv, R distances, t queries of a tile.
+Source: position buckets: Raffel et al. 2020, section 2.1; recompute in tiles: Rabe and Staats 2021 (arXiv 2112.05682).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from config import T5ModelConfig
+from model.dropout import _MIX_1, Dropout, mix, random_words
+from model.layers import Linear
+from model.rows import Rows
+
+TILE_ELEMENTS = 512 * 1024  # scores of one tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
+
+
+def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+    """Map distances (key position - query position) to buckets: exact when near, logarithmic when far.
+
+    Args:
+        distances: (R,) int64.
+    Returns:
+        (R,) int64 in [0, num_buckets).
+    """
+    offset = torch.zeros_like(distances)
+    if bidirectional:
+        num_buckets //= 2
+        offset = (distances > 0).long() * num_buckets
+        distances = distances.abs()
+    else:
+        distances = (-distances).clamp(min=0)
+    exact = num_buckets // 2
+    # the formula in fp32, as the published checkpoints saw it
+    ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = (exact + (ratio * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
+    return offset + torch.where(distances < exact, distances, far)
+
+
+class PositionBias(nn.Module):
+    """The learned bias: a table of one number per bucket and head."""
+
+    def __init__(self, config: T5ModelConfig, bidirectional: bool) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(config.relative_attention_num_buckets, config.num_heads))
+        self.bidirectional, self.max_distance = bidirectional, config.relative_attention_max_distance
+
+    def forward(self, longest: int) -> Tensor:
+        """The bias of each distance from -(longest - 1) to longest - 1: (H, 2 longest - 1), fp32."""
+        distances = torch.arange(1 - longest, longest, device=self.table.device)
+        buckets = position_buckets(distances, self.bidirectional, self.table.shape[0], self.max_distance)
+        bias = self.table.float()[buckets].t()  # (H, R)
+        return bias if self.bidirectional else bias.masked_fill(distances > 0, -math.inf)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Queries i0 to i1 of one row, and the keys that they see: slices into the flat tensors."""
+
+    row: int
+    i0: int
+    i1: int
+    num_keys: int
+    queries: slice
+    keys: slice
+
+
+def _tiles(query_rows: Rows, key_rows: Rows, num_heads: int, causal: bool) -> Iterator[_Tile]:
+    for row, length in enumerate(query_rows.lengths):
+        keys = key_rows.lengths[row]
+        step = max(1, TILE_ELEMENTS // (num_heads * keys))
+        for i0 in range(0, length, step):
+            i1 = min(i0 + step, length)
+            seen = i1 if causal else keys
+            start, key_start = query_rows.starts[row], key_rows.starts[row]
+            yield _Tile(row, i0, i1, seen, slice(start + i0, start + i1), slice(key_start, key_start + seen))
+
+
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, tile: _Tile) -> Tensor:
+    """Softmax inputs (H, t, M) of a tile; q (H, t, K), k (H, M, K), bias (H, R) with distance 0 in the middle."""
+    if bias is None:
+        return torch.bmm(q, k.transpose(1, 2))
+    zero = bias.shape[1] // 2
+    window = bias[:, zero - tile.i1 + 1 : zero - tile.i0 + tile.num_keys]
+    # row i of the bias is the window shifted by i: a view of overlapping rows, last query first
+    matrix = window.unfold(1, tile.num_keys, 1).flip(1)
+    return torch.baddbmm(matrix.to(q.dtype), q, k.transpose(1, 2))
+
+
+def _sum_diagonals(matrix: Tensor) -> Tensor:
+    """Sum (H, t, M) over equal distances: (H, t + M - 1), first entry the distance of the last query to the first key."""
+    heads, t, keys = matrix.shape
+    skewed = matrix.new_zeros(heads, t, t + keys)
+    width = t + keys
+    # element (i, j) belongs to diagonal t - 1 - i + j: rows of length width + 1, each shifted by one
+    skewed.as_strided((heads, t, keys), (t * width, width + 1, 1), 0)[:] = matrix.flip(1)
+    return skewed.sum(1)[:, : t + keys - 1]
+
+
+def _kept(dropout: Dropout, row_keys: Tensor, tile: _Tile, num_heads: int) -> Tensor:
+    """(H, t, M) bool: the attention weights of a tile that dropout leaves; a function of (row, head, query, key)."""
+    device = row_keys.device
+    queries = torch.arange(tile.i0, tile.i1, device=device)
+    places = torch.arange(num_heads, device=device)[:, None] * (1 << 32) + queries
+    return random_words(mix(row_keys[tile.row] + places * _MIX_1), tile.num_keys) >= dropout.threshold
+
+
+class _TiledAttention(torch.autograd.Function):
+    """Arguments as `attend`. Memory: q, k, v kept; a few buffers of TILE_ELEMENTS while running."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias)
+        ctx.rows, ctx.causal, ctx.dropout = rows, causal, dropout
+        out = torch.empty_like(q)
+        row_keys = dropout.row_keys() if dropout.active else None
+        for tile in _tiles(*rows, q.shape[1], causal):
+            qt, kt, vt = q[tile.queries].transpose(0, 1), k[tile.keys].transpose(0, 1), v[tile.keys].transpose(0, 1)
+            weights = torch.softmax(_scores(qt, kt, bias, tile), -1)
+            if row_keys is not None:
+                weights.mul_(_kept(dropout, row_keys, tile, q.shape[1])).mul_(dropout.scale)
+            out[tile.queries] = torch.bmm(weights, vt).transpose(0, 1)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, k, v, bias = ctx.saved_tensors
+        dropout, heads = ctx.dropout, q.shape[1]
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dbias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+        row_keys = dropout.row_keys() if dropout.active else None
+        for tile in _tiles(*ctx.rows, heads, ctx.causal):
+            qt, gt = q[tile.queries].transpose(0, 1), grad[tile.queries].transpose(0, 1)
+            kt, vt = k[tile.keys].transpose(0, 1), v[tile.keys].transpose(0, 1)
+            weights = torch.softmax(_scores(qt, kt, bias, tile), -1)
+            dweights = torch.bmm(gt, vt.transpose(1, 2))
+            used = weights
+            if row_keys is not None:
+                kept = _kept(dropout, row_keys, tile, heads)
+                used = (weights * kept).mul_(dropout.scale)
+                dweights.mul_(kept).mul_(dropout.scale)
+            dv[tile.keys].transpose(0, 1).baddbmm_(used.transpose(1, 2), gt)
+            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
+            dq[tile.queries] = torch.bmm(dscores, kt).transpose(0, 1)
+            dk[tile.keys].transpose(0, 1).baddbmm_(dscores.transpose(1, 2), qt)
+            if dbias is not None:
+                first = bias.shape[1] // 2 - tile.i1 + 1
+                dbias[:, first : first + tile.i1 - tile.i0 + tile.num_keys - 1] += _sum_diagonals(dscores)
+        return dq, dk, dv, dbias, None, None, None
+
+
+def attend_padded(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
+) -> Tensor:
+    """The same as `attend` through padded rows and torch's fused kernels: the way for CUDA, where a loop over rows is slow.
+
+    Memory: a bias of H x longest^2, and with unequal rows a mask of the same shape for each row.
+    Attention dropout comes from torch's generator here, so it depends on how the batch is cut.
+    """
+    query_rows, key_rows = rows
+    qp, kp, vp = query_rows.pad(q), key_rows.pad(k), key_rows.pad(v)  # (B, L, H, K)
+    longest, keys = query_rows.longest, key_rows.longest
+    mask = None
+    if bias is not None:
+        zero = bias.shape[1] // 2
+        places = torch.arange(keys, device=q.device) - torch.arange(longest, device=q.device)[:, None] + zero
+        mask = bias[:, places].to(q.dtype)  # (H, L, M)
+    if len(set(key_rows.lengths)) > 1:
+        lengths = torch.tensor(key_rows.lengths, device=q.device)
+        beyond = torch.arange(keys, device=q.device) >= lengths[:, None]  # (B, M)
+        blank = torch.zeros_like(beyond, dtype=q.dtype).masked_fill_(beyond, -math.inf)[:, None, None, :]
+        mask = blank.expand(-1, -1, longest, -1) if mask is None else mask + blank
+    elif mask is not None:
+        mask = mask.expand(len(query_rows.lengths), -1, -1, -1)
+    out = F.scaled_dot_product_attention(
+        qp.transpose(1, 2), kp.transpose(1, 2), vp.transpose(1, 2), mask, dropout.rate, scale=1.0
+    )
+    return query_rows.flatten(out.transpose(1, 2))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
+) -> Tensor:
+    """softmax(q k^T + bias) v, row by row; T5 does not scale the scores.
+
+    Args:
+        q: (N, H, K) of the query rows; k, v: (N', H, K) of the key rows.
+        bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or None.
+        rows: layout of queries and of keys.
+        causal: whether bias holds -inf at positive distances, so that those keys need not be visited.
+        dropout: of the attention weights.
+    Returns:
+        (N, H, K).
+    """
+    way = attend_padded if q.device.type == "cuda" else _TiledAttention.apply
+    return way(q, k, v, bias, rows, causal, dropout)
+
+
+class Attention(nn.Module):
+    """Multi-head attention of T5: four matrices without bias; H * K need not be D."""
+
+    def __init__(self, config: T5ModelConfig) -> None:
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self.num_heads, self.d_kv = config.num_heads, config.d_kv
+        self.q = Linear(config.d_model, inner)
+        self.k = Linear(config.d_model, inner)
+        self.v = Linear(config.d_model, inner)
+        self.o = Linear(inner, config.d_model)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(N, H K) -> (N, H, K), a view."""
+        return x.view(-1, self.num_heads, self.d_kv)
+
+    def forward(
+        self, x: Tensor, source: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
+    ) -> Tensor:
+        """Queries from x (N, D), keys and values from source (N', D): (N, D)."""
+        q, k, v = self.heads(self.q(x)), self.heads(self.k(source)), self.heads(self.v(source))
+        out = attend(q, k, v, bias, rows, causal, dropout)
+        return self.o(out.reshape(-1, self.num_heads * self.d_kv))

@@ -1,0 +1,244 @@
+"""How does a model become a Hugging Face folder, and such a folder a model?
+
+Two translations, each in one table: names of tensors, and `config.json`. Tensors pass one by one, so that neither way
+needs more memory than the model and one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5 and ByT5, in one file or in
+shards; what is written loads in `AutoModelForSeq2SeqLM` as it is.
+
+Two meanings differ between versions of transformers, and are settled here:
+- Whether the head is the embedding is read from the tensors: up to version 4 `tie_word_embeddings` says it, from
+  version 5 on the flag is always true and a head of its own is simply there.
+- Whether the decoder's output is scaled by d_model^-0.5: `scale_decoder_outputs` where given (T5 from version 5 on),
+  else never for mT5, else where `tie_word_embeddings` is not false. From version 5 on every UMT5 is scaled; so a UMT5
+  that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
+
+Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from config import T5ModelConfig
+from model.t5 import T5
+from model.tensor_files import WEIGHTS_FILE, TensorFolder, read_json, write_safetensors
+from settings import UserError, parse
+
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+
+_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "t5": {"dropout_rate": 0.1},
+    "mt5": {
+        "dropout_rate": 0.1,
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+}
+_FAMILY_DEFAULTS["umt5"] = _FAMILY_DEFAULTS["mt5"]
+_FREE_FIELDS = ("dropout_rate", "initializer_factor")  # choices of a training run, not of a checkpoint
+
+_EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
+_EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
+# written by old versions, used by none
+_IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+_BLOCK_NAMES = (
+    (r"attention_norm\.", "layer.0.layer_norm."),
+    (r"attention\.", "layer.0.SelfAttention."),
+    (r"cross_norm\.", "layer.1.layer_norm."),
+    (r"cross_attention\.", "layer.1.EncDecAttention."),
+    (r"feed_forward_norm\.", "layer.{last}.layer_norm."),
+    (r"feed_forward\.gate\.", "layer.{last}.DenseReluDense.wi_0."),
+    (r"feed_forward\.wi\.", "layer.{last}.DenseReluDense.{wi}."),
+    (r"feed_forward\.wo\.", "layer.{last}.DenseReluDense.wo."),
+    (r"bias\.table", _BIAS),
+)
+
+
+def hf_name(name: str, config: T5ModelConfig) -> str:
+    """The name in Hugging Face's folders of our parameter `name`, e.g. `encoder.block.0.layer.0.layer_norm.weight`."""
+    if name in ("embedding", "head"):
+        return _EMBEDDING if name == "embedding" else _HEAD
+    stack, rest = name.split(".", 1)
+    if not rest.startswith("blocks."):
+        return f"{stack}.block.0.{_BIAS}" if rest == "bias.table" else f"{stack}.final_layer_norm.weight"
+    _, index, inner = rest.split(".", 2)
+    last = 2 if stack == "decoder" else 1
+    wi = "wi_1" if config.feed_forward_proj.startswith("gated-") else "wi"
+    for ours, theirs in _BLOCK_NAMES:
+        if re.match(ours, inner):
+            return f"{stack}.block.{index}." + re.sub(ours, theirs.format(last=last, wi=wi), inner, count=1)
+    raise AssertionError(f"no Hugging Face name for {name}")
+
+
+def _embedding_name(stored: TensorFolder) -> str:
+    """The name under which the embedding is stored here."""
+    return next((name for name in (_EMBEDDING, *_EMBEDDING_COPIES, _HEAD) if name in stored.names), _EMBEDDING)
+
+
+def _is_tied(stored: TensorFolder, flag: bool) -> bool:
+    """Whether the head is the embedding; where the flag says so, a head of its own must differ to count."""
+    embedding = _embedding_name(stored)
+    if _HEAD not in stored.names or embedding == _HEAD:
+        return True
+    return flag and torch.equal(stored.tensor(embedding), stored.tensor(_HEAD))
+
+
+def read_config(folder: str | Path) -> T5ModelConfig:
+    """The shape of the model that `load` would return.
+
+    Raises:
+        UserError: no `config.json`, not a T5, or values that no T5 can have (all of them at once); no readable weights.
+    """
+    path = Path(folder) / CONFIG_FILE
+    return _config_from(path, read_json(path), TensorFolder(Path(folder)))
+
+
+def _config_from(path: Path, raw: dict[str, Any], stored: TensorFolder) -> T5ModelConfig:
+    family = raw.get("model_type")
+    if family not in _FAMILY_DEFAULTS:
+        raise UserError(f"{path}: model_type = {family}, is not a T5; allowed: {', '.join(_FAMILY_DEFAULTS)}")
+    values = {**_FAMILY_DEFAULTS[family], **{name: value for name, value in raw.items() if value is not None}}
+    values.setdefault("num_decoder_layers", values.get("num_layers", T5ModelConfig.num_layers))
+    tied_flag = values.get("tie_word_embeddings", True) is not False
+    values.setdefault("scale_decoder_outputs", family == "umt5" or (family == "t5" and tied_flag))
+    values.update(tie_word_embeddings=_is_tied(stored, tied_flag), bias_in_every_layer=family == "umt5")
+    if isinstance(values.get("eos_token_id"), list) and values["eos_token_id"]:
+        values["eos_token_id"] = values["eos_token_id"][0]
+    config, problems = T5ModelConfig(), []
+    for member in dataclasses.fields(T5ModelConfig):
+        try:
+            setattr(config, member.name, parse(member, values.get(member.name, member.default)))
+        except ValueError as error:
+            problems.append(f"{path}: {member.name} = {values[member.name]}, {error}")
+    start = values.get("decoder_start_token_id", config.pad_token_id)
+    if start != config.pad_token_id:
+        problems.append(f"{path}: decoder_start_token_id = {start}, must be pad_token_id ({config.pad_token_id})")
+    if problems:
+        raise UserError(*problems)
+    return config
+
+
+def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write `config.json` and `generation_config.json` into an existing folder.
+
+    Args:
+        dtype: of the weights, which transformers then loads them as.
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    values = dataclasses.asdict(config)
+    family = "umt5" if values.pop("bias_in_every_layer") else "t5"
+    tokens = {
+        "decoder_start_token_id": config.pad_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+    about = {
+        "architectures": [f"{family.upper()}ForConditionalGeneration"],
+        "model_type": family,
+        "is_encoder_decoder": True,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    for name, content in ((CONFIG_FILE, {**about, **values, **tokens}), (GENERATION_FILE, tokens)):
+        (Path(folder) / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
+
+
+def load(
+    folder: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    expect: T5ModelConfig | None = None,
+) -> T5:
+    """Read a model from a Hugging Face folder, in evaluation mode.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`, or shards of it with an index.
+        dtype: what the weights become; norms and bias tables are fp32 always.
+        device: where they go.
+        expect: the shape that the checkpoint must have; the model keeps this configuration. None: any.
+    Raises:
+        UserError: missing, broken or foreign files; another shape than expected.
+    Memory: the model, and one tensor where dtype or device differ from the file.
+    """
+    stored = TensorFolder(Path(folder))
+    path = Path(folder) / CONFIG_FILE
+    raw = read_json(path)
+    config = _config_from(path, raw, stored)
+    if expect is not None:
+        _compare(folder, config, expect)
+    model = T5(expect or config, device, dtype)
+    sources = _match(stored, model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(stored.tensor(sources[name]))
+        if _needs_folding(raw):
+            model.decoder.final_norm.weight.mul_(config.d_model**0.5)
+    return model.eval()
+
+
+def _needs_folding(raw: dict[str, Any]) -> bool:
+    """Whether this is a UMT5 as published, trained without scaled outputs; our own folders say what they are."""
+    unscaled = raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
+    return raw.get("model_type") == "umt5" and unscaled
+
+
+def _compare(folder: str | Path, found: T5ModelConfig, expect: T5ModelConfig) -> None:
+    names = [member.name for member in dataclasses.fields(T5ModelConfig) if member.name not in _FREE_FIELDS]
+    different = [name for name in names if getattr(found, name) != getattr(expect, name)]
+    if different:
+        shown = ", ".join(f"{name} is {getattr(found, name)} and not {getattr(expect, name)}" for name in different)
+        raise UserError(f"{folder}, is a checkpoint of another shape: {shown}; name the model that it was made with")
+
+
+def _match(stored: TensorFolder, model: T5) -> dict[str, str]:
+    """Our name -> stored name of every parameter; each must be there, in its shape, and nothing else."""
+    sources = {name: hf_name(name, model.config) for name, _ in model.named_parameters()}
+    sources["embedding"] = _embedding_name(stored)
+    wanted, found = set(sources.values()), stored.names
+    shapes = {sources[name]: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    wrong = {name: stored.shape(name) for name in wanted & found if stored.shape(name) != shapes[name]}
+    problems = []
+    if missing := wanted - found:
+        problems.append(
+            f"{stored.path}, lacks {len(missing)} tensors of the model ({_few(missing)}); use a complete T5 checkpoint"
+        )
+    if foreign := found - wanted - {_EMBEDDING, _HEAD, *_EMBEDDING_COPIES, *_IGNORED}:
+        problems.append(
+            f"{stored.path}, holds {len(foreign)} tensors that its {CONFIG_FILE} has no place for ({_few(foreign)})"
+        )
+    if wrong:
+        shown = _few(f"{name} is {list(shape)} and not {list(shapes[name])}" for name, shape in wrong.items())
+        problems.append(f"{stored.path}, holds tensors of another shape than its {CONFIG_FILE} says: {shown}")
+    if problems:
+        raise UserError(*problems)
+    return sources
+
+
+def _few(names: Iterable[str], count: int = 3) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:count]) + (", ..." if len(ordered) > count else "")
+
+
+def save(model: T5, folder: str | Path) -> None:
+    """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads: weights in their dtype, and configuration.
+
+    The caller makes the change atomic (writes beside, then renames).
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    Memory: one tensor where the weights are not on the CPU, else nothing.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    tensors = {hf_name(name, model.config): parameter.detach() for name, parameter in model.named_parameters()}
+    write_safetensors(tensors, Path(folder) / WEIGHTS_FILE)
+    write_config(model.config, folder, model.embedding.dtype)

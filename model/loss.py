@@ -1,0 +1,118 @@
+"""What is the loss, and its gradient, without ever holding all logits?
+
+The only place where training logits exist: (C, V) for a chunk of C tokens at a time. Each chunk's gradient is formed at
+once and added to the gradients of hidden states and head, so loss and gradient together cost one chunk.
+
+Shapes: N target tokens, D d_model, V vocabulary, C tokens of a chunk.
+Source: label smoothing: Szegedy et al. 2016; z-loss: Chowdhery et al. 2022 (arXiv 2204.02311), section 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # a label that carries no loss
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """How the loss is formed.
+
+    Args:
+        chunk_bytes: most memory of one chunk of logits (C x V x 4 bytes).
+        label_smoothing: share of the target spread over the vocabulary, 0 to 1.
+        z_loss: weight of the squared log-partition.
+    """
+
+    chunk_bytes: int = 32 * 2**20
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def chunk_tokens(self, vocab_size: int) -> int:
+        """C: tokens of a chunk, at least 16."""
+        return max(16, self.chunk_bytes // (4 * vocab_size))
+
+
+def _chunk_loss(logits: Tensor, labels: Tensor, settings: LossSettings, scale: float | None) -> Tensor:
+    """Summed loss of (C, V) fp32 logits; where `scale` is given, `logits` turns into scale * d loss / d logits."""
+    valid = labels != IGNORED
+    target = labels.clamp(min=0).unsqueeze(1)
+    log_z = logits.logsumexp(1)
+    smooth, z_weight = settings.label_smoothing, settings.z_loss
+    losses = log_z - (1 - smooth) * logits.gather(1, target).squeeze(1) + z_weight * log_z.square()
+    if smooth:
+        losses = losses - smooth * logits.mean(1)
+    if scale is not None:
+        probabilities = logits.sub_(log_z.unsqueeze(1)).exp_()
+        if z_weight:
+            probabilities.mul_((1 + 2 * z_weight * log_z).unsqueeze(1))
+        if smooth:
+            probabilities.sub_(smooth / logits.shape[1])
+        probabilities.scatter_add_(1, target, probabilities.new_full(target.shape, smooth - 1.0))
+        probabilities.mul_((valid * scale).unsqueeze(1))
+    return (losses * valid).sum()
+
+
+def loss_and_gradients(
+    hidden: Tensor, head: Tensor, labels: Tensor, scale: float, settings: LossSettings, grad_head: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Sum the loss of all tokens and form its gradient times `scale`.
+
+    Args:
+        hidden: (N, D), what the head multiplies (T5 1.0's factor d_model^-0.5 already in it).
+        head: (V, D).
+        labels: (N,) int64, IGNORED carries no loss.
+        scale: factor on the gradient, e.g. 1 / tokens of the effective batch.
+        grad_head: (V, D), added to; None: the head is frozen.
+    Returns:
+        loss sum (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
+    Memory: C x V x 4 bytes twice, and the gradient of hidden.
+    """
+    grad_hidden, total = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32)
+    step = settings.chunk_tokens(head.shape[0])
+    for start in range(0, hidden.shape[0], step):
+        chunk = hidden[start : start + step]
+        logits = torch.mm(chunk, head.t()).float()
+        total += _chunk_loss(logits, labels[start : start + step], settings, scale)
+        gradient = logits.to(hidden.dtype)
+        del logits
+        torch.mm(gradient, head, out=grad_hidden[start : start + step])
+        if grad_head is not None and grad_head.dtype == gradient.dtype:
+            grad_head.addmm_(gradient.t(), chunk)
+        elif grad_head is not None:
+            grad_head += torch.mm(gradient.t(), chunk)
+        del gradient  # before the next chunk's logits are made
+    return total, grad_hidden
+
+
+def loss_only(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
+    """The summed loss alone, for evaluation. Shapes and memory as `loss_and_gradients`."""
+    total = hidden.new_zeros((), dtype=torch.float32)
+    step = settings.chunk_tokens(head.shape[0])
+    for start in range(0, hidden.shape[0], step):
+        logits = torch.mm(hidden[start : start + step], head.t()).float()
+        total += _chunk_loss(logits, labels[start : start + step], settings, None)
+    return total
+
+
+class MeanLoss(torch.autograd.Function):
+    """The mean loss over valid tokens as one autograd node, for users of `T5.forward`; arguments hidden, head, labels, settings."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
+        count = int((labels != IGNORED).sum())
+        if not any(ctx.needs_input_grad):
+            return loss_only(hidden, head, labels, settings) / max(count, 1)
+        grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        total, grad_hidden = loss_and_gradients(hidden, head, labels, 1 / max(count, 1), settings, grad_head)
+        ctx.save_for_backward(grad_hidden, grad_head)
+        return total / max(count, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        grad_hidden, grad_head = ctx.saved_tensors
+        return grad_hidden * grad, None if grad_head is None else grad_head * grad, None, None

@@ -1,0 +1,216 @@
+"""What is a T5? Embedding, encoder stack, decoder stack, output head: a row of blocks that the engine walks.
+
+A block maps tokens (N, D) to tokens (N, D) and keeps nothing; what it needs besides (layout of the rows, position bias,
+dropout, encoder output) comes as arguments, so that the engine can run any block alone, forward or again for backward.
+`T5.forward` strings the blocks together under plain autograd: the form for notebooks, and the oracle of the engine.
+
+Shapes: B rows, S source, T target, N tokens of all rows end to end, D d_model, H heads, K d_kv, F d_ff, V vocabulary,
+R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020; UMT5: Chung et al. 2023.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from config import T5ModelConfig
+from model.attention import Attention, PositionBias
+from model.dropout import Dropout
+from model.layers import FeedForward, RMSNorm
+from model.loss import IGNORED, LossSettings, MeanLoss
+from model.rows import Rows
+
+SITES_PER_BLOCK = 16  # places of dropout in one block, with room
+DECODER_SITES = 1 << 20  # the decoder's places begin here
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and feed-forward, each behind a norm and beside the residual stream."""
+
+    def __init__(self, config: T5ModelConfig, index: int) -> None:
+        super().__init__()
+        self.site = (index + 1) * SITES_PER_BLOCK
+        self.attention_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.attention = Attention(config)
+        self.bias = PositionBias(config, bidirectional=True) if config.bias_in_every_layer else None
+        self.feed_forward_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, bias: Tensor | None, rows: Rows, dropout: Dropout) -> Tensor:
+        """x (N, D), bias (H, R) unless the block has its own -> (N, D)."""
+        bias = self.bias(rows.longest) if self.bias is not None else bias
+        drop = dropout.at(self.site)
+        normed = self.attention_norm(x)
+        x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), False, drop))
+        return x + drop.at(2)(self.feed_forward(self.feed_forward_norm(x), drop.at(3)))
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to the encoder's output, feed-forward."""
+
+    def __init__(self, config: T5ModelConfig, index: int) -> None:
+        super().__init__()
+        self.site = DECODER_SITES + (index + 1) * SITES_PER_BLOCK
+        self.attention_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.attention = Attention(config)
+        self.bias = PositionBias(config, bidirectional=False) if config.bias_in_every_layer else None
+        self.cross_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.cross_attention = Attention(config)
+        self.feed_forward_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, bias: Tensor | None, rows: Rows, memory_rows: Rows, dropout: Dropout
+    ) -> Tensor:
+        """x (N, D), memory (N', D) the encoder's output, bias (H, R) unless the block has its own -> (N, D)."""
+        bias = self.bias(rows.longest) if self.bias is not None else bias
+        drop = dropout.at(self.site)
+        normed = self.attention_norm(x)
+        x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), True, drop))
+        crossed = self.cross_attention(self.cross_norm(x), memory, None, (rows, memory_rows), False, drop.at(4))
+        x = x + drop.at(5)(crossed)
+        return x + drop.at(2)(self.feed_forward(self.feed_forward_norm(x), drop.at(3)))
+
+
+class Stack(nn.Module):
+    """A row of blocks, the position bias that they share (none in UMT5), and the norm behind the last."""
+
+    def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
+        super().__init__()
+        count, block = (
+            (config.num_decoder_layers, DecoderBlock) if is_decoder else (config.num_layers, EncoderBlock)
+        )
+        self.site = DECODER_SITES if is_decoder else 0
+        self.bias = None if config.bias_in_every_layer else PositionBias(config, bidirectional=not is_decoder)
+        self.blocks = nn.ModuleList(block(config, index) for index in range(count))
+        self.final_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+    def enter(self, x: Tensor, dropout: Dropout) -> Tensor:
+        """Dropout of the embedded tokens (N, D)."""
+        return dropout.at(self.site)(x)
+
+    def leave(self, x: Tensor, dropout: Dropout) -> Tensor:
+        """The norm behind the last block, and its dropout: (N, D)."""
+        return dropout.at(self.site + 1)(self.final_norm(x))
+
+
+class T5(nn.Module):
+    """A T5 model.
+
+    Args:
+        config: its shape.
+        device, dtype: where and as what the weights are made; norms and bias tables are always fp32. Made, not filled:
+            call `initialise` or load a checkpoint.
+    Memory: the weights.
+    """
+
+    def __init__(
+        self, config: T5ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):
+            self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            self.encoder = Stack(config, is_decoder=False)
+            self.decoder = Stack(config, is_decoder=True)
+            self.head = None if config.tie_word_embeddings else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+        for module in self.modules():
+            small = isinstance(module, (RMSNorm, PositionBias))
+            for name, weight in list(module.named_parameters(recurse=False)):
+                made = torch.empty(weight.shape, device=device, dtype=torch.float32 if small else dtype)
+                setattr(module, name, nn.Parameter(made))
+
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """(V, D): what turns hidden states into logits; the embedding itself where tied."""
+        return self.embedding if self.head is None else self.head
+
+    @property
+    def output_scale(self) -> float:
+        """Factor on the hidden states before the head: d_model^-0.5 in T5 1.0, 1 elsewhere."""
+        return self.config.d_model**-0.5 if self.config.scale_decoder_outputs else 1.0
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> T5:
+        """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device."""
+        for index, (name, weight) in enumerate(self.named_parameters()):
+            if "norm" in name:
+                weight.fill_(1.0)
+                continue
+            generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
+            deviation = self._initial_deviation(name) * self.config.initializer_factor
+            # row chunks: the fp32 draw of a large bf16 matrix is never whole in memory
+            for chunk in weight.split(max(1, (1 << 20) // weight.shape[1])):
+                chunk.copy_(torch.randn(chunk.shape, generator=generator) * deviation)
+        return self
+
+    def _initial_deviation(self, name: str) -> float:
+        c, kind = self.config, name.rsplit(".", 2)[-2] if "." in name else name
+        return {
+            "embedding": 1.0,
+            "q": (c.d_model * c.d_kv) ** -0.5,
+            "o": (c.num_heads * c.d_kv) ** -0.5,
+            "wo": c.d_ff**-0.5,
+        }.get(kind, c.d_model**-0.5)
+
+    def shift_right(self, labels: Tensor) -> Tensor:
+        """Decoder input for labels (B, T): the start token, then all labels but the last; ignored labels become padding."""
+        start = labels.new_full((labels.shape[0], 1), self.config.pad_token_id)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.config.pad_token_id)], 1)
+
+    def encode(self, ids: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:
+        """Encoder output (N, D) of ids (N,)."""
+        stack, dropout = self.encoder, Dropout(rate, rows)
+        x = stack.enter(F.embedding(ids, self.embedding), dropout)
+        bias = None if stack.bias is None else stack.bias(rows.longest)
+        for block in stack.blocks:
+            x = block(x, bias, rows, dropout)
+        return stack.leave(x, dropout)
+
+    def decode(self, ids: Tensor, memory: Tensor, rows: Rows, memory_rows: Rows, rate: float = 0.0) -> Tensor:
+        """What the head multiplies (N, D), for decoder ids (N,) and the encoder's output (N', D)."""
+        stack, dropout = self.decoder, Dropout(rate, rows)
+        x = stack.enter(F.embedding(ids, self.embedding), dropout)
+        bias = None if stack.bias is None else stack.bias(rows.longest)
+        for block in stack.blocks:
+            x = block(x, memory, bias, rows, memory_rows, dropout)
+        return stack.leave(x, dropout) * self.output_scale
+
+    def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None, decoder_ids: Tensor, rate: float) -> Tensor:
+        keys = torch.randint(-(2**62), 2**62, (len(input_ids),), device=input_ids.device) if rate else None
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        source = Rows(_lengths(mask), keys)
+        target = Rows((decoder_ids.shape[1],) * len(decoder_ids), keys)
+        memory = self.encode(source.flatten(input_ids), source, rate)
+        return self.decode(decoder_ids.reshape(-1), memory, target, source, rate)
+
+    def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) fp32 of ids (B, S) and decoder ids (B, T); mask (B, S) ones, then zeros for padding."""
+        hidden = self._hidden(input_ids, attention_mask, decoder_input_ids, 0.0)
+        return F.linear(hidden, self.output_weight).float().view(*decoder_input_ids.shape, -1)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        """Mean loss per label token, differentiable by plain autograd.
+
+        Args:
+            input_ids: (B, S) int64.
+            attention_mask: (B, S), ones and then zeros in each row; None: no padding.
+            labels: (B, T) int64, -100 where no loss is wanted.
+        Returns:
+            a fp32 scalar.
+        """
+        if labels is None:
+            raise ValueError("labels are needed for a loss; use logits() for outputs")
+        rate = self.config.dropout_rate if self.training else 0.0
+        hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
+        return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
+
+
+def _lengths(mask: Tensor) -> tuple[int, ...]:
+    """Row lengths of a mask (B, S) of ones, then zeros."""
+    lengths = mask.sum(1)
+    places = torch.arange(mask.shape[1], device=mask.device)
+    if not torch.equal(mask.bool(), places < lengths[:, None]) or int(lengths.min()) < 1:
+        raise ValueError("attention_mask: each row must be ones, then zeros, with at least one one (pad on the right)")
+    return tuple(lengths.tolist())

@@ -1,0 +1,108 @@
+"""How do tensors lie in files? As safetensors: read through the memory map, written one by one.
+
+Source: the layout: github.com/huggingface/safetensors, section "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from settings import UserError
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+class TensorFolder:
+    """The tensors of a folder, in one file or in shards with an index, by name.
+
+    Raises:
+        UserError: no such file, or one that is cut off or broken.
+    Memory: none; tensors are views of the mapped files.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path, self._files = Path(folder), {}  # type: ignore[var-annotated]
+        for name in self._shards():
+            opened = self._open(self.path / name)
+            self._files.update(dict.fromkeys(opened.keys(), opened))
+
+    def _shards(self) -> list[str]:
+        if (self.path / INDEX_FILE).exists():
+            places = read_json(self.path / INDEX_FILE).get("weight_map")
+            if not isinstance(places, dict) or not places:
+                raise UserError(f"{self.path / INDEX_FILE}, has no weight_map; copy or download it again")
+            return sorted(set(places.values()))
+        if (self.path / WEIGHTS_FILE).exists():
+            return [WEIGHTS_FILE]
+        raise UserError(f"{self.path}, holds no {WEIGHTS_FILE}{_pickled(self.path)}")
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return safe_open(path, framework="pt")
+        except FileNotFoundError:
+            raise UserError(f"{path}, is named by {INDEX_FILE} but is not there; copy the folder again") from None
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}, is cut off or broken ({error}); copy or download it again") from None
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._files)
+
+    def tensor(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+
+def _pickled(folder: Path) -> str:
+    if any(folder.glob("pytorch_model*.bin*")):
+        return "; pytorch_model.bin is not read (it can run code): convert it with transformers' save_pretrained"
+    return "; name the folder of a saved model"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; UserError where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent}, holds no {path.name}; name the folder of a saved model") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}, cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}, is not a JSON object; copy or download it again")
+    return content
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """Write tensors one by one: 8 bytes of header length, the header in JSON, the bytes of all tensors end to end.
+
+    Raises:
+        OSError: the file cannot be written.
+    Memory: one tensor where they are not contiguous on the CPU, else nothing.
+    """
+    # widest numbers first, so that every tensor begins at a multiple of its width
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": _DTYPE_NAMES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(tensors[name].to("cpu").contiguous().view(torch.uint8).numpy().data)

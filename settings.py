@@ -1,0 +1,160 @@
+"""How is a setting declared, parsed, checked and shown?
+
+Every setting of the program is a dataclass field made by `setting(...)` in `config.py`. From that one declaration come
+the command-line flag, the `--help` line, the check of its value, the file format and `docs/settings.md`.
+Problems are gathered, never raised one by one: a user should repair a command once, not once per mistake.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memory.units import format_size, parse_size
+
+AUTO = "auto"
+TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+NOTHING_WORDS = ("none", "null", "")
+
+
+class UserError(Exception):
+    """What a user can repair: wrong settings or wrong data. Ends the program with exit code 2.
+
+    Args:
+        problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*.
+    """
+
+    exit_code = 2
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class DoesNotFit(UserError):
+    """The work cannot be done inside the memory budget. Ends the program with exit code 3."""
+
+    exit_code = 3
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    kind: type | str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+    auto: bool = False,
+    optional: bool = False,
+) -> Any:
+    """Declare one setting as a dataclass field.
+
+    Args:
+        default: value used when nobody names another.
+        help: one line, shown by `--help`.
+        kind: `bool`, `int`, `float`, `str` or `"size"` (bytes, written as 6G, 512M, 6GiB).
+        unit: shown behind the value, e.g. "tokens".
+        low, high: inclusive range; above: exclusive lower bound.
+        choices: the only allowed words.
+        auto: whether the word "auto" is allowed (the program decides).
+        optional: whether none is allowed.
+    """
+    facts = dict(help=help, kind=kind, unit=unit, low=low, high=high, above=above, choices=choices)
+    return dataclasses.field(default=default, metadata={**facts, "auto": auto, "optional": optional})
+
+
+def parse(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Turn a raw value (a flag's text, a YAML scalar) into the setting's type.
+
+    Raises:
+        ValueError: with a sentence that begins behind `name = value, `.
+    """
+    facts = field.metadata
+    word = value.strip().lower() if isinstance(value, str) else value
+    if facts["optional"] and (word is None or word in NOTHING_WORDS):
+        return None
+    if facts["auto"] and word == AUTO:
+        return AUTO
+    parsed = _parse_kind(facts["kind"], value, word)
+    if facts["choices"] and parsed not in facts["choices"]:
+        near = difflib.get_close_matches(str(parsed), facts["choices"], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"is not known; allowed: {', '.join(facts['choices'])}{hint}")
+    if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
+        _check_range(parsed, facts)
+    return parsed
+
+
+def _parse_kind(kind: type | str, value: Any, word: Any) -> Any:
+    if kind is bool:
+        if isinstance(word, bool):
+            return word
+        if str(word) in TRUE_WORDS + FALSE_WORDS:
+            return str(word) in TRUE_WORDS
+        raise ValueError("is neither true nor false; allowed: True, False, yes, no, 1, 0")
+    if kind == "size":
+        try:
+            return parse_size(value)
+        except ValueError:
+            raise ValueError("is not a size; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
+    if kind is str:
+        return str(value).strip()
+    if isinstance(value, bool):
+        raise ValueError("needs a value")
+    try:
+        number = float(value)
+        if kind is int and number != int(number):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"is not a {'whole number' if kind is int else 'number'}") from None
+    if number != number:
+        raise ValueError("is not a number")
+    return int(value) if kind is int and isinstance(value, str) and word.lstrip("+-").isdigit() else kind(number)
+
+
+def _check_range(value: float, facts: Mapping[str, Any]) -> None:
+    low, high, above = facts["low"], facts["high"], facts["above"]
+    if (low is not None and value < low) or (high is not None and value > high) or (above is not None and value <= above):
+        raise ValueError(f"is out of range; allowed: {allowed(facts)}")
+
+
+def allowed(facts: Mapping[str, Any]) -> str:
+    """Say in words which values a setting takes, e.g. `auto or 1 or more, rows`."""
+    words = ["auto"] if facts["auto"] else []
+    low, high, above = facts["low"], facts["high"], facts["above"]
+    if facts["choices"]:
+        words.append(" | ".join(choice for choice in facts["choices"] if choice != AUTO))
+    elif facts["kind"] is bool:
+        words.append("True | False")
+    elif above is not None:
+        words.append(f"more than {above:g}" + (f" up to {high:g}" if high is not None else ""))
+    elif low is not None:
+        words.append(f"{low:g} to {high:g}" if high is not None else f"{low:g} or more")
+    elif facts["kind"] == "size":
+        words.append("a size such as 6G or 512M")
+    elif facts["kind"] is str and not facts["auto"]:
+        words.append("text")
+    elif facts["kind"] is not str:
+        words.append("a number")
+    if facts["optional"]:
+        words.append("none")
+    return " or ".join(words) + (f", {facts['unit']}" if facts["unit"] else "")
+
+
+def show(field: dataclasses.Field[Any], value: Any) -> str:
+    """Render a value as a user would type it."""
+    return format_size(value) if field.metadata["kind"] == "size" and isinstance(value, int) else str(value)
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Say ` (did you mean --x?)` for an unknown flag, also where Fire has swallowed a leading `no`."""
+    known = list(known)
+    if "no" + name in known:
+        return f"; did you mean --no{name}=VALUE? It needs a value"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean --{near[0]}?" if near else "; see --help for the flags that exist"

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from devices.base import FIRST_SIDE, LAST_SIDE, LONG_SECONDS
+from devices.cpu import CpuDevice
+from devices.cuda import CudaDevice
+from devices.mps import MpsDevice
+from settings import UserError
+from tests.fake_device import OUT_OF_MEMORY, FakeDevice
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+class Timed(CpuDevice):
+    """A CPU whose products take as long as the test says: dtype -> operations a second."""
+
+    def __init__(self, rates):
+        super().__init__()
+        self.rates, self.sides = rates, []
+
+    def _time_product(self, square):
+        self.sides.append(square.shape[0])
+        return 2 * square.shape[0] ** 3 / self.rates[square.dtype]
+
+
+def test_a_slow_dtype_is_measured_with_tiny_products_only():
+    device = Timed({BF16: 0.3e9})
+    assert device.multiply_rate(BF16) == pytest.approx(0.3e9)
+    side = max(device.sides)
+    assert side < LAST_SIDE and 2 * (side // 2) ** 3 / 0.3e9 < LONG_SECONDS
+
+
+def test_a_disturbed_product_does_not_spoil_the_measurement():
+    device = Timed({FP32: 1e11})
+    quiet, calls = device._time_product, []
+
+    def disturbed(square):  # another program takes the processor in two of three products
+        calls.append(1)
+        return quiet(square) + (0.02 if len(calls) % 3 else 0.0)
+
+    device._time_product = disturbed
+    assert device.multiply_rate(FP32) == pytest.approx(1e11)
+
+
+def test_a_fast_dtype_is_measured_with_a_large_product_and_once():
+    device = Timed({FP32: 3e12})
+    assert device.multiply_rate(FP32) == device.multiply_rate(FP32) == pytest.approx(3e12)
+    assert device.sides[0] == FIRST_SIDE and device.sides.count(LAST_SIDE) >= 3
+
+
+@pytest.mark.parametrize(
+    ("bf16_rate", "requested", "dtype", "as_requested"),
+    [
+        (2e12, "auto", BF16, True),
+        (2e12, "bf16", BF16, True),
+        (2e12, "no", FP32, True),
+        (2e12, "fp16", BF16, False),
+        (1e9, "auto", FP32, True),
+        (1e9, "bf16", FP32, False),
+        (1e9, "fp16", FP32, False),
+        (3e11, "auto", FP32, True),
+    ],
+)
+def test_compute_dtype_follows_the_measured_speed(bf16_rate, requested, dtype, as_requested):
+    choice = Timed({BF16: bf16_rate, FP32: 3e11}).choose_compute_dtype(requested)
+    assert (choice.dtype, choice.as_requested) == (dtype, as_requested)
+    assert ("bf16" if dtype == BF16 else "fp32") in choice.reason
+
+
+def test_the_real_cpu_answers():
+    device = CpuDevice()
+    start = time.thread_time()
+    assert device.fast_dtypes()[-1] == FP32 and device.multiply_rate(FP32) > 1e6
+    assert time.thread_time() - start < 30  # far above any sane machine; a runaway measurement would exceed it
+    assert (device.memory_total_bytes(), device.memory_now_bytes(), device.is_separate_memory) == (0, 0, False)
+    assert "CPU" in device.describe() and not device.limit_memory(1)
+
+
+def bare(kind):
+    """A device object without its hardware."""
+    return kind.__new__(kind)
+
+
+HOST = {"cpu", "windows", "c++", "python", "system"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [(CpuDevice, set()), (CudaDevice, {"cuda driver", "cublas"}), (MpsDevice, {"mps", "mps buffer"})],
+)
+def test_each_backend_recognises_its_own_words_and_the_hosts(kind, own):
+    recognised = {name for name, make in OUT_OF_MEMORY.items() if bare(kind).is_out_of_memory(make(2**30))}
+    assert recognised == own | HOST | {"cuda"}  # torch's own class says it on every device
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shape mismatch"),
+        ValueError("CUDA out of memory"),
+        UserError("not enough memory: you tried to allocate"),
+        OSError(28, "No space left on device"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_other_errors_are_not_taken_for_it(error):
+    assert not FakeDevice().is_out_of_memory(error)
+
+
+def test_the_cause_of_an_error_is_looked_at():
+    try:
+        try:
+            raise MemoryError
+        except MemoryError as cause:
+            raise RuntimeError("worker failed") from cause
+    except RuntimeError as error:
+        assert FakeDevice().is_out_of_memory(error)
+        assert error.__cause__ is not None
+        error.__cause__.__cause__ = error  # a circle must end
+        assert FakeDevice().is_out_of_memory(error)
+
+
+def test_stray_tensors_are_named():
+    device = CpuDevice()
+    here, away = torch.zeros(1), torch.zeros(1, device="meta")
+    device.check_placement([("a", here)])
+    with pytest.raises(RuntimeError, match="bias on meta, w1 on meta, w2 on meta and 1 more"):
+        device.check_placement([("a", here), ("bias", away), ("w1", away), ("w2", away), ("w3", away)])
+
+
+def test_random_numbers_continue_where_their_state_was_taken():
+    device = CpuDevice()
+    torch.manual_seed(3)
+    states = device.generator_states()
+    first = torch.rand(4)
+    device.set_generator_states({**states, "cuda": states["cpu"]})  # a run moved from a GPU
+    assert torch.equal(torch.rand(4), first)

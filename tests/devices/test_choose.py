@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import devices
+from devices import cuda, mps
+from settings import UserError
+
+
+def machine(monkeypatch, cuda_missing="no GPU", gpus=0, mps_missing="no Mac"):
+    monkeypatch.setattr(cuda, "why_missing", lambda: cuda_missing)
+    monkeypatch.setattr(cuda, "count", lambda: gpus)
+    monkeypatch.setattr(mps, "why_missing", lambda: mps_missing)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"),
+    [
+        ({"cuda_missing": "", "gpus": 2, "mps_missing": ""}, "cuda"),
+        ({"mps_missing": ""}, "mps"),
+        ({}, "cpu"),
+    ],
+)
+def test_auto_takes_cuda_then_mps_then_cpu(monkeypatch, here, expected):
+    machine(monkeypatch, **here)
+    assert devices.pick().name == expected
+
+
+def test_each_local_rank_has_its_gpu(monkeypatch):
+    machine(monkeypatch, cuda_missing="", gpus=2)
+    assert str(devices.pick("cuda", 1).torch_device) == "cuda:1"
+    with pytest.raises(UserError, match="2 CUDA device"):
+        devices.pick("auto", 2)
+
+
+def test_a_named_device_is_used(monkeypatch):
+    machine(monkeypatch, cuda_missing="", gpus=1, mps_missing="")
+    assert [devices.pick(name).name for name in ("cuda", "mps", "cpu")] == ["cuda", "mps", "cpu"]
+
+
+def test_a_device_that_is_not_here_is_an_error_that_says_what_is(monkeypatch):
+    machine(monkeypatch, mps_missing="")
+    with pytest.raises(UserError, match=r"--device = cuda, is not here \(no GPU\); here: mps, cpu; use"):
+        devices.pick("cuda")
+    with pytest.raises(UserError, match="--device = tpu, is not known"):
+        devices.pick("tpu")
+
+
+def test_choosing_counting_and_cleaning_do_not_import_torch():
+    program = (
+        "import sys, devices, devices.environment, devices.malloc, memory.budget, memory.monitor, memory.cleanup,"
+        " memory.recovery; assert 'torch' not in sys.modules and 'pyarrow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from devices import cuda
+from devices.cuda import CudaDevice
+
+GIB = 2**30
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of 8 GiB: 5 free, 2 held by us of which 1.5 in tensors, 1 by others."""
+    answers = {
+        "set_device": None,
+        "memory_reserved": 2 * GIB,
+        "memory_allocated": 3 * GIB // 2,
+        "max_memory_reserved": 3 * GIB,
+        "mem_get_info": (5 * GIB, 8 * GIB),
+        "get_device_name": "NVIDIA Test",
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
+    return CudaDevice(1)
+
+
+def test_memory_figures_count_cached_blocks(gpu):
+    assert (gpu.memory_now_bytes(), gpu.memory_idle_bytes(), gpu.memory_peak_bytes()) == (2 * GIB, GIB // 2, 3 * GIB)
+    assert (gpu.memory_total_bytes(), gpu.memory_free_bytes()) == (8 * GIB, 5 * GIB + GIB // 2)
+    assert gpu.is_separate_memory and gpu.uses_pinned_memory and gpu.describe() == "cuda:1 (NVIDIA Test)"
+
+
+def test_the_limit_is_a_share_of_the_card(gpu, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: asked.append(share))
+    assert gpu.limit_memory(2 * GIB) and asked == [0.25]
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_bf16_where_the_card_has_it(gpu, monkeypatch, native, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation)
+    assert gpu.choose_compute_dtype("auto").dtype == expected
+
+
+def test_tensors_of_another_card_are_strays(gpu):
+    with pytest.raises(RuntimeError, match="w on cpu"):
+        gpu.check_placement([("w", torch.zeros(1))])
+
+
+def test_missing_says_why(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert "no CUDA" in cuda.why_missing()
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "driver or GPU" in cuda.why_missing()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert cuda.why_missing() == ""
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda.why_missing()), reason="no CUDA device here")
+def test_a_real_card():
+    device = CudaDevice(0)
+    device.cleanup()
+    device.reset_peak()
+    before = device.memory_now_bytes()
+    held = torch.zeros(64 * 2**20, dtype=torch.uint8, device=device.torch_device)
+    assert device.memory_now_bytes() - before >= held.nbytes and device.memory_peak_bytes() >= device.memory_now_bytes()
+    device.check_placement([("held", held)])
+    states = device.generator_states()
+    first = torch.rand(4, device=device.torch_device)
+    device.set_generator_states(states)
+    assert torch.equal(torch.rand(4, device=device.torch_device), first)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(2**50, dtype=torch.uint8, device=device.torch_device)
+    assert device.is_out_of_memory(caught.value)
+    del held
+    device.cleanup()
+    assert device.memory_now_bytes() == before and device.multiply_rate(torch.float32) > 0

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from devices.environment import HIGH, LOW, prepare_environment
+
+
+def prepared(tmp_path, platform, **environ):
+    prepare_environment(environ, platform, tmp_path)
+    return environ
+
+
+def test_arrow_uses_malloc_everywhere(tmp_path):
+    for platform in ("linux", "darwin", "win32"):
+        assert prepared(tmp_path, platform)["ARROW_DEFAULT_MEMORY_POOL"] == "system"
+        assert (
+            prepared(tmp_path, platform, ARROW_DEFAULT_MEMORY_POOL="jemalloc")["ARROW_DEFAULT_MEMORY_POOL"]
+            == "jemalloc"
+        )
+
+
+def test_macs_get_fallback_and_watermarks(tmp_path):
+    got = prepared(tmp_path, "darwin")
+    assert got["PYTORCH_ENABLE_MPS_FALLBACK"] == "1" and (got[HIGH], got[LOW]) == ("0.8", "0.6")
+    assert HIGH not in prepared(tmp_path, "linux")
+
+
+@pytest.mark.parametrize(
+    ("user", "high", "low"),
+    [
+        ({HIGH: "0.4"}, "0.4", 0.3),
+        ({LOW: "1.4"}, "1.4", 1.4),
+        ({LOW: "0.2"}, "0.8", 0.2),
+        ({HIGH: "0.0"}, "0.0", 0.6),
+        ({HIGH: "1.2", LOW: "1.1"}, "1.2", 1.1),
+        ({HIGH: "much"}, "much", 0.6),
+    ],
+)
+def test_the_users_watermarks_are_kept_and_the_other_one_fits_to_them(tmp_path, user, high, low):
+    got = prepared(tmp_path, "darwin", **user)
+    assert got[HIGH] == high and float(got[LOW]) == pytest.approx(low)
+
+
+def test_expandable_segments_where_there_is_an_nvidia_driver(tmp_path):
+    assert "PYTORCH_ALLOC_CONF" not in prepared(tmp_path, "linux")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert prepared(tmp_path, "linux")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in prepared(tmp_path, "win32")
+    assert "PYTORCH_ALLOC_CONF" not in prepared(tmp_path, "linux", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
+    assert prepared(tmp_path, "linux", PYTORCH_ALLOC_CONF="x")["PYTORCH_ALLOC_CONF"] == "x"
+
+
+def test_it_tells_what_it_has_set(tmp_path):
+    environ = {"PYTORCH_ENABLE_MPS_FALLBACK": "0"}
+    new = prepare_environment(environ, "darwin", tmp_path)
+    assert set(new) == {"ARROW_DEFAULT_MEMORY_POOL", HIGH, LOW} and environ["PYTORCH_ENABLE_MPS_FALLBACK"] == "0"
+    assert prepare_environment(environ, "darwin", tmp_path) == {}

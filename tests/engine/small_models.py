@@ -1,0 +1,76 @@
+"""Random small models and micro-batches for the tests of the engine, and the gradient of plain autograd as their oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from config import T5ModelConfig
+from engine.slices import Slice
+from model.loss import IGNORED
+from model.rows import Rows
+from model.t5 import T5
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "t5": {},
+    "t5-v1.1": {"tie_word_embeddings": False, "scale_decoder_outputs": False, "feed_forward_proj": "gated-gelu"},
+    "umt5": {"bias_in_every_layer": True, "tie_word_embeddings": False, "scale_decoder_outputs": False},
+}
+
+
+def small_model(family: str = "t5", seed: int = 1, **changes: Any) -> T5:
+    """A T5 of a few thousand weights, fp32."""
+    shape = {"vocab_size": 61, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+    return T5(T5ModelConfig(**{**shape, **FAMILIES[family], **changes})).initialise(seed)
+
+
+class Rectangle:
+    """A padded batch with rows of different length, which can be cut into slices any way.
+
+    Args:
+        rows, source, target: B, S, T.
+    """
+
+    def __init__(self, rows: int = 4, source: int = 17, target: int = 9, vocab: int = 61, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(low: int, high: int, *shape: int) -> Tensor:
+            return torch.randint(low, high, shape, generator=generator)
+
+        self.input_ids, self.labels = draw(2, vocab, rows, source), draw(2, vocab, rows, target)
+        self.source_lengths, self.target_lengths = draw(1, source + 1, rows), draw(1, target + 1, rows)
+        self.mask = (torch.arange(source) < self.source_lengths[:, None]).long()
+        self.labels[torch.arange(target) >= self.target_lengths[:, None]] = IGNORED
+        self.keys = draw(-(2**62), 2**62, rows)
+
+    @property
+    def num_labels(self) -> int:
+        return int((self.labels != IGNORED).sum())
+
+    def slice(self, model: T5, rows: list[int]) -> Slice:
+        """The rows of one slice, end to end."""
+        source = Rows(tuple(self.source_lengths[rows].tolist()), self.keys[rows])
+        target = Rows(tuple(self.target_lengths[rows].tolist()), self.keys[rows])
+        decoder_ids = model.shift_right(self.labels)[rows]
+        return Slice(
+            source.flatten(self.input_ids[rows]), target.flatten(decoder_ids), target.flatten(self.labels[rows]), source, target
+        )
+
+    def slices(self, model: T5, cuts: list[list[int]]) -> list[Slice]:
+        return [self.slice(model, rows) for rows in cuts]
+
+
+def autograd_gradients(model: T5, batch: Rectangle) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss and gradients by plain autograd over the whole model."""
+    loss = model(batch.input_ids, batch.mask, batch.labels)
+    loss.backward()
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    return loss.detach(), gradients
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    """Norm of the difference over the norm of the reference."""
+    return float((value.double() - reference.double()).norm() / reference.double().norm().clamp(min=1e-30))

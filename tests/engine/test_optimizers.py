@@ -1,0 +1,115 @@
+"""Each optimizer against its formula in float64, and the row chunks against the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
+
+SHAPES = {"matrix": (37, 23), "vector": (19,)}
+
+
+def make(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: nn.Parameter(torch.randn(shape, generator=generator).mul(0.3).to(dtype)) for name, shape in SHAPES.items()}
+
+
+def run(optimizer: Optimizer, weights: dict[str, nn.Parameter], steps: int = 6) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for number in range(1, steps + 1):
+        for weight in weights.values():
+            weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+            optimizer.update(weight, Step(number, 0.02, 0.1))
+
+
+def adafactor(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: float) -> torch.Tensor:
+    """Algorithm 4 of the paper, all of it at once, with full matrices."""
+    row = column = square = None
+    for number, grad in enumerate(grads, 1):
+        beta = 1 - number**-0.8
+        squared = grad**2 + 1e-30
+        if weight.dim() == 2:
+            row = squared.mean(1) if row is None else beta * row + (1 - beta) * squared.mean(1)
+            column = squared.mean(0) if column is None else beta * column + (1 - beta) * squared.mean(0)
+            second = torch.outer(row, column) / row.mean()
+        else:
+            second = square = squared if square is None else beta * square + (1 - beta) * squared
+        update = grad / second.sqrt()
+        update /= max(1.0, float(update.square().mean().sqrt()))
+        scale = max(1e-3, float(weight.square().mean().sqrt()))
+        weight = weight * (1 - rate * decay) - rate * scale * update
+    return weight
+
+
+def adamw(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: float, scaled: bool) -> torch.Tensor:
+    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+    for number, grad in enumerate(grads, 1):
+        scale = max(1e-3, float(weight.square().mean().sqrt())) if scaled else 1.0
+        first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad**2
+        update = (first / (1 - 0.9**number)) / ((second / (1 - 0.999**number)).sqrt() + 1e-8)
+        weight = weight * (1 - rate * decay) - rate * scale * update
+    return weight
+
+
+ORACLES = {
+    "adafactor": adafactor,
+    "adamw": lambda *args: adamw(*args, scaled=False),
+    "adamw_rms": lambda *args: adamw(*args, scaled=True),
+}
+
+
+@pytest.mark.parametrize("chunk", [1 << 19, 50])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "CHUNK_ELEMENTS", chunk)
+    weights, before = make(), make()
+    run(OPTIMIZERS[name](weights), weights)
+    generator = torch.Generator().manual_seed(1)
+    grads: dict[str, list[torch.Tensor]] = {key: [] for key in SHAPES}
+    for _ in range(6):
+        for key, shape in SHAPES.items():
+            grads[key].append(torch.randn(shape, generator=generator).double())
+    for key in SHAPES:
+        expected = ORACLES[name](before[key].detach().double(), grads[key], 0.02, 0.1)
+        assert torch.allclose(weights[key].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_is_what_the_plan_counts(name: str) -> None:
+    weights = make()
+    optimizer = OPTIMIZERS[name](weights)
+    run(optimizer, weights, 2)
+    counted = sum(optimizer.state_elements(tuple(weight.shape)) for weight in weights.values())
+    assert sum(tensor.numel() for tensor in optimizer.state.values()) == counted
+    assert all(tensor.dtype == torch.float32 for tensor in optimizer.state.values())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_bf16_weights_follow_fp32_ones(name: str) -> None:
+    full, small = make(), make(torch.bfloat16)
+    for weights in (full, small):
+        optimizer = OPTIMIZERS[name](weights)
+        for number in range(1, 201):
+            for weight in weights.values():
+                weight.grad = (weight.detach().float() - 0.25).to(weight.dtype)  # towards 0.25
+                optimizer.update(weight, Step(number, 0.02, seed=3))
+    for key in SHAPES:
+        left = [float((weights[key].detach().float() - 0.25).abs().mean()) for weights in (small, full)]
+        assert left[0] < left[1] + 2e-3 and left[1] < 0.2
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_loaded_state_goes_on_as_if_never_stopped(name: str) -> None:
+    whole, halves = make(), make()
+    optimizer, first = OPTIMIZERS[name](whole), OPTIMIZERS[name](halves)
+    run(optimizer, whole, 2)
+    run(optimizer, whole, 2)
+    run(first, halves, 2)
+    second = OPTIMIZERS[name](halves)
+    second.load_state({key: value.clone() for key, value in first.state.items()})
+    run(second, halves, 2)
+    assert all(torch.equal(whole[key], halves[key]) for key in whole)
+    with pytest.raises(KeyError):
+        second.load_state({"nobody/rows": torch.zeros(1)})

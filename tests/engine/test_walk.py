@@ -1,0 +1,108 @@
+"""The walk forms the gradients of plain autograd, whatever the slices, the kept graphs and the dtype at rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from engine.keep import Keep
+from engine.residency import Residency, residency_for
+from engine.walk import Walk
+from model.loss import LossSettings
+from model.t5 import T5
+from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
+
+CUTS = {"one": [[0, 1, 2, 3]], "two": [[0, 3], [1, 2]], "four": [[0], [1], [2], [3]], "uneven": [[2], [0, 1, 3]]}
+
+
+def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], keep: int, rate: float = 0.0, **kwargs: object):
+    walk = Walk(model, Keep(keep), kwargs.get("residency", Residency(torch.float32)), LossSettings(), rate)  # type: ignore[arg-type]
+    order: list[nn.Parameter] = []
+    total = walk.gradients(batch.slices(model, cuts), batch.num_labels, order.extend)
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    return total / batch.num_labels, gradients, order
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("keep", [0, 2, 99])
+def test_gradients_equal_autograd(family: str, cut: str, keep: int) -> None:
+    model, batch = small_model(family), Rectangle()
+    loss, expected = autograd_gradients(model, batch)
+    ours, gradients, order = walk_gradients(model, batch, CUTS[cut], keep)
+    assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert gradients.keys() == expected.keys()
+    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+    assert len(order) == len({id(weight) for weight in order}) == len(expected), "each weight is handed over once"
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    shape=st.tuples(*(st.integers(1, 4) for _ in range(3)), st.integers(1, 9)),
+    lengths=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 20)),
+    keep=st.integers(0, 9),
+    per_slice=st.integers(1, 6),
+    seed=st.integers(0, 1000),
+)
+def test_gradients_equal_autograd_on_random_models(family, shape, lengths, keep, per_slice, seed) -> None:
+    heads, layers, decoder_layers, d_kv = shape
+    changes = {"num_heads": heads, "num_layers": layers, "num_decoder_layers": decoder_layers, "d_kv": d_kv}
+    model, batch = small_model(family, seed, **changes), Rectangle(*lengths, seed=seed)
+    _, expected = autograd_gradients(model, batch)
+    rows = list(range(lengths[0]))
+    cuts = [rows[at : at + per_slice] for at in range(0, len(rows), per_slice)]
+    _, gradients, _ = walk_gradients(model, batch, cuts, keep)
+    largest = max(float(gradient.norm()) for gradient in expected.values())
+    for name, gradient in expected.items():  # a gradient that cancels to nothing has no relative error worth the name
+        assert float((gradients[name] - gradient).norm()) < 1e-5 * max(float(gradient.norm()), 1e-3 * largest), name
+
+
+@pytest.mark.parametrize("keep", [0, 99])
+def test_dropout_does_not_depend_on_slices_or_recompute(keep: int) -> None:
+    model, batch = small_model(), Rectangle()
+    loss, expected, _ = walk_gradients(model, batch, CUTS["one"], 99, rate=0.3)
+    ours, gradients, _ = walk_gradients(model, batch, CUTS["uneven"], keep, rate=0.3)
+    plain, _, _ = walk_gradients(model, batch, CUTS["one"], 99)
+    assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert loss.item() != pytest.approx(plain.item(), rel=1e-3), "dropout must do something"
+    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+
+
+@pytest.mark.parametrize("keep", [0, 99])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_at_rest_in_bf16_compute_as_their_fp32_copies(family: str, keep: int) -> None:
+    batch = Rectangle()
+    at_rest = T5(small_model(family).config, dtype=torch.bfloat16).initialise(1)
+    copy = small_model(family)
+    copy.load_state_dict(at_rest.state_dict())
+    residency = residency_for(torch.bfloat16, torch.float32)
+    loss, expected, _ = walk_gradients(copy, batch, CUTS["two"], keep)
+    ours, gradients, _ = walk_gradients(at_rest, batch, CUTS["two"], keep, residency=residency)
+    assert ours.item() == loss.item()
+    for name in expected:
+        assert torch.equal(gradients[name], expected[name]), name
+    assert at_rest.embedding.dtype == torch.bfloat16, "the wider copy must not stay"
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    model, batch = small_model(), Rectangle()
+    model.embedding.requires_grad_(False)
+    for weight in model.encoder.parameters():
+        weight.requires_grad_(False)
+    _, expected = autograd_gradients(model, batch)
+    _, gradients, _ = walk_gradients(model, batch, CUTS["two"], 0)
+    assert gradients.keys() == expected.keys()
+    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+
+
+def test_evaluation_loss_is_that_of_the_model() -> None:
+    model, batch = small_model(), Rectangle()
+    walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(label_smoothing=0.1, z_loss=1e-3), 0.5)
+    total = walk.loss(batch.slices(model, CUTS["uneven"]))
+    expected = model(batch.input_ids, batch.mask, batch.labels)
+    assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)

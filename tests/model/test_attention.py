@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from config import T5ModelConfig
+from model import attention
+from model.attention import PositionBias, attend, attend_padded, position_buckets
+from model.dropout import Dropout
+from model.rows import Rows
+
+lengths = st.lists(st.integers(1, 13), min_size=1, max_size=4)
+
+
+def draw(seed: int, query_lengths: list[int], key_lengths: list[int], kind: str, rate: float = 0.0, heads: int = 2):
+    """Random arguments of `attend` in float64; kind: self, causal, cross or none (self without bias)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    keys = torch.randint(-(2**62), 2**62, (len(query_lengths),), generator=generator)
+    rows = Rows(tuple(query_lengths), keys), Rows(tuple(key_lengths), keys)
+    q, k, v = (random(sum(n), heads, 3) for n in (query_lengths, key_lengths, key_lengths))
+    table = random(heads, 2 * max(*query_lengths, *key_lengths) + 3) if kind in ("self", "causal") else None
+    bias = table
+    if table is not None and kind == "causal":
+        distances = torch.arange(table.shape[1]) - table.shape[1] // 2
+        bias = table.masked_fill(distances > 0, -math.inf)
+    return [q, k, v, table], bias, rows, kind == "causal", Dropout(rate, rows[0], site=3)
+
+
+def kept_whole(dropout: Dropout, row: int, queries: int, keys: int, heads: int) -> Tensor:
+    tile = attention._Tile(row, 0, queries, keys, slice(0), slice(0))
+    return attention._kept(dropout, dropout.row_keys(), tile, heads)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout) -> Tensor:
+    """The definition, under autograd: one full score matrix a row."""
+    out = []
+    queries, keys = rows
+    for row, (n, m) in enumerate(zip(queries.lengths, keys.lengths, strict=True)):
+        i, j = queries.starts[row], keys.starts[row]
+        scores = torch.einsum("ihk,jhk->hij", q[i : i + n], k[j : j + m])
+        if bias is not None:
+            scores = scores + bias[:, torch.arange(m) - torch.arange(n)[:, None] + bias.shape[1] // 2]
+        weights = scores.softmax(-1)
+        if dropout.active:
+            weights = weights * kept_whole(dropout, row, n, m, q.shape[1]) * dropout.scale
+        out.append(torch.einsum("hij,jhk->ihk", weights, v[j : j + m]))
+    return torch.cat(out)
+
+
+def gradients(out: Tensor, leaves: list[Tensor | None]) -> list[Tensor]:
+    weights = torch.sin(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    return list(torch.autograd.grad((out * weights).sum(), [leaf for leaf in leaves if leaf is not None], retain_graph=True))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    query_lengths=lengths,
+    kind=st.sampled_from(["self", "causal", "none", "cross"]),
+    rate=st.sampled_from([0.0, 0.3]),
+    tile=st.sampled_from([1, 40, 150, 10**6]),
+    data=st.data(),
+    seed=st.integers(0, 10**6),
+)
+def test_tiled_is_dense(
+    query_lengths: list[int], kind: str, rate: float, tile: int, data: st.DataObject, seed: int
+) -> None:
+    count = len(query_lengths)
+    key_lengths = (
+        data.draw(st.lists(st.integers(1, 13), min_size=count, max_size=count)) if kind == "cross" else query_lengths
+    )
+    leaves, bias, rows, causal, dropout = draw(seed, query_lengths, key_lengths, kind, rate)
+    expected = dense(*leaves[:3], bias, rows, dropout)
+    with mock.patch.object(attention, "TILE_ELEMENTS", tile):
+        out = attend(*leaves[:3], bias, rows, causal, dropout)
+        found = gradients(out, leaves)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(found, gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(query_lengths=lengths, kind=st.sampled_from(["self", "causal", "none", "cross"]), seed=st.integers(0, 10**6))
+def test_padded_is_tiled(query_lengths: list[int], kind: str, seed: int) -> None:
+    key_lengths = [1 + n % 7 for n in query_lengths] if kind == "cross" else query_lengths
+    leaves, bias, rows, causal, dropout = draw(seed, query_lengths, key_lengths, kind)
+    tiled = attend(*leaves[:3], bias, rows, causal, dropout)
+    padded = attend_padded(*leaves[:3], bias, rows, causal, dropout)
+    torch.testing.assert_close(padded, tiled, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(gradients(padded, leaves), gradients(tiled, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_fp32_is_near_float64() -> None:
+    leaves, bias, rows, causal, dropout = draw(1, [33, 5], [33, 5], "causal")
+    out = attend(*[leaf.float() for leaf in leaves[:3]], bias.float(), rows, causal, dropout)
+    expected = attend(*leaves[:3], bias, rows, causal, dropout)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_are_not_scaled() -> None:
+    q = torch.tensor([[[2.0, 0.0]], [[2.0, 0.0]]])
+    k = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
+    v = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    rows = Rows((2,))
+    out = attend(q, k, v, None, (rows, rows), False, Dropout(0.0, rows))
+    assert out[0, 0, 0].item() == pytest.approx(math.exp(2) / (math.exp(2) + 1))
+
+
+def test_rows_do_not_see_each_other() -> None:
+    leaves, bias, rows, causal, dropout = draw(2, [4, 6], [4, 6], "self")
+    q, k, v, _ = leaves
+    out = attend(q, k, v, bias, rows, causal, dropout)
+    with torch.no_grad():
+        k[4:], v[4:] = 5.0, 7.0
+    changed = attend(q, k, v, bias, rows, causal, dropout)
+    assert torch.equal(out[:4], changed[:4])
+    assert not torch.equal(out[4:], changed[4:])
+
+
+@pytest.mark.parametrize("way", [attend, attend_padded])
+def test_causal_does_not_look_ahead(way: Callable[..., Tensor]) -> None:
+    leaves, bias, rows, causal, dropout = draw(3, [7], [7], "causal")
+    q, k, v, _ = leaves
+    out = way(q, k, v, bias, rows, causal, dropout)
+    with torch.no_grad():
+        k[4:], v[4:] = 5.0, 7.0
+    assert torch.equal(out[:4], way(q, k, v, bias, rows, causal, dropout)[:4])
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_bias_is_the_table_by_bucket(config: T5ModelConfig, bidirectional: bool) -> None:
+    module = PositionBias(config, bidirectional)
+    torch.nn.init.normal_(module.table, generator=torch.Generator().manual_seed(0))
+    bias = module(30)
+    assert bias.shape == (config.num_heads, 59)
+    for index, distance in enumerate(range(-29, 30)):
+        if distance > 0 and not bidirectional:
+            assert torch.isneginf(bias[:, index]).all()
+            continue
+        bucket = position_buckets(torch.tensor([distance]), bidirectional, 8, 20).item()
+        assert torch.equal(bias[:, index], module.table[bucket])
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_buckets_are_exact_near_and_one_far(bidirectional: bool) -> None:
+    distances = torch.arange(-400, 401)
+    buckets = position_buckets(distances, bidirectional, 32, 128)
+    past = buckets[distances <= 0].flip(0)  # by how far back
+    exact, count = (8, 16) if bidirectional else (16, 32)
+    assert past[:exact].tolist() == list(range(exact))
+    assert (past.diff() >= 0).all() and past.max() == count - 1
+    assert (past[128:] == count - 1).all()
+    future = buckets[distances > 0]
+    assert torch.equal(future, past[1:] + 16) if bidirectional else (future == 0).all()
+
+
+def test_memory_is_linear_in_length(in_child: Callable[[str], list[int]]) -> None:
+    short, long = in_child("""
+import math
+from model.attention import attend
+from model.dropout import Dropout
+from model.rows import Rows
+
+def work(length):
+    rows = Rows((length,))
+    q, k, v = (torch.randn(length, 4, 16).requires_grad_() for _ in range(3))
+    bias = torch.randn(4, 2 * length - 1).requires_grad_()
+    attend(q, k, v, bias, (rows, rows), False, Dropout(0.0, rows)).sum().backward()
+
+work(64)
+print(measure(lambda: work(1024)), measure(lambda: work(4096)))
+""")
+    scores = 4 * 4096**2 * 4  # bytes of one full score matrix in fp32
+    assert long < scores / 5
+    assert long - short < scores / 10

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, loss_only
+
+TOKENS, WIDTH, VOCAB = 70, 8, 23
+CASES = [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.2, 1e-3)]
+
+
+def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator)
+    head = torch.randn(VOCAB, WIDTH, generator=generator)
+    labels = torch.randint(0, VOCAB, (TOKENS,), generator=generator)
+    labels[[3, 40, 41, 69]] = IGNORED
+    return hidden, head, labels
+
+
+def oracle(hidden: Tensor, head: Tensor, labels: Tensor, smoothing: float, z_loss: float) -> tuple[Tensor, ...]:
+    """torch's cross-entropy in float64, summed; and its gradients."""
+    hidden, head = (x.double().requires_grad_() for x in (hidden, head))
+    logits = hidden @ head.t()
+    loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    loss = loss + z_loss * (logits.logsumexp(1).square() * (labels != IGNORED)).sum()
+    return loss.detach(), *torch.autograd.grad(loss, [hidden, head])
+
+
+@pytest.mark.parametrize("smoothing,z_loss", CASES)
+@pytest.mark.parametrize("chunk_tokens", [16, 33, 1000])
+def test_is_cross_entropy(smoothing: float, z_loss: float, chunk_tokens: int) -> None:
+    hidden, head, labels = inputs()
+    settings = LossSettings(chunk_tokens * VOCAB * 4, smoothing, z_loss)
+    assert settings.chunk_tokens(VOCAB) == chunk_tokens
+    grad_head = torch.ones_like(head)
+    total, grad_hidden = loss_and_gradients(hidden, head, labels, 0.25, settings, grad_head)
+    loss, expected_hidden, expected_head = oracle(hidden, head, labels, smoothing, z_loss)
+    assert total.item() == pytest.approx(loss.item(), rel=1e-6)
+    torch.testing.assert_close(grad_hidden.double(), 0.25 * expected_hidden, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(grad_head.double(), 1 + 0.25 * expected_head, rtol=1e-4, atol=1e-6)
+    assert loss_only(hidden, head, labels, settings).item() == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_ignored_labels_have_no_gradient() -> None:
+    hidden, head, labels = inputs()
+    _, grad_hidden = loss_and_gradients(hidden, head, labels, 1.0, LossSettings(), None)
+    assert torch.equal(grad_hidden.abs().sum(1) == 0, labels == IGNORED)
+
+
+def test_frozen_head_and_wide_gradient() -> None:
+    hidden, head, labels = inputs()
+    _, alone = loss_and_gradients(hidden, head, labels, 1.0, LossSettings(), None)
+    wide = torch.zeros_like(head, dtype=torch.float64)
+    _, beside = loss_and_gradients(hidden, head, labels, 1.0, LossSettings(), wide)
+    assert torch.equal(alone, beside)
+    torch.testing.assert_close(wide, oracle(hidden, head, labels, 0.0, 0.0)[2], rtol=1e-4, atol=1e-6)
+
+
+def test_large_logits_stay_finite() -> None:
+    hidden, head, labels = inputs()
+    total, grad = loss_and_gradients(hidden * 1e4, head, labels, 1.0, LossSettings(), None)
+    assert torch.isfinite(total) and torch.isfinite(grad).all()
+
+
+def test_mean_loss_under_autograd() -> None:
+    hidden, head, labels = inputs()
+    hidden.requires_grad_(), head.requires_grad_()
+    (3 * MeanLoss.apply(hidden, head, labels, LossSettings())).backward()
+    loss, expected_hidden, expected_head = oracle(hidden.detach(), head.detach(), labels, 0.0, 0.0)
+    assert hidden.grad is not None and head.grad is not None
+    torch.testing.assert_close(hidden.grad.double(), 3 * expected_hidden / (TOKENS - 4), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(head.grad.double(), 3 * expected_head / (TOKENS - 4), rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        assert MeanLoss.apply(hidden, head, labels, LossSettings()).item() == pytest.approx(loss.item() / (TOKENS - 4))
+
+
+def test_no_valid_label_is_no_loss() -> None:
+    hidden, head, _ = inputs()
+    hidden.requires_grad_()
+    loss = MeanLoss.apply(hidden, head, torch.full((TOKENS,), IGNORED), LossSettings())
+    loss.backward()
+    assert loss.item() == 0.0 and hidden.grad is not None and not hidden.grad.any()
+
+
+def test_bf16_loss_is_summed_in_fp32() -> None:
+    hidden, head, labels = inputs()
+    hidden, head = hidden.bfloat16(), head.bfloat16()
+    total, grad = loss_and_gradients(hidden, head, labels, 1.0, LossSettings(), torch.zeros_like(head))
+    assert total.dtype == torch.float32 and grad.dtype == torch.bfloat16
+    assert total.item() == pytest.approx(oracle(hidden, head, labels, 0.0, 0.0)[0].item(), rel=1e-2)
+
+
+def test_memory_is_that_of_chunks(in_child: Callable[[str], list[int]]) -> None:
+    (used,) = in_child("""
+from model.loss import LossSettings, loss_and_gradients
+
+hidden, head = torch.randn(4096, 16), torch.randn(16384, 16)
+labels, grad_head = torch.randint(0, 16384, (4096,)), torch.zeros(16384, 16)
+settings = LossSettings(chunk_bytes=8 * 2**20)
+loss_and_gradients(hidden[:16], head, labels[:16], 1.0, settings, grad_head)
+print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, grad_head)))
+""")
+    assert used < 32 * 2**20  # all logits: 256 MiB

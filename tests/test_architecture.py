@@ -1,0 +1,204 @@
+"""The house keeps its shape: imports point one way, names stay in their place, files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+# wing -> the wings it may import
+GROUND = {"settings", "config", "memory.units"}
+WINGS: dict[str, set[str]] = {
+    "memory.units": set(),
+    "settings": {"memory.units"},
+    "config": {"settings", "memory.units"},
+    "devices": GROUND,
+    "model": GROUND | {"devices"},
+    "data": GROUND | {"devices"},
+    "memory": GROUND | {"devices"},
+    "engine": GROUND | {"devices", "model", "data", "memory"},
+    "training": GROUND | {"devices", "model", "data", "memory", "engine"},
+    "trainer_low_mem": GROUND | {"devices", "model", "data", "memory", "engine", "training"},
+    "train_low_mem": GROUND | {"devices", "training", "trainer_low_mem"},
+}
+TREES = ("devices", "model", "data", "memory", "engine", "training")
+SOURCES = sorted(
+    path
+    for path in (*ROOT.glob("*.py"), *(path for tree in TREES for path in (ROOT / tree).rglob("*.py")))
+    if "cache" not in path.relative_to(ROOT).parts
+)
+EVERYTHING = SOURCES + sorted(path for tree in ("tests", "docs", "benchmarks") for path in (ROOT / tree).rglob("*.py"))
+# module -> the only places that may import it
+ONLY_IN = {
+    "fire": {"train_low_mem"},
+    "accelerate": {"trainer_low_mem", "training", "engine"},
+    "transformers": set(),
+    "datasets": set(),
+    "peft": set(),
+    "sentencepiece": set(),
+}
+BACKEND_NAMES = re.compile(r"^(torch\.(cuda|mps|xpu)|torch\.backends\.(cuda|mps|cudnn))(\.|$)")
+
+
+def title(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def wing_of(module: str) -> str:
+    return module if module == "memory.units" else module.split(".")[0]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf8"), filename=str(path))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Modules that a file imports, also inside functions; `from memory import units` counts as memory.units."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}" if node.module in WINGS else str(node.module)
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def says_enough(function: ast.FunctionDef) -> bool:
+    """A property of one line is named by its name; the class's docstring says what it is about."""
+    is_property = any(dotted(decorator).endswith("property") for decorator in function.decorator_list)
+    return ast.get_docstring(function) is not None or (is_property and len(function.body) == 1)
+
+
+def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_imports_point_one_way(path: Path) -> None:
+    wing = wing_of(module_of(path))
+    assert wing in WINGS, f"{wing} has no place in the order of imports"
+    for module in imports_of(path):
+        other = "memory.units" if module.startswith("memory.units") else module.split(".")[0]
+        if other in WINGS and other != wing:
+            assert other in WINGS[wing], f"{title(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_some_modules_are_imported_in_one_place(path: Path) -> None:
+    wing = wing_of(module_of(path))
+    for module in imports_of(path):
+        head = module.split(".")[0]
+        assert head not in ONLY_IN or wing in ONLY_IN[head], f"{title(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_only_devices_names_a_backend(path: Path) -> None:
+    if wing_of(module_of(path)) == "devices":
+        return
+    used = [dotted(node) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)] + list(
+        imports_of(path)
+    )
+    named = sorted({name for name in used if BACKEND_NAMES.match(name)})
+    assert not named, f"{title(path)} names {named}"
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) == "data"], ids=title)
+def test_data_does_not_import_torch(path: Path) -> None:
+    assert not [module for module in imports_of(path) if module.split(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("path", [ROOT / f"{name}.py" for name in ("settings", "config", "train_low_mem")], ids=title)
+def test_flags_are_checked_before_heavy_imports(path: Path) -> None:
+    heads = {
+        module.split(".")[0]
+        for node in tree_of(path).body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for module in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)])
+    }
+    assert not heads & {"torch", "pyarrow", "numpy", "fire", "rich", "loguru", "training", "trainer_low_mem", "devices"}
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=title)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf8").splitlines()) <= MAX_FILE_LINES, title(path)
+    long = {f.name: (f.end_lineno or 0) - f.lineno + 1 for f in functions_of(path)}
+    assert not {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES}, title(path)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "__init__.py"], ids=title)
+def test_public_names_have_docstrings(path: Path) -> None:
+    tree = tree_of(path)
+    assert ast.get_docstring(tree), f"{title(path)} does not say which question it answers"
+    missing = []
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            missing += [] if ast.get_docstring(node) else [node.name]
+        if (
+            isinstance(node, ast.ClassDef) and not node.bases and not node.name.startswith("_")
+        ):  # an override says nothing new unless it does
+            methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
+            missing += [f"{node.name}.{method.name}" for method in methods if not says_enough(method)]
+    assert not missing, f"{title(path)}: {missing}"
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "__init__.py"], ids=title)
+def test_public_signatures_are_typed(path: Path) -> None:
+    for function in functions_of(path):
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        untyped = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
+        if not function.name.startswith("_"):
+            assert not untyped and function.returns is not None, f"{title(path)}: {function.name} {untyped}"
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=title)
+def test_nothing_is_left_for_later(path: Path) -> None:
+    text = path.read_text(encoding="utf8")
+    words = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "raise Not" + "ImplementedError")
+    assert not [word for word in words if re.search(rf"\b{word}\b", text) and path != Path(__file__)], title(path)
+    assert path.name not in ("utils.py", "helpers.py", "common.py", "misc.py"), "name the concept"
+    bare = [
+        node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.ExceptHandler) and node.type is None
+    ]
+    assert not bare, f"{title(path)}: bare except in lines {bare}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_sizes_are_shown_in_one_place(path: Path) -> None:
+    """Bytes inside; only memory/units.py turns them into GiB for people."""
+    if title(path) != "memory/units.py":
+        shown = re.search(r"\{[^{}]*/ *(2\*\*30|1024\*\*3|1e9|GIB|GiB)[^{}]*\}", path.read_text(encoding="utf8"))
+        assert shown is None, f"{title(path)}: {shown.group(0) if shown else ''}"
+
+
+def test_tests_are_no_package() -> None:
+    """Files of one name in two wings would shadow each other."""
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_requirements_name_what_is_imported() -> None:
+    wanted = {line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()} - {""}
+    names = {re.split(r"[<>=!~;\[ ]", line)[0].lower() for line in wanted}
+    modules = {module.split(".")[0] for path in SOURCES for module in imports_of(path)}
+    imported = {name for name in names if {"pyyaml": "yaml"}.get(name, name) in modules}
+    assert names == imported, f"required and not imported: {names - imported}"
+    pinned = (ROOT / "constraints.txt").read_text()
+    for name in names:
+        assert f"\n{name}==" in pinned, f"{name} has no exact version in constraints.txt"

@@ -1,0 +1,162 @@
+"""Settings: one declaration each, four layers in order, all problems at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import config
+from config import COMMANDS, GROUPS, Config, UserError, flags_of, load, model_presets, run_presets
+from settings import allowed, parse
+
+
+def problems_of(command: str, **flags: object) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        load(command, flags)
+    return caught.value.problems
+
+
+def test_names_are_unique_across_groups() -> None:
+    names = [member.name for cls in GROUPS.values() for member in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    assert len(names) == len(set(names))
+    assert not {"config", "preset", "model_preset", "help", "h"} & set(names), "the command line takes these itself"
+
+
+@pytest.mark.parametrize("name", sorted(config.settings_by_name()))
+def test_every_default_is_allowed_and_explained(name: str) -> None:
+    member = config.settings_by_name()[name][1]
+    assert parse(member, member.default) == member.default
+    assert member.metadata["help"] and not member.metadata["help"].endswith(".")
+    assert allowed(member.metadata)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_flags(command: str) -> None:
+    flags = flags_of(command)
+    assert {"seed", "log_dir", "output_dir"} <= set(flags)
+    for wanted in COMMANDS[command]:
+        assert wanted in GROUPS or wanted in flags, f"{wanted} is neither a group nor a setting"
+
+
+@pytest.mark.parametrize("preset", run_presets())
+def test_presets_load(preset: str) -> None:
+    assert load("train", {"preset": preset, "train_file": "x"}).origins
+
+
+@pytest.mark.parametrize("name", model_presets())
+def test_model_presets_load(name: str) -> None:
+    loaded = load("train", {"model_preset": name, "train_file": "x"})
+    assert loaded.model_preset == name
+    for field, value in model_presets()[name].items():
+        assert getattr(loaded.model, field) == value
+
+
+def test_all_problems_at_once() -> None:
+    problems = problems_of("train", d_model="0", max_stps="5", learning_rate="fast", device="gpu", noise_density="2")
+    assert len(problems) == 5
+    text = "\n".join(problems)
+    for part in (
+        "--d_model = 0",
+        "did you mean --max_steps?",
+        "--learning_rate = fast",
+        "--device = gpu",
+        "0.01 to 0.9",
+    ):
+        assert part in text
+
+
+def test_order_of_the_layers(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("max_steps: 7\nseed: 5\nmodel: {d_ff: 64}\nmodel_preset: t5-small\n")
+    loaded = load("train", {"config": str(file), "preset": "sample", "seed": "6"})
+    assert loaded.run.seed == 6 and loaded.origins["seed"] == "flag"
+    assert loaded.train.max_steps == 7 and loaded.origins["max_steps"] == "file"
+    assert loaded.data.max_seq_len == 256 and loaded.origins["max_seq_len"] == "preset"
+    assert loaded.model_preset == "t5-small" and loaded.model.d_model == 512
+    assert loaded.model.d_ff == 64
+    assert loaded.train.log_steps == 10 and "log_steps" not in loaded.origins
+    assert loaded.given("seed") and loaded.given("max_steps") and not loaded.given("max_seq_len")
+
+
+def test_the_sample_preset_only_without_data() -> None:
+    assert load("train").train.max_steps == 150
+    assert load("train", {"train_file": "mine.parquet"}).train.max_steps == "auto"
+    assert load("train", {"preset": "none"}).train.max_steps == "auto"
+
+
+def test_yaml_traps(tmp_path: Path) -> None:
+    """YAML reads 1e-4 as text, `no` as False and 1_000 as a number; types come from the declaration."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "learning_rate: 1e-4\nis_finetune: no\nrun_name: 5\nmax_steps: 1_000\nmemory_budget: 6G\ntrain_file: null\n"
+    )
+    loaded = load("train", {"config": str(file)})
+    assert loaded.train.learning_rate == 1e-4
+    assert loaded.train.is_finetune is False
+    assert loaded.run.run_name == "5"
+    assert loaded.train.max_steps == 1000
+    assert loaded.memory.memory_budget == 6 * 2**30
+    assert loaded.data.train_file is None
+
+
+def test_files_may_be_grouped_and_json(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"train": {"max_steps": 3}, "run": {"seed": 1}, "d_kv": 16}))
+    loaded = load("train", {"config": str(file)})
+    assert (loaded.train.max_steps, loaded.run.seed, loaded.model.d_kv) == (3, 1, 16)
+
+
+@pytest.mark.parametrize("content", ["- 1\n- 2\n", "just text", "a: [1", "", "\x00"])
+def test_broken_files_are_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(content)
+    assert any("broken.yaml" in problem for problem in problems_of("train", config=str(file)))
+
+
+def test_missing_file_and_other_problems_together(tmp_path: Path) -> None:
+    problems = problems_of("train", config=str(tmp_path / "none.yaml"), seed="x")
+    assert any("no such file" in problem for problem in problems) and any(
+        "--seed = x" in problem for problem in problems
+    )
+
+
+def test_unknown_name_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("max_stepz: 3\n")
+    assert "did you mean --max_steps?" in problems_of("train", config=str(file))[0]
+
+
+def test_a_file_may_name_settings_of_other_commands(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("learning_rate: 1e-3\nmax_new_tokens: 5\n")
+    assert load("generate", {"config": str(file)}).generate.max_new_tokens == 5
+    assert "--learning_rate" in problems_of("generate", learning_rate="1e-3")[0]
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    first = load(
+        "train", {"model_preset": "t5-v1.1-small", "memory_budget": "1.3G", "seed": "9", "train_file": "a b,ü"}
+    )
+    first.save(tmp_path / "config.json")
+    again = load("train", {"config": str(tmp_path / "config.json")})
+    assert again.as_dict() == first.as_dict()
+    assert Config().as_dict() != first.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (dict(effective_batch_size="4", batch_size_per_gpu="8"), "more than effective_batch_size"),
+        (dict(effective_batch_size="10", batch_size_per_gpu="2", gradient_accumulation_steps="3"), "no multiple"),
+        (dict(vocab_size="3", eos_token_id="3"), "--vocab_size = 3"),
+        (dict(is_finetune="true", objective="span"), "finetuning learns pairs"),
+        (dict(relative_attention_num_buckets="512"), "--relative_attention_max_distance = 128, must be more than"),
+        (dict(preset="smaple"), "--preset = smaple"),
+        (dict(model_preset="t5-smal"), "t5-small"),
+    ],
+)
+def test_wrong_together_or_unknown(flags: dict[str, str], part: str) -> None:
+    assert any(part in problem for problem in problems_of("train", **flags))

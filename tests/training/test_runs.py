@@ -1,0 +1,157 @@
+"""Runs: refused before anything is created, found again by kind and time."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from settings import UserError
+from training.checkpoints import Checkpoints
+from training.runs import (
+    check_new_run,
+    create_run,
+    model_folder,
+    new_run_name,
+    newest_run,
+    publish,
+    read_run,
+    resume_run,
+)
+
+
+def write_model(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text(folder.name)
+    (folder / "state").mkdir()
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is a second later."""
+    seconds = iter(range(1_000, 10_000))
+    monkeypatch.setattr("time.time", lambda: float(next(seconds)))
+
+
+@pytest.mark.usefixtures("ticking")
+def test_newest_run_by_kind(tmp_path: Path) -> None:
+    assert newest_run(tmp_path / "missing") is None
+    for name, kind in [("z", "pretrain"), ("a", "pretrain"), ("m", "finetune")]:
+        create_run(tmp_path, name, kind)
+    (tmp_path / "stranger").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    assert newest_run(tmp_path) == tmp_path / "m"
+    assert newest_run(tmp_path, "pretrain") == tmp_path / "a"
+    resume_run(tmp_path / "z")
+    assert newest_run(tmp_path) == newest_run(tmp_path, "pretrain") == tmp_path / "z"
+    record = read_run(tmp_path / "z")
+    assert record is not None and record["name"] == "z" and record["started"] < record["resumed"]
+
+
+@pytest.mark.usefixtures("ticking")
+def test_runs_without_a_model_can_be_passed_over(tmp_path: Path) -> None:
+    first, second = create_run(tmp_path, "first", "pretrain"), create_run(tmp_path, "second", "pretrain")
+    assert newest_run(tmp_path, needs_model=True) is None
+    checkpoints = Checkpoints(first, keep_latest=2)
+    checkpoints.save(1, write_model, is_best=True)
+    checkpoints.save(2, write_model)
+    assert newest_run(tmp_path) == second and newest_run(tmp_path, "pretrain", needs_model=True) == first
+    assert model_folder(first) == first / "checkpoints" / "step_00000001", "the best one"
+    assert model_folder(second) is None
+
+
+def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    (run_dir / "old").write_text("")
+    with pytest.raises(UserError, match=r"--run_name = run, exists .*--overwrite=True"):
+        create_run(tmp_path, "run", "finetune")
+    assert (run_dir / "old").exists()
+    create_run(tmp_path, "run", "finetune", overwrite=True)
+    assert [path.name for path in run_dir.iterdir()] == ["run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_only_runs_are_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years of work")
+    with pytest.raises(UserError, match="no run of this program"):
+        create_run(tmp_path, "thesis", "pretrain", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter").exists()
+    (tmp_path / "empty").mkdir()
+    assert create_run(tmp_path, "empty", "pretrain") == tmp_path / "empty"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "a\\b", ".hidden", "a:b", "a ", "a\n", "a."])
+def test_names_that_are_no_folder_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="no folder name"):
+        create_run(tmp_path / "out", name, "pretrain")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "pretrain_20250101_120000", "实验 1", "lr=1e-3+x", "_x", "v1.2"])
+def test_names_that_are(tmp_path: Path, name: str) -> None:
+    assert create_run(tmp_path, name, "pretrain").is_dir()
+
+
+def test_an_unwritable_output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert "is a file" in check_new_run(folder, "run")[0]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "is not writable" in check_new_run(tmp_path / "a" / "b", "run")[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "checking creates nothing"
+
+
+def test_what_only_trying_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError, match=r"--output_dir = .*Read-only file system"):
+        create_run(tmp_path, "run", "pretrain")
+
+
+def test_other_processes_create_nothing(tmp_path: Path) -> None:
+    assert create_run(tmp_path, "run", "pretrain", is_main=False) == tmp_path / "run"
+    resume_run(tmp_path / "run", is_main=False)
+    publish(tmp_path / "nowhere", tmp_path, is_main=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_publishing_makes_the_run_a_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    checkpoints = Checkpoints(run_dir, keep_latest=1)
+    for step in (1, 2):
+        checkpoint = checkpoints.save(step, write_model)
+        for _ in range(2):  # twice the same is fine
+            publish(checkpoint, run_dir)
+        assert model_folder(run_dir) == run_dir
+        assert (run_dir / "model.safetensors").read_text() == f".tmp-step_0000000{step}"
+    assert sorted(p.name for p in run_dir.iterdir()) == ["checkpoints", "config.json", "model.safetensors", "run.json"]
+    shared = os.stat(run_dir / "model.safetensors").st_ino == os.stat(checkpoint / "model.safetensors").st_ino
+    assert shared == links
+
+
+def test_publishing_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write_model)
+
+    def no_room(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", no_room)
+    monkeypatch.setattr("shutil.copyfile", no_room)
+    with pytest.raises(UserError, match=r"No space left.*the model is whole in .*step_00000001"):
+        publish(checkpoint, run_dir)
+    assert sorted(path.name for path in run_dir.iterdir()) == ["checkpoints", "run.json"]
+
+
+def test_names_of_unnamed_runs(tmp_path: Path) -> None:
+    name = new_run_name("finetune", 0.0)
+    assert name.startswith("finetune_19") and check_new_run(tmp_path, name) == []

@@ -1,0 +1,68 @@
+"""What is told to the user around a run: the plan before, the summary after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memory.plan import Plan
+from memory.units import format_size
+from training.progress import duration
+
+Rows = list[tuple[str, str]]
+
+
+@dataclass
+class Summary:
+    """The end of a run: what was planned, what was measured, what came out. Sizes in bytes, times in seconds."""
+
+    steps: int
+    seconds: float
+    tokens_per_second: float
+    first_eval_loss: float | None
+    best_eval_loss: float | None
+    planned_peak_bytes: int
+    measured_peak_bytes: int
+    budget_bytes: int
+    phase_peaks: dict[str, int]
+    care_seconds: float
+    model_dir: str
+
+
+def plan_rows(plan: Plan, weights: int) -> Rows:
+    """The plan as two columns."""
+    choice = plan.choice
+    batch = f"micro-batch {choice.batch_size_per_gpu} x accumulation {choice.gradient_accumulation_steps}"
+    total = choice.num_walks * choice.num_slices
+    rows = [
+        ("weights", f"{weights:,}, stored in {choice.storage}, computed in {choice.compute}"),
+        ("effective batch", f"{plan.effective_batch_size} rows = {batch}" if total > 1 else f"{plan.effective_batch_size} rows"),
+        ("graphs kept", f"{choice.kept_blocks} blocks, the others recomputed"),
+        ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),
+    ]
+    rows += [(f"  {name}", format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
+    return rows + [("", reason) for reason in plan.reasons]
+
+
+def summary_rows(summary: Summary) -> Rows:
+    """The summary as two columns."""
+    s = summary
+    deviation = s.measured_peak_bytes / s.planned_peak_bytes - 1
+    verdict = "inside" if s.measured_peak_bytes <= s.budget_bytes else "OVER"
+    rows = [
+        ("steps", f"{s.steps} in {duration(s.seconds)}, {s.tokens_per_second:,.0f} tokens/s"),
+        ("peak memory", f"planned {format_size(s.planned_peak_bytes)}, measured {format_size(s.measured_peak_bytes)} ({deviation:+.0%})"),
+        ("budget", f"{format_size(s.budget_bytes)}: {verdict}"),
+        ("peak by phase", ", ".join(f"{phase} {format_size(size)}" for phase, size in s.phase_peaks.items())),
+        ("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / max(s.seconds, 1e-9):.1%} of the run"),
+    ]
+    if s.first_eval_loss is not None and s.best_eval_loss is not None:
+        rows.insert(1, ("evaluation loss", f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
+    return [*rows, ("model", s.model_dir)]
+
+
+def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[str]:
+    """What the user may type next."""
+    program = "python train_low_mem.py"
+    lines = [f"{program} generate --model={model_dir} --input='{prompt}'", f"{program} evaluate --model={model_dir}"]
+    return lines if is_finetune else [*lines, f"{program} train --is_finetune=True --finetune_from={model_dir}"]

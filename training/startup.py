@@ -1,0 +1,197 @@
+"""What does a run start from? Settings, data, an earlier run or a checkpoint are turned into decided facts.
+
+Every refusal happens here, before the run's folder exists. What is decided once for a run (effective batch, steps,
+schedule) is written into its settings, so that a resumed run does not decide again on a machine with other memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config import Config, T5ModelConfig, UserError, load
+from data.loader import StepLoader
+from data.prepare import Prepared, prepare_in_child
+from data.tokenizer import Tokenizer
+from engine.optimizers import PEAK_LEARNING_RATES
+from model import hf_format
+from settings import AUTO
+from training.checkpoints import Checkpoints
+from training.runs import newest_run
+from training.state import TrainingState, read_training_state
+
+SETTINGS_FILE = "settings.json"
+# what defines the numbers of a run: a resumed run may not differ in these
+DEFINING = (
+    "train_file", "validation_file", "objective", "max_seq_len", "max_target_len", "noise_density", "mean_noise_span_length",
+    "max_samples", "is_finetune", "effective_batch_size", "optimizer", "seed", "mixed_precision", "group_by_length",
+)  # fmt: skip
+ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
+MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
+
+
+@dataclass
+class Start:
+    """Everything decided before the model is built.
+
+    Args:
+        config: with all `auto` of the step count and schedule resolved.
+        base: folder to load weights from; None: from scratch. state: where the run stands.
+        is_resumed: whether `base` is a checkpoint of this very run.
+    """
+
+    config: Config
+    prepared: Prepared
+    tokenizer: Tokenizer
+    loader: StepLoader
+    validation: StepLoader
+    base: Path | None
+    state: TrainingState
+    is_resumed: bool
+    notes: list[str]
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run under `output_dir`."""
+        return Path(self.config.run.output_dir) / self.config.run.run_name
+
+
+def find_run_to_resume(config: Config) -> Path:
+    """The folder of the run that `--is_keep_training=True` means.
+
+    Raises:
+        UserError: there is none.
+    """
+    output_dir = Path(config.run.output_dir)
+    if config.run.run_name != AUTO:
+        folder = output_dir / config.run.run_name
+        if not (folder / SETTINGS_FILE).is_file():
+            raise UserError(f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training")
+        return folder
+    run = newest_run(output_dir, None)
+    if run is None:
+        raise UserError(f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one")
+    return run
+
+
+def resumed_config(config: Config, run_dir: Path) -> Config:
+    """The saved settings of a run, with the flags of now over them.
+
+    Raises:
+        UserError: a flag differs in what defines the run.
+    """
+    flags: dict[str, Any] = {name: value for name, value in config.as_dict().items() if config.given(name)}
+    saved = load("train", {"config": str(run_dir / SETTINGS_FILE)})
+    ours, theirs = config.as_dict(), saved.as_dict()
+    problems = [
+        f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; leave it out, or start another run"
+        for name in (*DEFINING, *MODEL_FIELDS)
+        if config.given(name) and ours[name] != theirs[name] and name != "is_finetune"
+    ]
+    if problems:
+        raise UserError(*problems)
+    return load("train", {"config": str(run_dir / SETTINGS_FILE), **flags, "run_name": run_dir.name})
+
+
+def start(config: Config, available_bytes: int) -> Start:
+    """Decide what a training run starts from; see the module. Reads and caches data; creates no run folder.
+
+    Args:
+        available_bytes: free memory, which decides `ultra_low_mem` where it is auto.
+    """
+    notes: list[str] = []
+    run_dir = None
+    if config.train.is_keep_training:
+        run_dir = find_run_to_resume(config)
+        config = resumed_config(config, run_dir)
+    base = _base_folder(config, run_dir, notes)
+    if base is not None:
+        _take_over_shape(config, base)
+        if config.data.tokenizer_dir == AUTO:
+            config.data.tokenizer_dir = str(base)
+    prepared = prepare_in_child(config)
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    _fit_vocabulary(config, tokenizer, base, notes)
+    asked = config.memory.ultra_low_mem
+    reopen = available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
+    train, validation = (
+        StepLoader(split, prepared.objective, config, reopen) for split in (prepared.train_dir, prepared.validation_dir)
+    )
+    is_resumed = run_dir is not None and base is not None
+    state = read_training_state(base) if is_resumed and base is not None else TrainingState()
+    return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes)
+
+
+def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path | None:
+    if run_dir is not None:
+        latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()
+        if latest is not None:
+            return latest
+        notes.append(f"{run_dir.name} was stopped before its first checkpoint: it starts again from step 1")
+    if not config.train.is_finetune and config.train.finetune_from == AUTO:
+        return None
+    if config.train.finetune_from != AUTO:
+        folder = Path(config.train.finetune_from)
+        if not folder.is_dir():
+            raise UserError(f"--finetune_from = {folder}, no such folder; name a folder with config.json and model.safetensors")
+        return folder
+    found = newest_run(Path(config.run.output_dir), "pretrain")
+    if found is None or not (found / "config.json").is_file():
+        notes.append(f"no pretraining run in {config.run.output_dir}: finetuning starts from random weights")
+        return None
+    notes.append(f"goes on from {found}")
+    return found
+
+
+def _take_over_shape(config: Config, base: Path) -> None:
+    """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
+    shape = hf_format.read_config(base)
+    problems = [
+        f"--{name} = {getattr(config.model, name)}, the checkpoint {base} is of another shape ({getattr(shape, name)}); leave it out"
+        for name in MODEL_FIELDS
+        if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
+    ]
+    if problems:
+        raise UserError(*problems)
+    shape.dropout_rate = config.model.dropout_rate
+    config.model = shape
+
+
+def _fit_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> None:
+    model = config.model
+    if tokenizer.size > model.vocab_size:
+        if base is not None or config.given("vocab_size"):
+            raise UserError(
+                f"--tokenizer_dir = {config.data.tokenizer_dir}, has {tokenizer.size} tokens and the model {model.vocab_size}: "
+                "it does not match; use the tokenizer that the model was trained with"
+            )
+        model.vocab_size = math.ceil(tokenizer.size / 64) * 64
+        notes.append(f"vocab_size = {model.vocab_size}, to hold the tokenizer's {tokenizer.size} tokens")
+    if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
+        if base is not None:
+            raise UserError(
+                f"--tokenizer_dir = {config.data.tokenizer_dir}, has pad {tokenizer.pad_id} and eos {tokenizer.eos_id}, the model "
+                f"{model.pad_token_id} and {model.eos_token_id}: it does not match; use the model's own tokenizer"
+            )
+        model.pad_token_id, model.eos_token_id = tokenizer.pad_id, tokenizer.eos_id
+
+
+def resolve_schedule(config: Config, effective_batch_size: int, rows: int) -> None:
+    """Replace every `auto` of steps and schedule by its number, in place."""
+    train = config.train
+    train.effective_batch_size = effective_batch_size
+    if train.max_steps == AUTO:
+        epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
+        train.max_steps = max(1, math.ceil(rows * epochs / effective_batch_size))
+    steps = int(train.max_steps)
+    if train.warmup_steps == AUTO:
+        train.warmup_steps = min(10_000, steps // 10)
+    if train.eval_steps == AUTO:
+        train.eval_steps = max(1, min(1000, steps // 5))
+    if train.save_steps == AUTO:
+        train.save_steps = max(1, min(1000, steps // 10))
+    if train.learning_rate == AUTO:
+        train.learning_rate = PEAK_LEARNING_RATES[train.optimizer]
