@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from settings import AUTO, DoesNotFit, UserError, nearest_name, parse, setting
+from settings import AUTO, DoesNotFit, UserError, nearest_name, parse, read_settings_file, setting
 
 __all__ = ["COMMANDS", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
@@ -26,7 +26,7 @@ PRESETS_DIR = ROOT / "presets"
 @cache
 def model_presets() -> dict[str, dict[str, Any]]:
     """The shapes of the T5 family by name, read from `presets/models.yaml`."""
-    return _read_settings_file(PRESETS_DIR / "models.yaml")
+    return read_settings_file(PRESETS_DIR / "models.yaml")
 
 
 @cache
@@ -64,7 +64,10 @@ class DataConfig:
     """Where the text comes from and how it becomes rows."""
 
     train_file: str | None = setting(
-        None, "file, folder or glob to train on, several parted by commas; none: the built-in sample", kind=str, optional=True
+        None,
+        "file, folder or glob to train on, several parted by commas; none: the built-in sample",
+        kind=str,
+        optional=True,
     )
     validation_file: str | None = setting(
         None, "rows for evaluation; none: one row in a hundred is held out", kind=str, optional=True
@@ -72,7 +75,9 @@ class DataConfig:
     text_column: str = setting("text", "column with the text for pretraining", kind=str)
     prompt_column: str = setting("prompt", "column with the prompt of a pair", kind=str)
     response_column: str = setting("response", "column with the response of a pair", kind=str)
-    tokenizer_dir: str = setting(AUTO, "folder with tokenizer.json; auto: the model's own, else one is trained", kind=str, auto=True)
+    tokenizer_dir: str = setting(
+        AUTO, "folder with tokenizer.json; auto: the model's own, else one is trained", kind=str, auto=True
+    )
     objective: str = setting(
         AUTO, "training task; auto: span for text, pairs for prompt and response",
         kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs"),
@@ -83,8 +88,12 @@ class DataConfig:
         kind=int, unit="tokens", low=4, high=65536, auto=True,
     )  # fmt: skip
     noise_density: float = setting(0.15, "share of tokens that span corruption masks", kind=float, low=0.01, high=0.9)
-    mean_noise_span_length: float = setting(3.0, "mean length of a masked span", kind=float, unit="tokens", low=1.0, high=64.0)
-    max_samples: int | None = setting(None, "use at most this many rows of the training data", kind=int, unit="rows", low=1, optional=True)
+    mean_noise_span_length: float = setting(
+        3.0, "mean length of a masked span", kind=float, unit="tokens", low=1.0, high=64.0
+    )
+    max_samples: int | None = setting(
+        None, "use at most this many rows of the training data", kind=int, unit="rows", low=1, optional=True
+    )
     group_by_length: bool = setting(True, "let rows of like length share a micro-batch (pairs)", kind=bool)
     skip_bad_rows: bool = setting(False, "count broken rows and go on instead of stopping at the first", kind=bool)
     cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str)
@@ -95,8 +104,12 @@ class TrainConfig:
     """What happens at each step, and how often."""
 
     is_finetune: bool = setting(False, "go on from a trained model, on prompt and response pairs", kind=bool)
-    is_keep_training: bool = setting(False, "resume exactly where the last run of this output folder stopped", kind=bool)
-    finetune_from: str = setting(AUTO, "model folder to start from; auto: the newest pretraining run", kind=str, auto=True)
+    is_keep_training: bool = setting(
+        False, "resume exactly where the last run of this output folder stopped", kind=bool
+    )
+    finetune_from: str = setting(
+        AUTO, "model folder to start from; auto: the newest pretraining run", kind=str, auto=True
+    )
     max_steps: int | str = setting(AUTO, "steps to train; auto: from epochs", kind=int, unit="steps", low=1, auto=True)
     epochs: float | str = setting(
         AUTO, "times through the data, if max_steps is auto; auto: 1, or 3 with is_finetune",
@@ -106,29 +119,55 @@ class TrainConfig:
         AUTO, "rows of one step, over all micro-batches and processes; never changed once chosen",
         kind=int, unit="rows", low=1, auto=True,
     )  # fmt: skip
-    batch_size_per_gpu: int | str = setting(AUTO, "micro-batch: rows of one forward", kind=int, unit="rows", low=1, auto=True)
-    eval_batch_size_per_gpu: int | str = setting(AUTO, "micro-batch of evaluation", kind=int, unit="rows", low=1, auto=True)
-    gradient_accumulation_steps: int | str = setting(AUTO, "micro-batches of one step on one process", kind=int, low=1, auto=True)
+    batch_size_per_gpu: int | str = setting(
+        AUTO, "micro-batch: rows of one forward", kind=int, unit="rows", low=1, auto=True
+    )
+    eval_batch_size_per_gpu: int | str = setting(
+        AUTO, "micro-batch of evaluation", kind=int, unit="rows", low=1, auto=True
+    )
+    gradient_accumulation_steps: int | str = setting(
+        AUTO, "micro-batches of one step on one process", kind=int, low=1, auto=True
+    )
     optimizer: str = setting(
         "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS) or adamw",
         kind=str, choices=("adafactor", "adamw_rms", "adamw"),
     )  # fmt: skip
     learning_rate: float | str = setting(
-        AUTO, "highest learning rate; auto: 1e-2 for adafactor, 2e-2 for adamw_rms, 3e-4 for adamw", kind=float, above=0.0, auto=True
+        AUTO,
+        "highest learning rate; auto: 1e-2 for adafactor, 2e-2 for adamw_rms, 3e-4 for adamw",
+        kind=float,
+        above=0.0,
+        auto=True,
     )
     lr_schedule: str = setting(
-        "cosine", "course of the learning rate after the warm-up", kind=str, choices=("cosine", "inverse_sqrt", "one_cycle", "constant")
+        "cosine",
+        "course of the learning rate after the warm-up",
+        kind=str,
+        choices=("cosine", "inverse_sqrt", "one_cycle", "constant"),
     )
-    warmup_steps: int | str = setting(AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True)
+    warmup_steps: int | str = setting(
+        AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True
+    )
     weight_decay: float = setting(0.0, "decoupled weight decay, times the learning rate", kind=float, low=0.0, high=1.0)
     max_grad_norm: float = setting(
-        0.0, "clip all gradients to this global norm; 0: off (needs all gradients at once; adafactor clips per tensor)", kind=float, low=0.0
+        0.0,
+        "clip all gradients to this global norm; 0: off (needs all gradients at once; adafactor clips per tensor)",
+        kind=float,
+        low=0.0,
     )
-    label_smoothing: float = setting(0.0, "share of the target spread over the vocabulary", kind=float, low=0.0, high=0.9)
+    label_smoothing: float = setting(
+        0.0, "share of the target spread over the vocabulary", kind=float, low=0.0, high=0.9
+    )
     z_loss: float = setting(0.0, "weight of the squared log-partition in the loss", kind=float, low=0.0, high=1.0)
-    eval_steps: int | str = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True)
-    eval_rows: int = setting(256, "rows of the validation data that one evaluation reads at most", kind=int, unit="rows", low=1)
-    save_steps: int | str = setting(AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True)
+    eval_steps: int | str = setting(
+        AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True
+    )
+    eval_rows: int = setting(
+        256, "rows of the validation data that one evaluation reads at most", kind=int, unit="rows", low=1
+    )
+    save_steps: int | str = setting(
+        AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True
+    )
     keep_latest_n_ckp: int = setting(2, "checkpoints kept beside the best one", kind=int, low=1)
     log_steps: int = setting(10, "steps between two lines on a screen that is no terminal", kind=int, low=1)
     sample_rows: int = setting(3, "answers generated from validation rows at the end", kind=int, unit="rows", low=0)
@@ -138,7 +177,9 @@ class TrainConfig:
 class MemoryConfig:
     """What the run may take, and how it keeps to it."""
 
-    memory_budget: int | str = setting(AUTO, "most memory for the process tree of one rank; auto: what is free here", kind="size", auto=True)
+    memory_budget: int | str = setting(
+        AUTO, "most memory for the process tree of one rank; auto: what is free here", kind="size", auto=True
+    )
     memory_mode: str = setting(
         AUTO, "standard (fast), low, ultra (least memory); auto: the first that fits",
         kind=str, auto=True, choices=("standard", "low", "ultra"),
@@ -150,17 +191,23 @@ class MemoryConfig:
         AUTO, "no (fp32) or bf16 weights; auto: by what this device multiplies fast and what fits",
         kind=str, auto=True, choices=("no", "fp16", "bf16"),
     )  # fmt: skip
-    gradient_checkpointing: bool | str = setting(AUTO, "recompute blocks in backward; auto: where the plan needs it", kind=bool, auto=True)
+    gradient_checkpointing: bool | str = setting(
+        AUTO, "recompute blocks in backward; auto: where the plan needs it", kind=bool, auto=True
+    )
     light_clean_steps: int = setting(50, "steps between light cleanings", kind=int, low=1)
     full_clean_steps: int = setting(200, "steps between full cleanings", kind=int, low=1)
-    monitor_seconds: float = setting(0.25, "time between two memory samples", kind=float, unit="seconds", low=0.01, high=60.0)
+    monitor_seconds: float = setting(
+        0.25, "time between two memory samples", kind=float, unit="seconds", low=0.01, high=60.0
+    )
 
 
 @dataclass
 class RunConfig:
     """Names, folders, and where it runs."""
 
-    run_name: str = setting(AUTO, "folder under output_dir and log_dir; auto: pretrain_ or finetune_ and the time", kind=str, auto=True)
+    run_name: str = setting(
+        AUTO, "folder under output_dir and log_dir; auto: pretrain_ or finetune_ and the time", kind=str, auto=True
+    )
     output_dir: str = setting("model_save", "folder for models and checkpoints", kind=str)
     log_dir: str = setting("logs", "folder for logs and metrics", kind=str)
     overwrite: bool = setting(False, "replace an existing run of that name", kind=bool)
@@ -173,8 +220,15 @@ class RunConfig:
 class TokenizerConfig:
     """How a tokenizer is trained."""
 
-    tokenizer_type: str = setting("bpe", "bpe (byte-level), unigram, or byte (ByT5, nothing to train)", kind=str, choices=("bpe", "unigram", "byte"))
-    tokenizer_sample: int = setting(64 * 2**20, "most text a tokenizer is trained on, sampled over the corpus", kind="size")
+    tokenizer_type: str = setting(
+        "bpe",
+        "bpe (byte-level), unigram, or byte (ByT5, nothing to train)",
+        kind=str,
+        choices=("bpe", "unigram", "byte"),
+    )
+    tokenizer_sample: int = setting(
+        64 * 2**20, "most text a tokenizer is trained on, sampled over the corpus", kind="size"
+    )
 
 
 @dataclass
@@ -196,12 +250,16 @@ class CheckpointConfig:
 class GenerateConfig:
     """How answers are written."""
 
-    input: str | None = setting(None, "a text, or a file of prompts (text, JSONL, CSV, Parquet, Arrow)", kind=str, optional=True)
+    input: str | None = setting(
+        None, "a text, or a file of prompts (text, JSONL, CSV, Parquet, Arrow)", kind=str, optional=True
+    )
     output: str | None = setting(None, "JSONL file for the answers; none: the screen", kind=str, optional=True)
     max_new_tokens: int = setting(128, "longest answer", kind=int, unit="tokens", low=1, high=65536)
     temperature: float = setting(0.0, "0: greedy; above: sampling", kind=float, low=0.0, high=10.0)
     top_k: int = setting(0, "sample from this many best tokens; 0: all", kind=int, low=0)
-    top_p: float = setting(1.0, "sample from the best tokens that hold this probability", kind=float, above=0.0, high=1.0)
+    top_p: float = setting(
+        1.0, "sample from the best tokens that hold this probability", kind=float, above=0.0, high=1.0
+    )
     generate_batch_size: int = setting(8, "prompts answered at once", kind=int, unit="rows", low=1)
 
 
@@ -236,7 +294,6 @@ class Config:
 
 
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
-RUN_EVERYWHERE = ("run",)
 # command -> its groups and single settings
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("data", "model", "train", "memory", "tokenizer", "run"),
@@ -297,7 +354,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
             if name in taken:
                 _apply(config, name, value, origin, problems)
             elif origin == "flag" or name not in settings_by_name():
-                problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{nearest_name(name, [*taken, 'config', 'preset', 'model_preset'])}")
+                problems.append(
+                    f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{nearest_name(name, [*taken, 'config', 'preset', 'model_preset'])}"
+                )
     if not problems:
         problems += check(config)
     if problems:
@@ -309,7 +368,7 @@ def _load_layer(path: Any, problems: list[str]) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return _flatten(_read_settings_file(Path(str(path))))
+        return read_settings_file(Path(str(path)), GROUPS)
     except UserError as error:
         problems += error.problems
         return {}
@@ -321,14 +380,16 @@ def _load_preset(name: Any, problems: list[str]) -> dict[str, Any]:
     if name not in run_presets():
         problems.append(f"--preset = {name}, is not known; allowed: {', '.join(run_presets())}")
         return {}
-    return _flatten(_read_settings_file(PRESETS_DIR / f"{name}.yaml"))
+    return read_settings_file(PRESETS_DIR / f"{name}.yaml", GROUPS)
 
 
 def _apply_model_preset(config: Config, problems: list[str]) -> None:
     shape = model_presets().get(config.model_preset)
     if shape is None:
         near = nearest_name(config.model_preset, model_presets()).replace("--", "").replace("see help", "see --help")
-        problems.append(f"--model_preset = {config.model_preset}, is not known{near}; allowed: {', '.join(model_presets())}")
+        problems.append(
+            f"--model_preset = {config.model_preset}, is not known{near}; allowed: {', '.join(model_presets())}"
+        )
         return
     for name, value in shape.items():
         _apply(config, name, value, "preset", problems)
@@ -343,28 +404,6 @@ def _apply(config: Config, name: str, value: Any, origin: str, problems: list[st
         problems.append(f"--{name} = {value}, {error}")
 
 
-def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Files may sort settings into their groups; names are unique, so the groups can be dropped."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat.update(value if key in GROUPS and isinstance(value, Mapping) else {key: value})
-    return flat
-
-
-def _read_settings_file(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf8"))  # JSON is YAML
-    except FileNotFoundError:
-        raise UserError(f"--config = {path}, no such file") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"--config = {path}, cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"--config = {path}, is not a table of name: value lines")
-    return content
-
-
 def check(config: Config) -> list[str]:
     """Find settings that are fine alone and wrong together."""
     problems = []
@@ -376,9 +415,15 @@ def check(config: Config) -> list[str]:
             f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "
             f"relative_attention_num_buckets ({model.relative_attention_num_buckets})"
         )
+    if model.bias_in_every_layer and not model.scale_decoder_outputs:
+        problems.append(
+            "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
+        )
     rows, micro, accumulation = train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps
     if AUTO not in (rows, micro) and micro > rows:  # type: ignore[operator]
-        problems.append(f"--batch_size_per_gpu = {micro}, is more than effective_batch_size ({rows}); lower it or use auto")
+        problems.append(
+            f"--batch_size_per_gpu = {micro}, is more than effective_batch_size ({rows}); lower it or use auto"
+        )
     if AUTO not in (rows, micro, accumulation) and rows % (micro * accumulation):  # type: ignore[operator]
         problems.append(
             f"--effective_batch_size = {rows}, is no multiple of batch_size_per_gpu x gradient_accumulation_steps "

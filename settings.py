@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from memory.units import format_size, parse_size
@@ -114,12 +115,18 @@ def _parse_kind(kind: type | str, value: Any, word: Any) -> Any:
         raise ValueError(f"is not a {'whole number' if kind is int else 'number'}") from None
     if number != number:
         raise ValueError("is not a number")
-    return int(value) if kind is int and isinstance(value, str) and word.lstrip("+-").isdigit() else kind(number)
+    if kind is float:
+        return number
+    return int(value) if isinstance(value, str) and word.lstrip("+-").isdigit() else int(number)
 
 
 def _check_range(value: float, facts: Mapping[str, Any]) -> None:
     low, high, above = facts["low"], facts["high"], facts["above"]
-    if (low is not None and value < low) or (high is not None and value > high) or (above is not None and value <= above):
+    if (
+        (low is not None and value < low)
+        or (high is not None and value > high)
+        or (above is not None and value <= above)
+    ):
         raise ValueError(f"is out of range; allowed: {allowed(facts)}")
 
 
@@ -132,18 +139,22 @@ def allowed(facts: Mapping[str, Any]) -> str:
     elif facts["kind"] is bool:
         words.append("True | False")
     elif above is not None:
-        words.append(f"more than {above:g}" + (f" up to {high:g}" if high is not None else ""))
+        words.append(f"more than {_plain(above)}" + (f" up to {_plain(high)}" if high is not None else ""))
     elif low is not None:
-        words.append(f"{low:g} to {high:g}" if high is not None else f"{low:g} or more")
+        words.append(f"{_plain(low)} to {_plain(high)}" if high is not None else f"{_plain(low)} or more")
     elif facts["kind"] == "size":
         words.append("a size such as 6G or 512M")
-    elif facts["kind"] is str and not facts["auto"]:
+    elif facts["kind"] is str:
         words.append("text")
     elif facts["kind"] is not str:
         words.append("a number")
     if facts["optional"]:
         words.append("none")
     return " or ".join(words) + (f", {facts['unit']}" if facts["unit"] else "")
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def show(field: dataclasses.Field[Any], value: Any) -> str:
@@ -158,3 +169,25 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
         return f"; did you mean --no{name}=VALUE? It needs a value"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean --{near[0]}?" if near else "; see --help for the flags that exist"
+
+
+def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a YAML or JSON table of settings. It may sort them into groups; names are unique, so the groups are dropped.
+
+    Raises:
+        UserError: the file is missing, unreadable or no table.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf8"))  # JSON is YAML
+    except FileNotFoundError:
+        raise UserError(f"--config = {path}, no such file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--config = {path}, cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--config = {path}, is not a table of name: value lines")
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})
+    return flat

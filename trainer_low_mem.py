@@ -10,43 +10,37 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from loguru import logger
 
 import devices
 from config import Config, DoesNotFit
 from data.collate import Batch
 from devices.malloc import tune_malloc
-from engine.keep import Keep
-from engine.optimizers import OPTIMIZERS, Step
+from engine.optimizers import Step
 from engine.reduce import Reducer
-from engine.residency import residency_for
 from engine.slices import Slice, to_slice
-from engine.update import Update
-from engine.walk import Walk
 from memory.budget import measure_budget
 from memory.cleanup import Cleaner, CleanupRecord
 from memory.monitor import Monitor
-from memory.plan import Choice, Machine, Plan, plan, weight_counts
+from memory.prediction import Choice, weight_counts
 from memory.recovery import Recovery
-from model import hf_format
-from model.loss import LossSettings
-from model.t5 import T5
 from settings import AUTO, UserError
+from training.building import build
 from training.checkpoints import Checkpoints
 from training.evaluation import evaluate
 from training.interrupts import Interrupted, Interrupts
+from training.planning import make_plan
+from training.processes import agree_on, sum_over
 from training.progress import Progress, Reading
 from training.report import Summary, next_commands, plan_rows, summary_rows
 from training.runs import check_new_run, create_run, new_run_name, publish, resume_run
 from training.samples import show_samples
 from training.schedules import learning_rate
-from training.startup import SETTINGS_FILE, Start, resolve_schedule, start
-from training.state import load_optimizer, write_checkpoint
+from training.startup import SETTINGS_FILE, resolve_schedule, start
+from training.state import write_checkpoint
 from training.tracking import MetricsFile, open_log
 
 PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at once
@@ -78,9 +72,9 @@ class LowMemTrainer:
             torch.set_num_threads(int(self.config.run.num_threads))
         self.is_main = self.accelerator.is_main_process
         with ExitStack() as stack:
-            self.interrupts = stack.enter_context(Interrupts(self.is_main))
             self._decide(stack)
             self._build()
+            self.interrupts = stack.enter_context(Interrupts(self.is_main))
             stack.enter_context(self.progress)
             self._loop()
             self.progress.stop()
@@ -93,43 +87,27 @@ class LowMemTrainer:
         config = self.config
         self.budget = measure_budget(config.memory.memory_budget, self.device, self.accelerator.num_processes)
         self.monitor = stack.enter_context(Monitor(self.budget.host_bytes, self.device, config.memory.monitor_seconds))
-        name = self._agree_on(config.run.run_name if config.run.run_name != AUTO else new_run_name(_kind(config)))
+        name = config.run.run_name if config.run.run_name != AUTO else new_run_name(_kind(config))
+        name = agree_on(self.accelerator, name)
         if not config.train.is_keep_training:
             config.run.run_name = name
             _refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
         with self.monitor.phase("prepare"):
             self.start = start(config, self.budget.available_bytes)
         self.config = config = self.start.config
-        self.plan = self._agree_on(self._make_plan())
+        base = self.monitor.sample().anon_bytes
+        processes = self.accelerator.num_processes
+        self.plan = agree_on(self.accelerator, make_plan(self.start, self.device, self.budget, base, processes))
         resolve_schedule(config, self.plan.effective_batch_size, self.start.loader.num_rows)
         _refuse(self._batch_problems())
         self._open_run()
 
-    def _make_plan(self) -> Plan:
-        """Choose micro-batch, slices, kept graphs and dtypes; a resumed run keeps its choice where it still fits."""
-        config, loader = self.config, self.start.loader
-        separate = self.device.is_separate_memory and self.budget.device_bytes is not None
-        machine = Machine(
-            budget_bytes=int(self.budget.device_bytes or 0) if separate else self.budget.host_bytes,
-            available_bytes=self.budget.available_bytes,
-            base_bytes=0 if separate else self.monitor.sample().anon_bytes,
-            rates=tuple((str(t).removeprefix("torch."), self.device.multiply_rate(t)) for t in (torch.float32, torch.bfloat16)),
-            num_processes=self.accelerator.num_processes,
-        )
-        optimizer = OPTIMIZERS[config.train.optimizer]
-        with torch.device("meta"):
-            shapes = [tuple(weight.shape) for weight in T5(config.model, device="meta").parameters()]
-        made = plan(
-            config, machine, source_tokens=loader.lengths.input_tokens, target_tokens=loader.lengths.target_tokens,
-            state_elements=sum(optimizer.state_elements(shape) for shape in shapes),
-            earlier=Choice(**self.start.state.choice) if self.start.state.choice else None,
-        )  # fmt: skip
-        return made
-
     def _batch_problems(self) -> list[str]:
         rows, processes = self.plan.effective_batch_size, self.accelerator.num_processes
         if rows < processes:
-            return [f"--effective_batch_size = {rows}, is less than one row for each of {processes} processes; raise it"]
+            return [
+                f"--effective_batch_size = {rows}, is less than one row for each of {processes} processes; raise it"
+            ]
         return []
 
     def _open_run(self) -> None:
@@ -161,28 +139,15 @@ class LowMemTrainer:
         self.progress.table("plan", plan_rows(self.plan, weight_counts(config.model)["total"]))
 
     def _build(self) -> None:
-        """Make model, optimizer and walk as the plan says, and load what the run starts from."""
-        config, choice, base = self.config, self.plan.choice, self.start.base
-        storage, compute = getattr(torch, choice.storage), getattr(torch, choice.compute)
-        device = self.device.torch_device
+        """Make model and engine, load what the run starts from, and get ready to watch."""
         with self.monitor.phase("load"):
-            if base is None:
-                self.model = T5(config.model, device, storage).initialise(config.run.seed)
-            else:
-                self.model = hf_format.load(base, dtype=storage, device=device, expect=config.model)
-            self.model.config.dropout_rate = config.model.dropout_rate
-            self.optimizer = OPTIMIZERS[config.train.optimizer](dict(self.model.named_parameters()))
-            if self.start.is_resumed and base is not None:
-                load_optimizer(base, self.optimizer, device)
-        loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
-        residency = residency_for(storage, compute)
-        self.walk = Walk(self.model, Keep(choice.kept_blocks), residency, loss, config.model.dropout_rate)
-        self.update = Update(self.optimizer, config.train.max_grad_norm)
+            engine = build(self.start, self.plan.choice, self.device)
+        self.model, self.optimizer, self.walk, self.update = engine.model, engine.optimizer, engine.walk, engine.update
         self.reducer = Reducer(self.update.ready, self.accelerator.num_processes)
-        self.cleaner = Cleaner(self.device, config.memory.light_clean_steps, config.memory.full_clean_steps)
+        memory = self.config.memory
+        self.cleaner = Cleaner(self.device, memory.light_clean_steps, memory.full_clean_steps)
         self.recovery = Recovery(self.device)
-        self.state = replace(self.start.state, choice=asdict(choice))
-        self.device.check_placement([*self.model.named_parameters(), *self.optimizer.state.items()])
+        self.state = replace(self.start.state, choice=asdict(self.plan.choice))
         self.cleaner.settle()
         self._record_memory("load")
 
@@ -190,7 +155,8 @@ class LowMemTrainer:
 
     def _loop(self) -> None:
         train = self.config.train
-        max_steps, self._first_eval_loss = int(train.max_steps), None
+        max_steps = int(train.max_steps)
+        self._first_eval_loss: float | None = None
         self._loop_seconds, self._loop_tokens = 0.0, 0
         rows_per_epoch = self.start.loader.num_rows
         if self.state.step == 0:
@@ -215,7 +181,7 @@ class LowMemTrainer:
     def _step(self, number: int) -> bool:
         """One optimizer step. Returns whether a stop was asked for on any process."""
         began = time.perf_counter()
-        config, choice, tokens = self.config, self.plan.choice, 0
+        config, choice = self.config, self.plan.choice
         rate = learning_rate(
             number, schedule=config.train.lr_schedule, peak=float(config.train.learning_rate),
             warmup_steps=int(config.train.warmup_steps), max_steps=int(config.train.max_steps),
@@ -223,17 +189,21 @@ class LowMemTrainer:
         while True:
             try:
                 batches = self._micro_batches(number, choice.batch_size_per_gpu)
-                tokens = sum(batch.num_tokens for batch in batches)
                 slices = [self._to_slice(batch) for batch in batches]
-                labels, tokens, stop = self._sum(sum(s.num_labels for s in slices), tokens, int(self.interrupts.stop_requested))
+                labels, tokens, stop = sum_over(
+                    self.accelerator,
+                    sum(s.num_labels for s in slices),
+                    sum(b.num_tokens for b in batches),
+                    int(self.interrupts.stop_requested),
+                )
                 self.update.begin(Step(number, rate, config.train.weight_decay, config.run.seed))
                 loss = self._walk(slices, labels)
                 break
             except Exception as error:
                 choice = self._shrink(error, number)
-        loss = self._sum(float(loss))[0] / max(labels, 1)
+        mean = sum_over(self.accelerator, float(loss))[0] / max(labels, 1)
         seconds = time.perf_counter() - began
-        self._record_step(number, loss, rate, int(tokens), seconds)
+        self._record_step(number, mean, rate, int(tokens), seconds)
         return bool(stop)
 
     def _walk(self, slices: list[Slice], labels: float) -> torch.Tensor:
@@ -317,8 +287,17 @@ class LowMemTrainer:
             self.state.best_eval_loss = result.loss
         if self._first_eval_loss is None:
             self._first_eval_loss = result.loss
-        self.metrics.write("eval", step=self.state.step, loss=result.loss, perplexity=result.perplexity, rows=result.rows, tokens=result.tokens)
-        self._tell(f"step {self.state.step}: evaluation loss {result.loss:.4f}, perplexity {result.perplexity:,.1f} ({result.rows} rows)")
+        self.metrics.write(
+            "eval",
+            step=self.state.step,
+            loss=result.loss,
+            perplexity=result.perplexity,
+            rows=result.rows,
+            tokens=result.tokens,
+        )
+        self._tell(
+            f"step {self.state.step}: evaluation loss {result.loss:.4f}, perplexity {result.perplexity:,.1f} ({result.rows} rows)"
+        )
         self._record_memory("evaluation")
         return is_best
 
@@ -331,7 +310,9 @@ class LowMemTrainer:
             self._note_cleanup(record)
 
     def _note_cleanup(self, record: CleanupRecord) -> None:
-        self.metrics.write("cleanup", step=self.state.step, kind=record.kind, freed_bytes=record.freed_bytes, reason=record.reason)
+        self.metrics.write(
+            "cleanup", step=self.state.step, kind=record.kind, freed_bytes=record.freed_bytes, reason=record.reason
+        )
         if record.kind == "full" and record.reason in ("schedule", "pressure"):
             self._record_memory("train")
 
@@ -359,7 +340,17 @@ class LowMemTrainer:
         prompt = "..."
         if self.is_main:
             with self.monitor.phase("samples"):
-                prompt = show_samples(self.walk, self.start.validation, self.start.tokenizer, self.config.train.sample_rows, self.progress, self.metrics) or prompt
+                prompt = (
+                    show_samples(
+                        self.walk,
+                        self.start.validation,
+                        self.start.tokenizer,
+                        self.config.train.sample_rows,
+                        self.progress,
+                        self.metrics,
+                    )
+                    or prompt
+                )
         self._record_memory("end")
         self.monitor.stop()
         summary = Summary(
@@ -372,27 +363,16 @@ class LowMemTrainer:
         self.metrics.write("end", step=self.state.step, **{k: v for k, v in asdict(summary).items() if k != "steps"})
         self.metrics.close()
         self.progress.table("done", summary_rows(summary))
-        self.progress.note("next\n" + "\n".join(f"  {line}" for line in next_commands(str(run_dir), self.config.train.is_finetune, prompt)))
+        self.progress.note(
+            "next\n"
+            + "\n".join(f"  {line}" for line in next_commands(str(run_dir), self.config.train.is_finetune, prompt))
+        )
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return summary
 
     def _measured_peak(self) -> int:
         return self.device.memory_peak_bytes() if self.device.is_separate_memory else self.monitor.peak_bytes
-
-    # --- between processes ---
-
-    def _sum(self, *numbers: float) -> list[float]:
-        """Sums over all processes. Float64: a loss of one process and of two shall differ by rounding alone."""
-        if self.accelerator.num_processes == 1:
-            return list(numbers)
-        dtype = torch.float32 if self.device.name == "mps" else torch.float64
-        total = torch.tensor(numbers, dtype=dtype, device=self.device.torch_device)
-        return self.accelerator.reduce(total, reduction="sum").tolist()  # type: ignore[union-attr]
-
-    def _agree_on(self, value: Any) -> Any:
-        """The main process's value, on all processes."""
-        return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
 
     def _tell(self, text: str) -> None:
         """Say something on the screen and in the log."""

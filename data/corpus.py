@@ -169,7 +169,7 @@ def _pairs(source: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and len(node.body) > 1:
             docstring = ast.get_docstring(node)
-            if docstring is None:
+            if docstring is None or node.body[0].lineno == node.lineno:
                 continue
             prompt, response = _without_docstring(lines, node), docstring.split("\n", 1)[0].strip()
             if _within(prompt, PROMPT_CHARS) and _within(response, RESPONSE_CHARS) and " " in response:

@@ -61,7 +61,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             raise UserError(
                 f"{source.path}: {source.kind} has no rows by number; turn it into shards with the prepare command"
             )
-        with broken_file_is_user_error(source.path, f"a {source.kind}"):
+        with broken_file_is_user_error(source.path, source.kind):
             return (ParquetTable if source.kind == PARQUET else ArrowTable)(source, self.ultra_low_mem)
 
     def _check_columns(self) -> None:
@@ -95,7 +95,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             self._pid = os.getpid()
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         file = self._recently(number)
-        with broken_file_is_user_error(file.source.path, f"a {file.source.kind}"):
+        with broken_file_is_user_error(file.source.path, file.source.kind):
             return file.read(row - int(self._starts[number]), self.columns)
 
     def _recently(self, number: int) -> TableFile:

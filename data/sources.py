@@ -131,9 +131,7 @@ def _detect(path: Path, name: str) -> Source:
     if start.startswith(b"\xff\xff\xff\xff") and len(start) == 8:
         return Source(path, ARROW_STREAM)
     if kind in TABLES:
-        raise UserError(
-            f"{name} = {path}, does not begin as a {kind} does; it is another format or broken, write it anew"
-        )
+        raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it anew")
     return Source(path, kind)
 
 

@@ -32,7 +32,7 @@ def broken_file_is_user_error(path: Path, what: str) -> Iterator[None]:
 
 
 def _schema(source: Source) -> pa.Schema:
-    with broken_file_is_user_error(source.path, f"a {source.kind}"):
+    with broken_file_is_user_error(source.path, source.kind):
         if source.kind == PARQUET:
             with pq.ParquetFile(source.path, pre_buffer=False) as file:
                 return file.schema_arrow
@@ -59,7 +59,7 @@ def table_batches(
     """
     _check_types(source, columns)
     first = 1
-    with broken_file_is_user_error(source.path, f"a {source.kind}"):
+    with broken_file_is_user_error(source.path, source.kind):
         for batch in _record_batches(source, columns, batch_rows):
             cells = [_texts(batch.column(name)) for name in columns]
             rows = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,9 @@ class Tokenizer:
             )
         self.pad_id, self.eos_id, self.unk_id = ids["pad_token"], ids["eos_token"], ids["unk_token"]
         self.sentinel_ids = tuple(self._sentinels())
+        self._reserved = np.array([self.pad_id, self.eos_id, *self.sentinel_ids])
+        special = "|".join(re.escape(name[1:]) for name in self.names.values())
+        self._inside_special = re.compile(rf"(?={special}|extra_id_\d+>)")  # behind the first letter of a name
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -135,13 +139,20 @@ class Tokenizer:
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         for group in _groups(pieces):
             encodings = self._backend.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
-            for (place, _), encoding in zip(group, encodings, strict=True):
-                parts[place].append(np.array(encoding.ids, np.int32))
+            for (place, piece), encoding in zip(group, encodings, strict=True):
+                ids = np.array(encoding.ids, np.int32)
+                parts[place].append(ids if special or not np.isin(ids, self._reserved).any() else self._spelt(piece))
         return [_joined(arrays) for arrays in parts]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
         return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
+
+    def _spelt(self, text: str) -> NDArray[np.int32]:
+        """Encode a text whose special names the model itself would match, as old Unigram vocabularies do."""
+        parts = self._inside_special.split(text)
+        encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
+        return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
 
     def _sentinels(self) -> Iterator[int]:
         number = 0

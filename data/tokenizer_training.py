@@ -24,7 +24,8 @@ from settings import UserError
 NUM_SENTINELS = 100
 NUM_BYTE_SENTINELS = 125  # ByT5 fills its vocabulary up to 384
 SPECIAL = [PAD, EOS, UNK]
-SMALLEST_VOCABULARY = 256 + len(SPECIAL) + NUM_SENTINELS + 1
+ASCII = [chr(code) for code in range(33, 127)]
+SMALLEST_VOCABULARY = {"bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384}
 LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
 LONGEST_SAMPLE_CHARS = 64 * 1024  # of one row: one huge row should not be the sample
 
@@ -42,7 +43,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
     Memory:
         about 2 x sample_bytes and the library's word counts.
     """
-    smallest = 256 + len(SPECIAL) + NUM_BYTE_SENTINELS if kind == "byte" else SMALLEST_VOCABULARY
+    smallest = SMALLEST_VOCABULARY[kind]
     if vocab_size < smallest:
         raise UserError(
             f"--vocab_size = {vocab_size}, is too small for a {kind} tokenizer; allowed: {smallest} or more"
@@ -113,25 +114,21 @@ def _train_bpe(sample: list[str], vocab_size: int) -> Backend:
 def _train_unigram(sample: list[str], vocab_size: int) -> Backend:
     """Pieces by likelihood (Kudo 2018), with 256 byte pieces so that no character is unknown."""
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
-    sample = _without_rare_letters(sample, (vocab_size - len(byte_pieces)) // 2)
+    sample = _without_rare_letters(sample, (vocab_size - len(byte_pieces) - len(ASCII)) // 2)
     backend = Backend(models.Unigram())
-    # Pieces that cross scripts or punctuation are hardly ever useful, and long runs without spaces take minutes.
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(prepend_scheme="always"),
-            pre_tokenizers.UnicodeScripts(),
-            pre_tokenizers.Split(Regex(r".{32}"), "isolated"),
-        ]
-    )
+    # Chinese has no spaces, and runs of hundreds of letters take minutes.
+    runs = pre_tokenizers.Split(Regex(r"\p{Han}{1,32}"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="always"), runs])
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - len(byte_pieces), special_tokens=SPECIAL, unk_token=UNK, show_progress=False,
-        initial_alphabet=[chr(code) for code in range(33, 127)],  # so that a literal <0x41> is never read as a byte
+        initial_alphabet=ASCII,  # so that a literal <0x41> need not be read as a byte
     )  # fmt: skip
     backend.train_from_iterator(sample, trainer, length=len(sample))
     vocabulary = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
     scores = dict(_unigram_scores(backend))
-    lowest = min(scores.values())
-    pieces = [(piece, scores[piece]) for piece, _ in vocabulary] + [(piece, lowest - 100.0) for piece in byte_pieces]
+    never = min(scores.values()) - 100.0  # for pieces that a text must not match literally
+    pieces = [(piece, never if piece in SPECIAL else scores[piece]) for piece, _ in vocabulary]
+    pieces += [(piece, never) for piece in byte_pieces]
     bytewise = Backend(models.Unigram(pieces, unk_id=SPECIAL.index(UNK), byte_fallback=True))
     bytewise.add_special_tokens([_special(token) for token in SPECIAL])
     _dress_unigram(bytewise)

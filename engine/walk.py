@@ -92,7 +92,7 @@ class Walk:
         del hidden, ys, xs
         grads = self._backward(decoder_trace, grads, on_ready)
         self._leave(model.decoder, grads, [s.decoder_ids for s in slices], decoder_drop)
-        grads = [memory.grad for memory in memories]
+        grads = [memory.grad for memory in memories if memory.grad is not None]
         del memories, decoder_trace, stages
         grads = self._backward(encoder_trace, grads, on_ready)
         self._leave(model.encoder, grads, [s.input_ids for s in slices], encoder_drop)
@@ -113,7 +113,9 @@ class Walk:
         hidden = self._run(self._decoder_stages(slices, memories, biases[1], no_drop), ys)
         with self.residency.visit([model.output_weight]):
             head = model.output_weight
-            return torch.stack([loss_only(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]).sum()
+            return torch.stack(
+                [loss_only(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]
+            ).sum()
 
     # --- the stops ---
 
@@ -134,7 +136,7 @@ class Walk:
         stack, scale = self.model.decoder, self.model.output_scale
         stages = []
         for block in stack.blocks:
-            functions = [
+            functions: list[BlockFunction] = [
                 partial(block, memory=m, bias=bias, rows=s.target, memory_rows=s.source, dropout=d)
                 for s, m, d in zip(slices, memories, drops, strict=True)
             ]

@@ -124,13 +124,20 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        rows: tuple[Rows, Rows],
+        causal: bool,
+        dropout: Dropout,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
         ctx.rows, ctx.causal, ctx.dropout = rows, causal, dropout
         out = torch.empty_like(q)
         row_keys = dropout.row_keys() if dropout.active else None
-        for tile in _tiles(*rows, q.shape[1], causal):
+        for tile in _tiles(rows[0], rows[1], q.shape[1], causal):
             qt, kt, vt = q[tile.queries].transpose(0, 1), k[tile.keys].transpose(0, 1), v[tile.keys].transpose(0, 1)
             weights = torch.softmax(_scores(qt, kt, bias, tile), -1)
             if row_keys is not None:
@@ -145,7 +152,7 @@ class _TiledAttention(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dbias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
         row_keys = dropout.row_keys() if dropout.active else None
-        for tile in _tiles(*ctx.rows, heads, ctx.causal):
+        for tile in _tiles(ctx.rows[0], ctx.rows[1], heads, ctx.causal):
             qt, gt = q[tile.queries].transpose(0, 1), grad[tile.queries].transpose(0, 1)
             kt, vt = k[tile.keys].transpose(0, 1), v[tile.keys].transpose(0, 1)
             weights = torch.softmax(_scores(qt, kt, bias, tile), -1)

@@ -1,8 +1,8 @@
 """How does a model become a Hugging Face folder, and such a folder a model?
 
 Two translations, each in one table: names of tensors, and `config.json`. Tensors pass one by one, so that neither way
-needs more memory than the model and one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5 and ByT5, in one file or in
-shards; what is written loads in `AutoModelForSeq2SeqLM` as it is.
+needs more memory than the model and a piece of one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5 and ByT5, in one
+file or in shards; what is written loads in `AutoModelForSeq2SeqLM` as it is.
 
 Two meanings differ between versions of transformers, and are settled here:
 - Whether the head is the embedding is read from the tensors: up to version 4 `tie_word_embeddings` says it, from
@@ -90,7 +90,7 @@ def _is_tied(stored: TensorFolder, flag: bool) -> bool:
     embedding = _embedding_name(stored)
     if _HEAD not in stored.names or embedding == _HEAD:
         return True
-    return flag and torch.equal(stored.tensor(embedding), stored.tensor(_HEAD))
+    return flag and stored.equal(embedding, _HEAD)
 
 
 def read_config(folder: str | Path) -> T5ModelConfig:
@@ -168,7 +168,7 @@ def load(
         expect: the shape that the checkpoint must have; the model keeps this configuration. None: any.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
-    Memory: the model, and one tensor where dtype or device differ from the file.
+    Memory: the model, and a chunk of one tensor (4 MiB).
     """
     stored = TensorFolder(Path(folder))
     path = Path(folder) / CONFIG_FILE
@@ -180,7 +180,7 @@ def load(
     sources = _match(stored, model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(stored.tensor(sources[name]))
+            stored.copy_into(sources[name], parameter)
         if _needs_folding(raw):
             model.decoder.final_norm.weight.mul_(config.d_model**0.5)
     return model.eval()

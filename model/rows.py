@@ -28,6 +28,7 @@ class Rows:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
+        """Where each row begins: B numbers."""
         starts, position = [], 0
         for length in self.lengths:
             starts.append(position)
@@ -36,10 +37,12 @@ class Rows:
 
     @property
     def num_tokens(self) -> int:
+        """N: tokens of all rows."""
         return sum(self.lengths)
 
     @property
     def longest(self) -> int:
+        """Tokens of the longest row."""
         return max(self.lengths)
 
     def positions(self, device: torch.device) -> Tensor:

@@ -78,9 +78,7 @@ class Stack(nn.Module):
 
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()
-        count, block = (
-            (config.num_decoder_layers, DecoderBlock) if is_decoder else (config.num_layers, EncoderBlock)
-        )
+        count, block = (config.num_decoder_layers, DecoderBlock) if is_decoder else (config.num_layers, EncoderBlock)
         self.site = DECODER_SITES if is_decoder else 0
         self.bias = None if config.bias_in_every_layer else PositionBias(config, bidirectional=not is_decoder)
         self.blocks = nn.ModuleList(block(config, index) for index in range(count))
@@ -114,7 +112,9 @@ class T5(nn.Module):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
             self.encoder = Stack(config, is_decoder=False)
             self.decoder = Stack(config, is_decoder=True)
-            self.head = None if config.tie_word_embeddings else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            self.head = (
+                None if config.tie_word_embeddings else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            )
         for module in self.modules():
             small = isinstance(module, (RMSNorm, PositionBias))
             for name, weight in list(module.named_parameters(recurse=False)):

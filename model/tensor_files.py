@@ -1,4 +1,4 @@
-"""How do tensors lie in files? As safetensors: read through the memory map, written one by one.
+"""How do tensors lie in files? As safetensors: read in chunks of rows, written one by one.
 
 Source: the layout: github.com/huggingface/safetensors, section "Format".
 """
@@ -6,7 +6,8 @@ Source: the layout: github.com/huggingface/safetensors, section "Format".
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from settings import UserError
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+CHUNK_BYTES = 4 * 2**20
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
@@ -25,7 +27,7 @@ class TensorFolder:
 
     Raises:
         UserError: no such file, or one that is cut off or broken.
-    Memory: none; tensors are views of the mapped files.
+    Memory: none; reading takes a chunk at a time.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -56,10 +58,29 @@ class TensorFolder:
     def names(self) -> set[str]:
         return set(self._files)
 
-    def tensor(self, name: str) -> Tensor:
-        return self._files[name].get_tensor(name)
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """A tensor in pieces of whole rows, none much larger than CHUNK_BYTES, from the first row to the last."""
+        stored = self._files[name].get_slice(name)
+        count, *rest = stored.get_shape()
+        rows = max(1, CHUNK_BYTES // (4 * math.prod(rest)))
+        for start in range(0, count, rows):
+            yield stored[start : start + rows]
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        """Fill `target`, of the same shape and any dtype and device. Memory: one chunk."""
+        start = 0
+        for chunk in self.chunks(name):
+            target[start : start + len(chunk)].copy_(chunk)
+            start += len(chunk)
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors are the same, number by number. Memory: two chunks."""
+        if self.shape(first) != self.shape(second):
+            return False
+        return all(torch.equal(a, b) for a, b in zip(self.chunks(first), self.chunks(second), strict=True))
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor, read from the header."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
 

@@ -10,7 +10,10 @@ import data.prepare
 from config import Config, UserError
 from data.task import decide, train_task_tokenizer
 from settings import AUTO
+from training.answering import evaluate, generate
 from training.progress import Progress
+
+__all__ = ["evaluate", "generate", "prepare", "tokenizer"]
 
 TOKENIZER_FILE = "tokenizer.json"
 

@@ -36,7 +36,10 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
     total = choice.num_walks * choice.num_slices
     rows = [
         ("weights", f"{weights:,}, stored in {choice.storage}, computed in {choice.compute}"),
-        ("effective batch", f"{plan.effective_batch_size} rows = {batch}" if total > 1 else f"{plan.effective_batch_size} rows"),
+        (
+            "effective batch",
+            f"{plan.effective_batch_size} rows = {batch}" if total > 1 else f"{plan.effective_batch_size} rows",
+        ),
         ("graphs kept", f"{choice.kept_blocks} blocks, the others recomputed"),
         ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),
     ]
@@ -51,7 +54,10 @@ def summary_rows(summary: Summary) -> Rows:
     verdict = "inside" if s.measured_peak_bytes <= s.budget_bytes else "OVER"
     rows = [
         ("steps", f"{s.steps} in {duration(s.seconds)}, {s.tokens_per_second:,.0f} tokens/s"),
-        ("peak memory", f"planned {format_size(s.planned_peak_bytes)}, measured {format_size(s.measured_peak_bytes)} ({deviation:+.0%})"),
+        (
+            "peak memory",
+            f"planned {format_size(s.planned_peak_bytes)}, measured {format_size(s.measured_peak_bytes)} ({deviation:+.0%})",
+        ),
         ("budget", f"{format_size(s.budget_bytes)}: {verdict}"),
         ("peak by phase", ", ".join(f"{phase} {format_size(size)}" for phase, size in s.phase_peaks.items())),
         ("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / max(s.seconds, 1e-9):.1%} of the run"),

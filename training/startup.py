@@ -20,7 +20,7 @@ from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
 from settings import AUTO
 from training.checkpoints import Checkpoints
-from training.runs import newest_run
+from training.runs import model_folder, newest_run
 from training.state import TrainingState, read_training_state
 
 SETTINGS_FILE = "settings.json"
@@ -69,11 +69,15 @@ def find_run_to_resume(config: Config) -> Path:
     if config.run.run_name != AUTO:
         folder = output_dir / config.run.run_name
         if not (folder / SETTINGS_FILE).is_file():
-            raise UserError(f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training")
+            raise UserError(
+                f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
+            )
         return folder
-    run = newest_run(output_dir, None)
+    run = newest_run(output_dir)
     if run is None:
-        raise UserError(f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one")
+        raise UserError(
+            f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one"
+        )
     return run
 
 
@@ -136,10 +140,13 @@ def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path
     if config.train.finetune_from != AUTO:
         folder = Path(config.train.finetune_from)
         if not folder.is_dir():
-            raise UserError(f"--finetune_from = {folder}, no such folder; name a folder with config.json and model.safetensors")
+            raise UserError(
+                f"--finetune_from = {folder}, no such folder; name a folder with config.json and model.safetensors"
+            )
         return folder
-    found = newest_run(Path(config.run.output_dir), "pretrain")
-    if found is None or not (found / "config.json").is_file():
+    run = newest_run(config.run.output_dir, "pretrain", needs_model=True)
+    found = None if run is None else model_folder(run)
+    if found is None:
         notes.append(f"no pretraining run in {config.run.output_dir}: finetuning starts from random weights")
         return None
     notes.append(f"goes on from {found}")

@@ -41,7 +41,10 @@ def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: O
     hf_format.save(model, folder)
     tokenizer.save(folder)
     (folder / "state").mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in optimizer.state.items()}, folder / "state" / "optimizer.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in optimizer.state.items()},
+        folder / "state" / "optimizer.safetensors",
+    )
     (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 
@@ -54,7 +57,9 @@ def read_training_state(folder: Path) -> TrainingState:
     try:
         return TrainingState(**json.loads((folder / "state" / "training.json").read_text(encoding="utf8")))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"checkpoint = {folder}, holds no state to resume from ({error}); start again with --overwrite=True") from None
+        raise UserError(
+            f"checkpoint = {folder}, holds no state to resume from ({error}); start again with --overwrite=True"
+        ) from None
 
 
 def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> None:
@@ -67,6 +72,8 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> 
     try:
         optimizer.load_state(load_file(path, device=str(device)))
     except KeyError as error:
-        raise UserError(f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have") from None
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
+        ) from None
     except Exception as error:  # safetensors raises its own class for a broken file
         raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None

@@ -48,7 +48,10 @@ class Adafactor(Optimizer):
     def _factors(self, name: str, grad: Tensor, decay: float) -> tuple[Tensor, Tensor]:
         """Move the means of squared gradients over rows and columns; return the inverse roots (n, 1) and (m)."""
         n, m = grad.shape
-        rows, columns = self._state(f"{name}/rows", (n,), grad.device), self._state(f"{name}/columns", (m,), grad.device)
+        rows, columns = (
+            self._state(f"{name}/rows", (n,), grad.device),
+            self._state(f"{name}/columns", (m,), grad.device),
+        )
         rows.mul_(decay)
         columns.mul_(decay)
         for chunk in row_chunks(grad):

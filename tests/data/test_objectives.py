@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.objectives import (
@@ -81,9 +81,9 @@ def t5_lengths(inputs_length: int, noise_density: float, mean_noise_span_length:
     """`random_spans_helper` of T5, as it is written there (Apache-2.0)."""
 
     def lengths(tokens_length: int) -> tuple[int, int]:
-        num_noise_tokens = int(round(tokens_length * noise_density))
+        num_noise_tokens = round(tokens_length * noise_density)
         num_nonnoise_tokens = tokens_length - num_noise_tokens
-        num_noise_spans = int(round(num_noise_tokens / mean_noise_span_length))
+        num_noise_spans = round(num_noise_tokens / mean_noise_span_length)
         return num_nonnoise_tokens + num_noise_spans + 1, num_noise_tokens + num_noise_spans + 1
 
     tokens_length = inputs_length - 1
@@ -173,8 +173,6 @@ def test_pairs_stay_as_they_are_or_are_cut_before_the_end_of_text() -> None:
     assert cut[0].tolist() == [5, 6, EOS]
 
 
-@given(st.integers(8, 64), DENSITIES)
-def test_lengths_of_pairs_default_to_the_input_length(max_seq_len: int, density: float) -> None:
-    assume(density > 0)
-    assert task_lengths("pairs", max_seq_len, None, density, 3.0).target_tokens == max_seq_len
-    assert task_lengths("pairs", max_seq_len, 7, density, 3.0).target_tokens == 7
+def test_lengths_of_pairs_default_to_the_input_length() -> None:
+    assert task_lengths("pairs", 48, None, 0.15, 3.0).target_tokens == 48
+    assert task_lengths("pairs", 48, 7, 0.15, 3.0).target_tokens == 7

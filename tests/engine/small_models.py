@@ -16,13 +16,21 @@ from model.t5 import T5
 FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {},
     "t5-v1.1": {"tie_word_embeddings": False, "scale_decoder_outputs": False, "feed_forward_proj": "gated-gelu"},
-    "umt5": {"bias_in_every_layer": True, "tie_word_embeddings": False, "scale_decoder_outputs": False},
+    "umt5": {"bias_in_every_layer": True, "tie_word_embeddings": False},
 }
 
 
 def small_model(family: str = "t5", seed: int = 1, **changes: Any) -> T5:
     """A T5 of a few thousand weights, fp32."""
-    shape = {"vocab_size": 61, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+    shape = {
+        "vocab_size": 61,
+        "d_model": 24,
+        "d_kv": 8,
+        "d_ff": 40,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+    }
     return T5(T5ModelConfig(**{**shape, **FAMILIES[family], **changes})).initialise(seed)
 
 
@@ -55,7 +63,11 @@ class Rectangle:
         target = Rows(tuple(self.target_lengths[rows].tolist()), self.keys[rows])
         decoder_ids = model.shift_right(self.labels)[rows]
         return Slice(
-            source.flatten(self.input_ids[rows]), target.flatten(decoder_ids), target.flatten(self.labels[rows]), source, target
+            source.flatten(self.input_ids[rows]),
+            target.flatten(decoder_ids),
+            target.flatten(self.labels[rows]),
+            source,
+            target,
         )
 
     def slices(self, model: T5, cuts: list[list[int]]) -> list[Slice]:

@@ -13,7 +13,9 @@ SHAPES = {"matrix": (37, 23), "vector": (19,)}
 
 def make(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
-    return {name: nn.Parameter(torch.randn(shape, generator=generator).mul(0.3).to(dtype)) for name, shape in SHAPES.items()}
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator).mul(0.3).to(dtype)) for name, shape in SHAPES.items()
+    }
 
 
 def run(optimizer: Optimizer, weights: dict[str, nn.Parameter], steps: int = 6) -> None:

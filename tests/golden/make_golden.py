@@ -1,8 +1,10 @@
-"""How are the golden files made? Small random models of each family, run by transformers: `python tests/golden/make_golden.py`.
+"""How are the golden files made? Small random models of each family, run by transformers (5.23).
 
-Each folder holds a checkpoint as transformers writes it, and `expected.safetensors`: inputs, logits, loss, the gradient of
-every weight, and greedy answers. `tests/model/test_golden.py` compares ours with them, so that the default tests need no
-transformers; its slow twin builds the same models afresh with other seeds.
+    python tests/golden/make_golden.py [FAMILY ...]
+
+Each folder holds a checkpoint as transformers writes it, and `expected.safetensors`: inputs, logits, loss, the gradient
+of every weight, and greedy answers. `tests/model/test_golden.py` compares ours with them, so that the default tests
+need no transformers; its slow twin builds the same models afresh with another seed.
 """
 
 from __future__ import annotations

@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from config import T5ModelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # what a child runs: `measure(work)` gives the most anonymous memory that `work` held above what was there before
-MEASURE = '''
+MEASURE = """
 import threading
 import torch
 
@@ -38,7 +39,16 @@ def measure(work):
     done.set()
     watcher.join()
     return max(peak[0], anonymous()) - before
-'''
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products take longer to share between threads than to compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -60,7 +60,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows
 
 def gradients(out: Tensor, leaves: list[Tensor | None]) -> list[Tensor]:
     weights = torch.sin(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
-    return list(torch.autograd.grad((out * weights).sum(), [leaf for leaf in leaves if leaf is not None], retain_graph=True))
+    return list(
+        torch.autograd.grad((out * weights).sum(), [leaf for leaf in leaves if leaf is not None], retain_graph=True)
+    )
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -101,8 +101,9 @@ from model.loss import LossSettings, loss_and_gradients
 
 hidden, head = torch.randn(4096, 16), torch.randn(16384, 16)
 labels, grad_head = torch.randint(0, 16384, (4096,)), torch.zeros(16384, 16)
-settings = LossSettings(chunk_bytes=8 * 2**20)
+settings = LossSettings(chunk_bytes=32 * 2**20)
 loss_and_gradients(hidden[:16], head, labels[:16], 1.0, settings, grad_head)
 print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, grad_head)))
 """)
-    assert used < 32 * 2**20  # all logits: 256 MiB
+    # the logits of a chunk, and once more while their softmax is formed; all logits: 256 MiB
+    assert used < 2.4 * 32 * 2**20

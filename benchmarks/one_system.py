@@ -1,0 +1,151 @@
+"""How fast and how large is one system on one work? A child process of `benchmarks.throughput`; prints one JSON line.
+
+    python -m benchmarks.one_system SYSTEM MODEL ROWS SOURCE TARGET STEPS
+
+SYSTEM: ours-standard, ours-low, ours-ultra (this project's walk), shipped (Hugging Face T5 in fp32 with AdamW and
+dropout 0.1, as its users run it), tuned (dropout 0, fused AdamW, bf16 autocast and torch.compile where bf16 is fast).
+All see the same random rows of full length and start from random weights of the same shape.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from config import T5ModelConfig, model_presets
+
+FAST_RATIO = 1.5  # bf16 products must be this much faster than fp32 ones to be used
+
+
+def product_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of a square product, over at most a quarter of a second; a slow dtype is seen at a small size."""
+    rate = 0.0
+    for side in (64, 256, 1024):
+        a = torch.randn(side, side).to(dtype)
+        began = time.perf_counter()
+        a @ a
+        rate = max(rate, 2 * side**3 / (time.perf_counter() - began))
+        if time.perf_counter() - began > 0.02:
+            break
+    return rate
+
+
+def rows_of(config: T5ModelConfig, rows: int, source: int, target: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random token ids (rows, source) and labels (rows, target)."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, config.vocab_size, (rows, source + target), generator=generator)
+    return ids[:, :source].contiguous(), ids[:, source:].contiguous()
+
+
+def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
+    """The step of this project: the plan's way for `mode`, Adafactor."""
+    from devices.malloc import tune_malloc
+    from engine.keep import Keep
+    from engine.optimizers import OPTIMIZERS, Step
+    from engine.residency import residency_for
+    from engine.slices import Slice
+    from engine.update import Update
+    from engine.walk import Walk
+    from model.loss import LossSettings
+    from model.rows import Rows
+    from model.t5 import T5
+
+    tune_malloc("small" if mode == "ultra" else "fast")
+    is_bf16_fast = product_rate(torch.bfloat16) > FAST_RATIO * product_rate(torch.float32)
+    storage = torch.bfloat16 if is_bf16_fast or mode == "ultra" else torch.float32
+    compute = torch.bfloat16 if is_bf16_fast else torch.float32
+    model = T5(config, dtype=storage).initialise(0)
+    blocks = config.num_layers + config.num_decoder_layers
+    keep = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
+    chunk = (8 if mode == "ultra" else 32) * 2**20
+    walk = Walk(model, Keep(keep), residency_for(storage, compute), LossSettings(chunk), 0.0)
+    update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
+    input_ids, labels = rows_of(config, rows, source, target)
+    per_slice = max(1, 2048 // (source + target)) if mode != "ultra" else 1
+    slices = []
+    for at in range(0, rows, per_slice):
+        part = slice(at, at + per_slice)
+        count = len(input_ids[part])
+        decoder_ids = model.shift_right(labels[part])
+        slices.append(
+            Slice(input_ids[part].reshape(-1), decoder_ids.reshape(-1), labels[part].reshape(-1),
+                  Rows((source,) * count), Rows((target,) * count))
+        )  # fmt: skip
+
+    def step(number: int) -> float:
+        update.begin(Step(number, 1e-3))
+        return float(walk.gradients(slices, labels.numel(), update.ready)) / labels.numel()
+
+    return step
+
+
+def peer(is_tuned: bool, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
+    """The step of Hugging Face T5."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    is_bf16_fast = product_rate(torch.bfloat16) > FAST_RATIO * product_rate(torch.float32)
+    fields = (
+        "vocab_size",
+        "d_model",
+        "d_kv",
+        "d_ff",
+        "num_layers",
+        "num_decoder_layers",
+        "num_heads",
+        "feed_forward_proj",
+    )
+    shape: dict[str, Any] = {name: getattr(config, name) for name in fields}
+    model = T5ForConditionalGeneration(
+        T5Config(
+            **shape,
+            tie_word_embeddings=config.tie_word_embeddings,
+            dropout_rate=0.0 if is_tuned else 0.1,
+            use_cache=False,
+        )
+    ).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_tuned or None)
+    run = torch.compile(model) if is_tuned else model
+    input_ids, labels = rows_of(config, rows, source, target)
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_tuned and is_bf16_fast):
+            loss = run(input_ids=input_ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    return step
+
+
+def high_water_bytes() -> int:
+    """VmHWM: the most memory that this process had resident, file-backed pages included; 0 where /proc is absent."""
+    status = Path("/proc/self/status")
+    match = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def main(system: str, name: str, rows: int, source: int, target: int, steps: int) -> None:
+    """Run a step to warm up and `steps` timed ones; print the figures."""
+    config = T5ModelConfig(**model_presets()[name])
+    make = ours if system.startswith("ours-") else peer
+    step = make(system.removeprefix("ours-") if make is ours else system == "tuned", config, rows, source, target)  # type: ignore[arg-type,operator]
+    losses, seconds = [step(1)], []
+    gc.collect()
+    for number in range(2, steps + 2):
+        began = time.perf_counter()
+        losses.append(step(number))
+        seconds.append(time.perf_counter() - began)
+    print(json.dumps({"system": system, "seconds": seconds, "losses": losses, "high_water_bytes": high_water_bytes()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *(int(word) for word in sys.argv[3:7]))

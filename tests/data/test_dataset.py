@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data import dataset as dataset_module
+from data.child import ROOT
+from data.dataset import LowMemDataset, TokenStream
+from data.row_access import ROWS_PER_BATCH_KEY
+from settings import UserError
+
+N = 1000
+TABLE = pa.table(
+    {
+        "number": pa.array(range(N)),
+        "text": [f"row {number} " * (number % 5) for number in range(N)],
+        "ids": pa.array([list(range(number % 9)) for number in range(N)], pa.list_(pa.uint16())),
+        "maybe": pa.array([None if number % 3 == 0 else [1.5, None] for number in range(N)], pa.list_(pa.float32())),
+        "nested": [{"a": [str(number)]} for number in range(N)],
+    }
+)
+
+
+def write(path: Path, kind: str, table: pa.Table = TABLE, batch_rows: int = 128) -> Path:
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=batch_rows)
+        return path
+    new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch_rows)
+    return path
+
+
+@pytest.fixture(params=["file", "stream", "parquet"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write(tmp_path / f"a.{request.param}", request.param)
+
+
+@pytest.mark.parametrize("ultra_low_mem", [False, True])
+def test_rows_come_as_plain_values(path: Path, ultra_low_mem: bool) -> None:
+    dataset = LowMemDataset(path, ultra_low_mem=ultra_low_mem)
+    assert len(dataset) == N and dataset.columns == TABLE.column_names
+    for index in np.random.default_rng(0).integers(N, size=60):
+        row = dataset[index]
+        assert row["number"] == index and type(row["number"]) is int
+        assert row["text"] == f"row {index} " * (index % 5) and type(row["text"]) is str
+        assert row["ids"].dtype == np.uint16 and row["ids"].tolist() == list(range(index % 9))
+        assert row["ids"].flags.owndata and row["ids"].flags.writeable
+        assert row["maybe"] == (None if index % 3 == 0 else [1.5, None])
+        assert row["nested"] == {"a": [str(index)]}
+
+
+def test_indices_count_from_either_end_and_no_further(path: Path) -> None:
+    dataset = LowMemDataset(path, ["number"])
+    assert dataset[0] == {"number": 0} and dataset[-1] == {"number": N - 1} and dataset[-N] == {"number": 0}
+    for index in (N, -N - 1, 10**12):
+        with pytest.raises(IndexError, match=f"row {index} of {N}"):
+            dataset[index]
+    for index in (slice(0, 2), "a", 1.0):
+        with pytest.raises(TypeError):
+            dataset[index]  # type: ignore[index]
+    assert [row["number"] for row in dataset] == list(range(N))
+
+
+def test_files_of_all_kinds_follow_each_other(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{number}.x", kind) for number, kind in enumerate(["stream", "parquet", "file"])]
+    dataset = LowMemDataset(paths, ["number"])
+    assert len(dataset) == 3 * N
+    assert [dataset[index]["number"] for index in (N - 1, N, 2 * N - 1, 2 * N, 3 * N - 1)] == [
+        N - 1,
+        0,
+        N - 1,
+        0,
+        N - 1,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_empty_files_and_batches_hold_no_rows(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "a.arrow", kind, TABLE.slice(0, 0))
+    new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file, new(file, TABLE.schema) as writer:
+        for start, rows in ((0, 3), (0, 0), (3, 5), (0, 0)):
+            writer.write_batch(
+                pa.record_batch(TABLE.slice(start, rows).combine_chunks().to_pydict(), schema=TABLE.schema)
+            )
+    dataset = LowMemDataset(tmp_path, ["number"])
+    assert [row["number"] for row in dataset] == list(range(8))
+
+
+def test_many_files_are_not_all_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_module, "MOST_OPEN_FILES", 3)
+    for number in range(8):
+        write(tmp_path / f"{number}.arrow", "file", TABLE.slice(number * 10, 10))
+    dataset = LowMemDataset(tmp_path, ["number"])
+    for index in (*range(80), *range(79, -1, -7)):
+        assert dataset[index]["number"] == index
+        assert sum(file._open_file is not None for file in dataset._files) <= 3  # type: ignore[attr-defined]
+
+
+def test_a_file_that_names_its_rows_per_batch_needs_no_index(tmp_path: Path) -> None:
+    table = TABLE.replace_schema_metadata({ROWS_PER_BATCH_KEY: b"64"})
+    dataset = LowMemDataset(write(tmp_path / "a.arrow", "file", table, 64), ["number"])
+    assert len(dataset) == N and [dataset[index]["number"] for index in (0, 63, 64, N - 1)] == [0, 63, 64, N - 1]
+    assert dataset._files[0]._starts is None  # type: ignore[attr-defined]
+
+
+def _read_in_child(dataset: LowMemDataset, queue: Any) -> None:
+    queue.put([dataset[index]["number"] for index in (1, 500, N - 1)])
+
+
+def test_it_survives_forks_and_pickles(path: Path) -> None:
+    dataset = LowMemDataset(path, ["number"])
+    assert dataset[5]["number"] == 5  # a handle is open now
+    assert pickle.loads(pickle.dumps(dataset))[7] == {"number": 7}
+    assert dataset[6]["number"] == 6
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=_read_in_child, args=(dataset, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    assert [queue.get(timeout=30) for _ in processes] == [[1, 500, N - 1]] * 2
+    for process in processes:
+        process.join()
+    assert dataset[8]["number"] == 8
+
+
+def test_problems_are_user_errors(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", "file")
+    with pytest.raises(UserError, match=r"column tokens is missing; columns: number, text"):
+        LowMemDataset(path, ["tokens"])
+    with pytest.raises(UserError, match="no such file"):
+        LowMemDataset(tmp_path / "missing.arrow")
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(UserError, match="jsonl has no rows by number; turn it into shards"):
+        LowMemDataset(tmp_path / "a.jsonl")
+    for kind in ("file", "parquet"):
+        content = write(tmp_path / "b", kind).read_bytes()
+        (tmp_path / "b").write_bytes(content[: len(content) // 2])
+        with pytest.raises(UserError, match="is cut off or broken"):
+            LowMemDataset(tmp_path / "b")
+
+
+MEMORY_OF_READS = """
+import random, sys
+from data.dataset import LowMemDataset
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
+
+dataset = LowMemDataset(sys.argv[1], ultra_low_mem=sys.argv[2] == "True")
+draw = random.Random(0)
+def read(times):
+    for _ in range(times):
+        row = dataset[draw.randrange(len(dataset))]
+        assert len(row["text"]) > 100
+read(200)
+before = anonymous()
+read(int(sys.argv[3]))
+print(anonymous() - before)
+"""
+
+
+def large_file(path: Path, kind: str) -> Path:
+    rows = [f"{number:04d}" + "x" * (100 + number % 300) for number in range(128)]
+    batch = pa.record_batch({"prompt": [f"prompt {number}" for number in range(128)], "text": rows})
+    new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, batch.schema) as writer:
+        for _ in range(1500):
+            writer.write_batch(batch)
+    return path
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
+@pytest.mark.parametrize("reads", [20_000, pytest.param(300_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ultra_low_mem", [False, True])
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_random_reads_leave_no_anonymous_memory(tmp_path: Path, kind: str, ultra_low_mem: bool, reads: int) -> None:
+    path = large_file(tmp_path / "a.arrow", kind)
+    command = [sys.executable, "-c", MEMORY_OF_READS, str(path), str(ultra_low_mem), str(reads)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert float(done.stdout) <= 5.0, f"{done.stdout} MiB more after {reads} reads"
+
+
+def stream_of(lengths: list[int]) -> list[dict[str, Any]]:
+    tokens = np.arange(sum(lengths), dtype=np.uint16)
+    return [{"tokens": row} for row in np.split(tokens, np.cumsum(lengths)[:-1])]
+
+
+@pytest.mark.parametrize("window", [2, 7, 16, 17, 40])
+def test_windows_cover_the_stream_in_order(window: int) -> None:
+    stream = TokenStream(stream_of([16, 16, 16, 5]), window)
+    assert len(stream) == 53 // window
+    joined = np.concatenate([stream[index] for index in range(len(stream))])
+    assert joined.dtype == np.int64 and joined.tolist() == list(range(53 // window * window))
+    with pytest.raises(IndexError):
+        stream[len(stream)]
+
+
+def test_a_stream_shorter_than_a_window_is_one_short_window() -> None:
+    stream = TokenStream(stream_of([5]), 512)
+    assert len(stream) == 1 and stream[0].tolist() == [0, 1, 2, 3, 4]
