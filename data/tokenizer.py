@@ -58,7 +58,8 @@ class Tokenizer:
             )
         self.pad_id, self.eos_id, self.unk_id = ids["pad_token"], ids["eos_token"], ids["unk_token"]
         self.sentinel_ids = tuple(self._sentinels())
-        self._reserved = np.array([self.pad_id, self.eos_id, *self.sentinel_ids])
+        self._reserved = np.zeros(self.size, bool)
+        self._reserved[[self.pad_id, self.eos_id, *self.sentinel_ids]] = True
         special = "|".join(re.escape(name[1:]) for name in self.names.values())
         self._inside_special = re.compile(rf"(?={special}|extra_id_\d+>)")  # behind the first letter of a name
 
@@ -141,7 +142,7 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
             for (place, piece), encoding in zip(group, encodings, strict=True):
                 ids = np.array(encoding.ids, np.int32)
-                parts[place].append(ids if special or not np.isin(ids, self._reserved).any() else self._spelt(piece))
+                parts[place].append(ids if special or not self._reserved[ids].any() else self._spelt(piece))
         return [_joined(arrays) for arrays in parts]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:

@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from config import Config, load
+from data.corpus import SampleCorpus, build_sample_corpus
 from data.tokenizer_training import byte_tokenizer
 
 Configure = Callable[..., Config]
+settings.register_profile("untimed", deadline=None)  # other work on the machine must not fail a test
+settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleCorpus:
+    """The built-in corpus, built once for all tests; its cache folder is `sample.text.parent.parent`."""
+    return build_sample_corpus(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture

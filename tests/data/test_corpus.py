@@ -11,11 +11,6 @@ from data.corpus import SampleCorpus, build_sample_corpus
 from settings import UserError
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleCorpus:
-    return build_sample_corpus(tmp_path_factory.mktemp("cache"))
-
-
 def test_the_sample_is_real_prose(sample: SampleCorpus) -> None:
     texts = [json.loads(line)["text"] for line in sample.text.read_text(encoding="utf8").splitlines()]
     assert len(texts) > 500 and 10**6 < sum(map(len, texts)) < 20 * 10**6

@@ -182,7 +182,7 @@ def large_file(path: Path, kind: str) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
-@pytest.mark.parametrize("reads", [20_000, pytest.param(300_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reads", [10_000, pytest.param(300_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ultra_low_mem", [False, True])
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_random_reads_leave_no_anonymous_memory(tmp_path: Path, kind: str, ultra_low_mem: bool, reads: int) -> None:
