@@ -129,12 +129,16 @@ class TrainConfig:
         AUTO, "micro-batches of one step on one process", kind=int, low=1, auto=True
     )
     optimizer: str = setting(
-        "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS) or adamw",
-        kind=str, choices=("adafactor", "adamw_rms", "adamw"),
+        "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS), adamw_8bit (the same in 8 bits) or adamw",
+        kind=str, choices=("adafactor", "adamw_rms", "adamw_8bit", "adamw"),
+    )  # fmt: skip
+    bf16_rounding: str = setting(
+        "stochastic", "how bf16 weights take small steps: stochastic, compensated (one byte a weight more) or nearest (loses them)",
+        kind=str, choices=("stochastic", "compensated", "nearest"),
     )  # fmt: skip
     learning_rate: float | str = setting(
         AUTO,
-        "highest learning rate; auto: 1e-2 for adafactor, 2e-2 for adamw_rms, 3e-4 for adamw",
+        "highest learning rate; auto: 1e-2 for adafactor, 2e-2 for adamw_rms and adamw_8bit, 3e-4 for adamw",
         kind=float,
         above=0.0,
         auto=True,

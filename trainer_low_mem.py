@@ -65,7 +65,7 @@ class LowMemTrainer:
             UserError: wrong settings or data, before anything is written. DoesNotFit: no plan fits the budget.
             Interrupted: stopped by a signal; saved, resumable.
         """
-        tune_malloc("small" if self.config.memory.memory_mode == "ultra" else "fast")
+        tune_malloc("small")  # until the plan has chosen
         self.device = devices.pick(self.config.run.device, _local_rank())
         self.accelerator = Accelerator(cpu=self.device.name == "cpu")
         if self.config.run.num_threads != AUTO:
@@ -140,6 +140,7 @@ class LowMemTrainer:
 
     def _build(self) -> None:
         """Make model and engine, load what the run starts from, and get ready to watch."""
+        tune_malloc(self.plan.choice.malloc)
         with self.monitor.phase("load"):
             engine = build(self.start, self.plan.choice, self.device)
         self.model, self.optimizer, self.walk, self.update = engine.model, engine.optimizer, engine.walk, engine.update
@@ -166,7 +167,8 @@ class LowMemTrainer:
             if self.state.step and done // rows_per_epoch > (done - self.plan.effective_batch_size) // rows_per_epoch:
                 self._note_cleanup(self.cleaner.before("epoch"))
             number = self.state.step + 1
-            stop = self._step(number)
+            with self.monitor.phase("train"):
+                stop = self._step(number)
             self.state.step = number
             self._care(number)
             is_last = number == max_steps

@@ -108,7 +108,8 @@ def peer(is_tuned: bool, config: T5ModelConfig, rows: int, source: int, target: 
             **shape,
             tie_word_embeddings=config.tie_word_embeddings,
             dropout_rate=0.0 if is_tuned else 0.1,
-            use_cache=False, decoder_start_token_id=0,
+            use_cache=False,
+            decoder_start_token_id=0,
         )
     ).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_tuned or None)

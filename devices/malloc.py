@@ -14,10 +14,10 @@ from functools import cache
 
 # numbers of malloc.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-# 32 MiB is the highest mmap threshold that glibc takes on 64 bits
+# "fast" keeps small tensors in the heap; large ones are mapped in either case, so that what they took is given back
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
-    "fast": {M_ARENA_MAX: 2, M_MMAP_THRESHOLD: 32 * 1024**2, M_TRIM_THRESHOLD: 128 * 1024**2},
+    "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 4 * 1024**2, M_TRIM_THRESHOLD: 8 * 1024**2},
 }
 
 

@@ -1,16 +1,95 @@
-"""How does a bf16 weight take a step smaller than its last bit? It is rounded up or down by chance, right on average.
+"""How does a bf16 weight take a step smaller than its last bit?
 
-Stochastic rounding: a random 16-bit number is added below bf16's last bit before the rest is cut off. The numbers are a
-hash of (seed, step, weight, element), so every rank and every resumed run draws the same, and no state is kept.
-Source: Zamirai et al. 2020 (arXiv 2010.06192); Ozkara et al. 2025 (arXiv 2502.20566) for training with it throughout.
+`Stochastic` rounds up or down by chance, right on average: a random 16-bit number is added below bf16's last bit before
+the rest is cut off. The numbers are a hash of (seed, step, weight, element), so every rank and every resumed run draws the
+same, and no state is kept. `Compensated` keeps what rounding cut off in 8 bits beside the weight: 3 bytes a weight, no
+randomness. `Nearest` loses such steps, and is there to be compared with. fp32 weights pass all of them unchanged.
+
+Source: stochastic: Zamirai et al. 2020 (arXiv 2010.06192), Ozkara et al. 2025 (arXiv 2502.20566); the 8-bit remainder in
+units of half the last bit: FlashOptim.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 from model.dropout import mix, random_words, stride
+
+CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
+
+
+class Rounding(ABC):
+    """Reads a slice of a weight as fp32, and writes updated values back."""
+
+    state_bytes_per_weight = 0  # of bf16 weights, beside their own 2
+
+    def read(self, weight: Tensor, remainder: Tensor | None) -> Tensor:
+        """fp32 values of a slice, to be overwritten and written back; of an fp32 weight, the slice itself."""
+        return weight.float()
+
+    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+        """Store fp32 values into a slice.
+
+        Args:
+            weight: fp32 or bf16. values: fp32, same shape; overwritten.
+            remainder: int8, same shape, where the rounding keeps one.
+            key: scalar from `rounding_key`. offset: place of the slice's first element in its weight.
+        """
+        if weight.dtype == torch.float32:
+            if values.data_ptr() != weight.data_ptr():
+                weight.copy_(values)
+        else:
+            self._write_bf16(weight, values.contiguous(), remainder, key, offset)
+
+    @abstractmethod
+    def _write_bf16(
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int
+    ) -> None: ...
+
+
+class Stochastic(Rounding):
+    """Rounds by chance."""
+
+    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+        weight.copy_(round_stochastically(values, key, offset))
+
+
+class Compensated(Rounding):
+    """Rounds to nearest and keeps the remainder in 8 bits: about 16 bits of mantissa in all."""
+
+    state_bytes_per_weight = 1
+
+    def read(self, weight: Tensor, remainder: Tensor | None) -> Tensor:
+        """fp32 values, the remainder added."""
+        values = super().read(weight, remainder)
+        if remainder is not None and weight.dtype == torch.bfloat16:
+            values.addcmul_(remainder.float(), half_last_place(weight), value=1 / CORRECTION_STEPS)
+        return values
+
+    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+        assert remainder is not None
+        weight.copy_(values)
+        left = values.sub_(weight.float()).div_(half_last_place(weight)).mul_(CORRECTION_STEPS)
+        remainder.copy_(left.round_().clamp_(-CORRECTION_STEPS, CORRECTION_STEPS))
+
+
+class Nearest(Rounding):
+    """Rounds to nearest: steps below half of the last place are lost."""
+
+    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+        weight.copy_(values)
+
+
+ROUNDINGS: dict[str, type[Rounding]] = {"stochastic": Stochastic, "compensated": Compensated, "nearest": Nearest}
+
+
+def half_last_place(weight: Tensor) -> Tensor:
+    """Half of the unit in the last place of bf16 values, fp32: 2^(exponent - 8), at least the smallest normal number."""
+    power = (weight.contiguous().view(torch.int16).to(torch.int32) & 0x7F80) << 16
+    return power.view(torch.float32).mul_(2.0**-8).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
 def rounding_key(seed: int, step: int, weight_index: int, device: torch.device) -> Tensor:
@@ -27,8 +106,7 @@ def round_stochastically(values: Tensor, key: Tensor, offset: int) -> Tensor:
     Args:
         values: fp32, contiguous, any shape; overwritten.
         key: scalar from `rounding_key`.
-        offset: place of the first element in its weight, so that chunks draw what the whole would draw;
-            a multiple of 4 or anything, as long as chunks are cut at the same places.
+        offset: place of the first element in its weight; chunks must be cut at the same places each time.
     Returns:
         bf16 of the same shape. Memory: 10 bytes an element while running.
     """
@@ -37,16 +115,3 @@ def round_stochastically(values: Tensor, key: Tensor, offset: int) -> Tensor:
     bits += noise.view(values.shape)
     bits &= -65536
     return values.to(torch.bfloat16)
-
-
-def write_back(weight: Tensor, values: Tensor, key: Tensor | None, offset: int) -> None:
-    """Store updated fp32 values into a slice of a weight: as they are in fp32, rounded by chance in bf16.
-
-    Args:
-        weight: the slice to write, fp32 or bf16. values: fp32, same shape; overwritten.
-        key: needed for bf16; None rounds to nearest (which loses small steps).
-    """
-    if weight.dtype == torch.float32 or key is None:
-        weight.copy_(values)
-    else:
-        weight.copy_(round_stochastically(values.contiguous(), key, offset))

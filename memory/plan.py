@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from config import Config, DoesNotFit
@@ -74,20 +75,24 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
         target_tokens = math.ceil(source * share) if asked == AUTO else int(asked)
     rows = math.ceil(effective_batch(config, machine) / machine.num_processes)
     drops = config.model.dropout_rate > 0
-    return Work(config.model, rows, source, target_tokens, drops, train.optimizer, train.max_grad_norm > 0)
+    clips = train.max_grad_norm > 0
+    return Work(config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips)
 
 
 def choices(config: Config, machine: Machine, work: Work) -> Iterator[Choice]:
     """All ways to run the step that the settings allow."""
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
+    mallocs = ("small",) if config.memory.memory_mode == "ultra" else ("fast", "small")
     for storage, compute in _dtypes(config, machine):
         for micro in _micro_batches(config, work):
             count = math.ceil(work.rows / micro)
             for num_walks in {1, count}:
                 for kept in _kept_blocks(config, total_blocks, num_walks):
-                    for chunk in LOSS_CHUNKS_BYTES:
+                    for chunk, malloc in product(LOSS_CHUNKS_BYTES, mallocs):
                         evaluation = _evaluation_batch(config, machine, micro)
-                        yield Choice(micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk)
+                        yield Choice(
+                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc
+                        )
 
 
 def _dtypes(config: Config, machine: Machine) -> list[tuple[str, str]]:

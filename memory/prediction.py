@@ -16,7 +16,10 @@ from config import T5ModelConfig
 from memory.units import MIB
 
 BASE_BYTES = 300 * MIB  # interpreter and libraries, where they cannot be measured
-SLACK_SHARE = 0.06  # what the allocator holds beyond the tensors, of everything but the base
+SETTLE_BYTES = 20 * MIB  # what libraries allocate in the first step, behind the measurement of the base
+# What malloc keeps beyond the tensors: a share of all that comes and goes, up to a limit, for each of its tunings.
+SLACK = {"small": (0.03, 64 * MIB), "fast": (1.0, 96 * MIB)}
+MALLOC_SPEED = {"small": 0.85, "fast": 1.0}  # small returns every freed tensor to the system, which zeroes it again
 TILE_BYTES = 14 * MIB  # buffers of one attention tile, and of an update in row chunks
 GOOD_TOKENS = 2048  # tokens of a matrix product from which more bring no speed on a CPU
 
@@ -54,6 +57,7 @@ class Work:
     target_tokens: int
     dropout: bool
     optimizer: str
+    rounding: str = "stochastic"
     hold_gradients: bool = False
 
 
@@ -66,6 +70,7 @@ class Choice:
         num_walks: walks of one step; more than one holds all gradients.
         kept_blocks: blocks whose graphs are kept; the others are recomputed.
         storage, compute: dtype names of the weights at rest and in products.
+        malloc: "small" or "fast", see `devices.malloc`.
     """
 
     batch_size_per_gpu: int
@@ -76,6 +81,7 @@ class Choice:
     storage: str
     compute: str
     loss_chunk_bytes: int
+    malloc: str = "fast"
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -101,10 +107,18 @@ def dtype_bytes(name: str) -> int:
     return 4 if name == "float32" else 2
 
 
-def state_elements(c: T5ModelConfig, optimizer: str) -> int:
-    """fp32 numbers of an optimizer's state; the engine's own classes say the same, a test holds it."""
-    if optimizer != "adafactor":
-        return 2 * weight_counts(c)["total"]
+def state_bytes(work: Work, storage: str) -> int:
+    """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
+    c, count = work.model, weight_counts(work.model)["total"]
+    remainder = count if work.rounding == "compensated" and storage == "bfloat16" else 0
+    if work.optimizer == "adafactor":
+        return 4 * _factors(c) + remainder
+    per_weight = 2 + 8 / 128 if work.optimizer == "adamw_8bit" else 8
+    return int(per_weight * count) + remainder
+
+
+def _factors(c: T5ModelConfig) -> int:
+    """Rows and columns of all matrices, and the vectors."""
     gates = 2 if c.feed_forward_proj.startswith("gated-") else 1
     attention, feed_forward = 4 * (_inner(c) + c.d_model), (gates + 1) * (c.d_ff + c.d_model)
     tables = (c.num_layers + c.num_decoder_layers) if c.bias_in_every_layer else 2
@@ -123,7 +137,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
     fixed = {
         "base": machine.base_bytes,
         "weights": weight_counts(work.model)["total"] * s,
-        "optimizer state": state_elements(work.model, work.optimizer) * 4,
+        "optimizer state": state_bytes(work, choice.storage),
     }
     phases = {
         "step": {**fixed, **_step_parts(work, choice, machine.num_processes)},
@@ -131,8 +145,10 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "evaluation": {**fixed, **_evaluation_parts(work, choice)},
         "save": {**fixed, "buffers": 4 * MIB},
     }
+    share, limit = SLACK[choice.malloc]
     for parts in phases.values():
-        parts["allocator slack"] = int(SLACK_SHARE * (sum(parts.values()) - machine.base_bytes))
+        passing = sum(parts.values()) - sum(fixed.values())
+        parts["allocator slack"] = SETTLE_BYTES + min(int(share * passing), limit)
     return phases
 
 
@@ -241,7 +257,7 @@ def predict_seconds(work: Work, choice: Choice, machine: Machine) -> float:
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     recompute = 1.0 - choice.kept_blocks / total_blocks
     tokens = choice.batch_size_per_gpu * (work.source_tokens + work.target_tokens)
-    efficiency = 0.5 * min(1.0, 0.4 + 0.6 * tokens / GOOD_TOKENS)
+    efficiency = MALLOC_SPEED[choice.malloc] * 0.5 * min(1.0, 0.4 + 0.6 * tokens / GOOD_TOKENS)
     count = weight_counts(work.model)["total"]
     moved = count * 4 * (6 + 3 * (choice.num_walks - 1)) + (choice.storage != choice.compute) * 3 * count * 4
     return (blocks * (3.0 + recompute) + head * 3.0) / (machine.rate(choice.compute) * efficiency) + moved / 8e9

@@ -10,6 +10,7 @@ from devices.base import Device
 from engine.keep import Keep
 from engine.optimizers import OPTIMIZERS, Optimizer
 from engine.residency import residency_for
+from engine.rounding import ROUNDINGS
 from engine.update import Update
 from engine.walk import Walk
 from memory.prediction import Choice
@@ -43,7 +44,8 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     else:
         model = hf_format.load(begin.base, dtype=storage, device=device.torch_device, expect=config.model)
     model.config.dropout_rate = config.model.dropout_rate
-    optimizer = OPTIMIZERS[config.train.optimizer](dict(model.named_parameters()))
+    rounding = ROUNDINGS[config.train.bf16_rounding]()
+    optimizer = OPTIMIZERS[config.train.optimizer](dict(model.named_parameters()), rounding)
     if begin.is_resumed and begin.base is not None:
         load_optimizer(begin.base, optimizer, device.torch_device)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])

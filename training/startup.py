@@ -27,7 +27,7 @@ SETTINGS_FILE = "settings.json"
 # what defines the numbers of a run: a resumed run may not differ in these
 DEFINING = (
     "train_file", "validation_file", "objective", "max_seq_len", "max_target_len", "noise_density", "mean_noise_span_length",
-    "max_samples", "is_finetune", "effective_batch_size", "optimizer", "seed", "mixed_precision", "group_by_length",
+    "max_samples", "is_finetune", "effective_batch_size", "optimizer", "seed", "mixed_precision", "group_by_length", "bf16_rounding",
 )  # fmt: skip
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from engine.optimizers.adafactor import Adafactor
-from engine.optimizers.adamw import AdamW, AdamWRMS
+from engine.optimizers.adamw import AdamW, AdamW8bit, AdamWRMS
 from engine.optimizers.base import Optimizer, Step
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"adafactor": Adafactor, "adamw_rms": AdamWRMS, "adamw": AdamW}
-PEAK_LEARNING_RATES = {"adafactor": 1e-2, "adamw_rms": 2e-2, "adamw": 3e-4}  # where learning_rate is auto
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "adafactor": Adafactor,
+    "adamw_rms": AdamWRMS,
+    "adamw_8bit": AdamW8bit,
+    "adamw": AdamW,
+}
+PEAK_LEARNING_RATES = {
+    "adafactor": 1e-2,
+    "adamw_rms": 2e-2,
+    "adamw_8bit": 2e-2,
+    "adamw": 3e-4,
+}  # where learning_rate is auto
 
 __all__ = ["OPTIMIZERS", "PEAK_LEARNING_RATES", "Optimizer", "Step"]

@@ -22,9 +22,9 @@ class Adafactor(Optimizer):
     """State: rows + columns numbers for a matrix, as many as the weight for a vector. Memory of an update: three chunks."""
 
     @staticmethod
-    def state_elements(shape: tuple[int, ...]) -> int:
-        """Rows + columns of a matrix; all of a vector."""
-        return shape[0] + shape[1] if len(shape) == 2 else shape[0]
+    def state_bytes(shape: tuple[int, ...]) -> int:
+        """Rows + columns of a matrix, all of a vector, in fp32."""
+        return 4 * (shape[0] + shape[1] if len(shape) == 2 else shape[0])
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
         rate = step.learning_rate * max(EPSILON_SCALE, root_mean_square(weight))
@@ -33,7 +33,7 @@ class Adafactor(Optimizer):
             row_factor, column_factor = self._factors(name, grad, decay)
             norm = self._update_norm(grad, row_factor, column_factor)
         else:
-            square = self._state(f"{name}/square", weight.shape, weight.device)
+            square = self._state(f"{name}/square", weight.shape, weight)
             square.mul_(decay).add_(grad.float().square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
             row_factor, column_factor = square.rsqrt(), None
             norm = float(torch.linalg.vector_norm(grad.float() * row_factor))
@@ -43,14 +43,15 @@ class Adafactor(Optimizer):
             update = grad[rows].float() * row_factor[rows]
             if column_factor is not None:
                 update.mul_(column_factor)
-            self._write(name, rows, weight, weight[rows].float().mul_(keep).sub_(update, alpha=rate), step)
+            values = self._read(name, rows, weight).mul_(keep).sub_(update, alpha=rate)
+            self._write(name, rows, weight, values, step)
 
     def _factors(self, name: str, grad: Tensor, decay: float) -> tuple[Tensor, Tensor]:
         """Move the means of squared gradients over rows and columns; return the inverse roots (n, 1) and (m)."""
         n, m = grad.shape
         rows, columns = (
-            self._state(f"{name}/rows", (n,), grad.device),
-            self._state(f"{name}/columns", (m,), grad.device),
+            self._state(f"{name}/rows", (n,), grad),
+            self._state(f"{name}/columns", (m,), grad),
         )
         rows.mul_(decay)
         columns.mul_(decay)

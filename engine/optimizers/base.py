@@ -1,6 +1,6 @@
 """What is an optimizer to the engine? Something that updates one weight, in row chunks, as soon as its gradient is complete.
 
-The state is held by name in plain fp32 tensors, so that it can be planned, saved and moved; no `torch.optim`, whose import
+The state is held by name in plain tensors, so that it can be planned, saved and moved; no `torch.optim`, whose import
 costs 80 MB. Weight decay is folded into the fp32 update before rounding: applied alone to bf16 it would vanish.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.rounding import rounding_key, write_back
+from engine.rounding import Rounding, Stochastic, rounding_key
 
 CHUNK_ELEMENTS = 1 << 19  # of one update: 2 MB a buffer in fp32, so that the few it needs stay in cache
 
@@ -38,10 +38,11 @@ class Optimizer(ABC):
 
     Args:
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
+        rounding: how bf16 weights are read and written.
     """
 
-    def __init__(self, weights: dict[str, nn.Parameter]) -> None:
-        self.weights = weights
+    def __init__(self, weights: dict[str, nn.Parameter], rounding: Rounding | None = None) -> None:
+        self.weights, self.rounding = weights, rounding or Stochastic()
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
         self.state: dict[str, Tensor] = {}
@@ -57,21 +58,28 @@ class Optimizer(ABC):
 
     @staticmethod
     @abstractmethod
-    def state_elements(shape: tuple[int, ...]) -> int:
-        """fp32 numbers of state for a weight of this shape: what the plan counts."""
+    def state_bytes(shape: tuple[int, ...]) -> int:
+        """Bytes of state for a weight of this shape: what the plan counts."""
 
-    def _state(self, key: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """A state tensor, zero when first asked for."""
+    def _state(self, key: str, shape: tuple[int, ...], weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A state tensor on the weight's device, zero when first asked for."""
         if key not in self.state:
-            self.state[key] = torch.zeros(shape, device=device)
+            self.state[key] = torch.zeros(shape, device=weight.device, dtype=dtype)
         return self.state[key]
 
+    def _remainder(self, name: str, rows: slice, weight: Tensor) -> Tensor | None:
+        if not self.rounding.state_bytes_per_weight or weight.dtype != torch.bfloat16:
+            return None
+        return self._state(f"{name}/remainder", weight.shape, weight, torch.int8)[rows]
+
+    def _read(self, name: str, rows: slice, weight: Tensor) -> Tensor:
+        """Rows of a weight as fp32, to be overwritten."""
+        return self.rounding.read(weight[rows], self._remainder(name, rows, weight))
+
     def _write(self, name: str, rows: slice, weight: Tensor, values: Tensor, step: Step) -> None:
-        key = None
-        if weight.dtype == torch.bfloat16:
-            key = rounding_key(step.seed, step.number, self.index[name], weight.device)
-        width = weight[0].numel()
-        write_back(weight[rows], values, key, rows.start * width)
+        key = rounding_key(step.seed, step.number, self.index[name], weight.device)
+        offset = rows.start * weight[0].numel()
+        self.rounding.write(weight[rows], values, self._remainder(name, rows, weight), key, offset)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over saved state; raises KeyError where it belongs to no weight of this model."""

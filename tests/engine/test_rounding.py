@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.rounding import round_stochastically, rounding_key, write_back
+from engine.rounding import ROUNDINGS, Compensated, half_last_place, round_stochastically, rounding_key
 
 CPU = torch.device("cpu")
 
@@ -37,17 +37,37 @@ def test_key_decides_everything() -> None:
     assert all(differing)
 
 
-@pytest.mark.parametrize("is_stochastic", [True, False])
-def test_steps_below_the_last_bit_add_up_only_by_chance(is_stochastic: bool) -> None:
-    weight = torch.ones(20_000, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("name", "expected"), [("stochastic", 0.1), ("compensated", 0.1), ("nearest", 0.0)])
+def test_steps_below_the_last_bit(name: str, expected: float) -> None:
+    weight, remainder = torch.ones(20_000, dtype=torch.bfloat16), torch.zeros(20_000, dtype=torch.int8)
+    rounding = ROUNDINGS[name]()
     for step in range(1, 101):
-        key = rounding_key(0, step, 0, CPU) if is_stochastic else None
-        write_back(weight, weight.float() + 1e-4, key, 0)
-    moved = float(weight.double().mean()) - 1.0
-    assert moved == pytest.approx(1e-2 if is_stochastic else 0.0, abs=5e-4)
+        values = rounding.read(weight, remainder) + 1e-3
+        rounding.write(weight, values, remainder, rounding_key(0, step, 0, CPU), 0)
+    values = rounding.read(weight, remainder)
+    assert float(values.double().mean()) - 1.0 == pytest.approx(expected, abs=3e-3)
 
 
-def test_fp32_weights_are_not_rounded() -> None:
-    weight, values = torch.zeros(100), torch.rand(100)
-    write_back(weight, values.clone(), rounding_key(0, 1, 0, CPU), 0)
+def test_compensated_weights_hold_sixteen_bits() -> None:
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 10_000)
+    weight, remainder = values.bfloat16() * 0, torch.zeros(10_000, dtype=torch.int8)
+    rounding = Compensated()
+    rounding.write(weight, values.clone(), remainder, rounding_key(0, 1, 0, CPU), 0)
+    error = ((rounding.read(weight, remainder) - values) / values).abs()
+    assert float(error.max()) < 2.0**-15
+    assert float(((weight.float() - values) / values).abs().max()) > 2.0**-10, "bf16 alone is much coarser"
+
+
+def test_half_of_the_last_place() -> None:
+    numbers = torch.tensor([1.0, 1.5, -2.0, 3.0, 0.0078125]).bfloat16()
+    following = (numbers.view(torch.int16) + 1).view(torch.bfloat16)
+    expected = (following.double() - numbers.double()).abs() / 2
+    assert torch.equal(half_last_place(numbers).double(), expected)
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_fp32_weights_are_not_rounded(name: str) -> None:
+    weight, values, rounding = torch.zeros(100), torch.rand(100), ROUNDINGS[name]()
+    rounding.write(weight, values.clone(), None, rounding_key(0, 1, 0, CPU), 0)
     assert torch.equal(weight, values)
+    assert torch.equal(rounding.read(weight, None), values)
