@@ -25,6 +25,7 @@ from settings import allowed, show
 PROGRAM = "python train_low_mem.py"
 ABOUT = {
     "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
+    "plan": "predict peak memory and speed, and show the choice, its parts and what else could be done",
     "tokenizer": "train a tokenizer on --train_file in bounded memory",
     "prepare": "turn text, JSONL, CSV, Parquet or Arrow into token shards",
     "evaluate": "loss and perplexity of a trained model on --validation_file",
@@ -128,6 +129,10 @@ def _run(name: str, config: Config) -> None:
         from trainer_low_mem import LowMemTrainer
 
         LowMemTrainer(config).train()
+    elif name == "plan":
+        from training import plan_command
+
+        plan_command.show(config)
     else:
         from training import commands
 

@@ -18,6 +18,7 @@ FAST_FACTOR = 1.1  # a 16-bit product must beat fp32 by this much to be worth it
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.
 FIRST_SIDE, LAST_SIDE, LONG_SECONDS, REPEAT_SECONDS = 64, 1024, 4e-3, 15e-3
+WAITING_FACTOR = 2.0  # twice the side is eight times the work: a rate that grows by more than this was mostly waiting
 HOST_OUT_OF_MEMORY = (
     "defaultcpuallocator: can't allocate memory",
     "not enough memory: you tried to allocate",
@@ -112,8 +113,12 @@ class Device(ABC):
             times = [self._time_product(square) for _ in range(3)]
             while sum(times) < REPEAT_SECONDS and len(times) < 20:
                 times.append(self._time_product(square))
-            best = max(best, 2 * side**3 / min(times))
-            if side >= LAST_SIDE or min(times) >= LONG_SECONDS:
+            rate = 2 * side**3 / min(times)
+            # On a busy machine a small product takes as long as its threads wait for a core, so that a large one is
+            # faster by its size; a dtype that is slow by itself is not.
+            is_slow = min(times) >= LONG_SECONDS and side > FIRST_SIDE and rate < WAITING_FACTOR * best
+            best = max(best, rate)
+            if side >= LAST_SIDE or is_slow:
                 return best
             side *= 2
 

@@ -82,13 +82,12 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
 def choices(config: Config, machine: Machine, work: Work) -> Iterator[Choice]:
     """All ways to run the step that the settings allow."""
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
-    mallocs = ("small",) if config.memory.memory_mode == "ultra" else ("fast", "small")
     for storage, compute in _dtypes(config, machine):
         for micro in _micro_batches(config, work):
             count = math.ceil(work.rows / micro)
             for num_walks in {1, count}:
                 for kept in _kept_blocks(config, total_blocks, num_walks):
-                    for chunk, malloc in product(LOSS_CHUNKS_BYTES, mallocs):
+                    for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
                         evaluation = _evaluation_batch(config, machine, micro)
                         yield Choice(
                             micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc

@@ -79,10 +79,15 @@ class _Tile:
     keys: slice
 
 
+def _tile_queries(num_heads: int, num_keys: int) -> int:
+    """Queries of a tile over `num_keys` keys."""
+    return max(1, TILE_ELEMENTS // (num_heads * num_keys))
+
+
 def _tiles(query_rows: Rows, key_rows: Rows, num_heads: int, causal: bool) -> Iterator[_Tile]:
     for row, length in enumerate(query_rows.lengths):
         keys = key_rows.lengths[row]
-        step = max(1, TILE_ELEMENTS // (num_heads * keys))
+        step = _tile_queries(num_heads, keys)
         for i0 in range(0, length, step):
             i1 = min(i0 + step, length)
             seen = i1 if causal else keys
@@ -90,31 +95,58 @@ def _tiles(query_rows: Rows, key_rows: Rows, num_heads: int, causal: bool) -> It
             yield _Tile(row, i0, i1, seen, slice(start + i0, start + i1), slice(key_start, key_start + seen))
 
 
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None, tile: _Tile) -> Tensor:
-    """Softmax inputs (H, t, M) of a tile; q (H, t, K), k (H, M, K), bias (H, R) with distance 0 in the middle."""
+class _Scratch:
+    """Buffers for the scores of tiles, made once a call and used for every tile: fresh memory for each would cost more
+    than the arithmetic on it."""
+
+    def __init__(self, like: Tensor, num_heads: int, query_rows: Rows, key_rows: Rows, count: int) -> None:
+        lengths = zip(query_rows.lengths, key_rows.lengths, strict=True)
+        largest = max(min(length, _tile_queries(num_heads, keys)) * keys for length, keys in lengths)
+        self.buffers = [like.new_empty(num_heads * largest) for _ in range(count)]
+        self._skewed: Tensor | None = None
+
+    def shaped(self, heads: int, tile: _Tile) -> list[Tensor]:
+        """The buffers as (H, t, M)."""
+        shape = (heads, tile.i1 - tile.i0, tile.num_keys)
+        return [buffer[: math.prod(shape)].view(shape) for buffer in self.buffers]
+
+    def sum_diagonals(self, matrix: Tensor) -> Tensor:
+        """Sum (H, t, M), last query first, over equal distances: (H, t + M - 1), the smallest distance first."""
+        heads, t, keys = matrix.shape
+        width = t + keys
+        if self._skewed is None or self._skewed.shape != (heads, t, width):
+            self._skewed = matrix.new_zeros(heads, t, width)  # between the diagonals it stays zero
+        # row r is written r places further to the right, so that equal distances stand in one column
+        self._skewed.as_strided((heads, t, keys), (t * width, width + 1, 1), 0).copy_(matrix)
+        return self._skewed.sum(1)[:, : width - 1]
+
+
+def _backwards(x: Tensor, part: slice) -> Tensor:
+    """Tokens of a tile as (H, t, K), the last one first."""
+    return x[part].flip(0).transpose(0, 1)
+
+
+def _put(x: Tensor, part: slice, values: Tensor) -> None:
+    """The inverse: write (H, t, K), last token first, back to its place."""
+    x[part] = values.transpose(0, 1).flip(0)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, tile: _Tile, scores: Tensor, weights: Tensor) -> None:
+    """Fill `weights` (H, t, M) with the softmax of a tile; q (H, t, K) last query first, k (H, M, K), bias (H, R)."""
     if bias is None:
-        return torch.bmm(q, k.transpose(1, 2))
-    zero = bias.shape[1] // 2
-    window = bias[:, zero - tile.i1 + 1 : zero - tile.i0 + tile.num_keys]
-    # row i of the bias is the window shifted by i: a view of overlapping rows, last query first
-    matrix = window.unfold(1, tile.num_keys, 1).flip(1)
-    return torch.baddbmm(matrix.to(q.dtype), q, k.transpose(1, 2))
-
-
-def _sum_diagonals(matrix: Tensor) -> Tensor:
-    """Sum (H, t, M) over equal distances: (H, t + M - 1), first entry the distance of the last query to the first key."""
-    heads, t, keys = matrix.shape
-    skewed = matrix.new_zeros(heads, t, t + keys)
-    width = t + keys
-    # element (i, j) belongs to diagonal t - 1 - i + j: rows of length width + 1, each shifted by one
-    skewed.as_strided((heads, t, keys), (t * width, width + 1, 1), 0)[:] = matrix.flip(1)
-    return skewed.sum(1)[:, : t + keys - 1]
+        torch.bmm(q, k.transpose(1, 2), out=scores)
+    else:
+        zero = bias.shape[1] // 2
+        window = bias[:, zero - tile.i1 + 1 : zero - tile.i0 + tile.num_keys]
+        # each query sees the window one place further: with the last query first, a view of overlapping rows
+        torch.baddbmm(window.unfold(1, tile.num_keys, 1), q, k.transpose(1, 2), out=scores)
+    torch.ops.aten._softmax.out(scores, -1, False, out=weights)
 
 
 def _kept(dropout: Dropout, row_keys: Tensor, tile: _Tile, num_heads: int) -> Tensor:
-    """(H, t, M) bool: the attention weights of a tile that dropout leaves; a function of (row, head, query, key)."""
+    """(H, t, M) bool, last query first: the attention weights that dropout leaves; a function of (row, head, query, key)."""
     device = row_keys.device
-    queries = torch.arange(tile.i0, tile.i1, device=device)
+    queries = torch.arange(tile.i0, tile.i1, device=device).flip(0)
     places = torch.arange(num_heads, device=device)[:, None] * (1 << 32) + queries
     return random_words(mix(row_keys[tile.row] + places * _MIX_1), tile.num_keys) >= dropout.threshold
 
@@ -135,14 +167,17 @@ class _TiledAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
         ctx.rows, ctx.causal, ctx.dropout = rows, causal, dropout
-        out = torch.empty_like(q)
+        out, heads = torch.empty_like(q), q.shape[1]
+        bias = None if bias is None else bias.to(q.dtype)
         row_keys = dropout.row_keys() if dropout.active else None
-        for tile in _tiles(rows[0], rows[1], q.shape[1], causal):
-            qt, kt, vt = q[tile.queries].transpose(0, 1), k[tile.keys].transpose(0, 1), v[tile.keys].transpose(0, 1)
-            weights = torch.softmax(_scores(qt, kt, bias, tile), -1)
+        scratch = _Scratch(q, heads, rows[0], rows[1], 2)
+        for tile in _tiles(rows[0], rows[1], heads, causal):
+            scores, weights = scratch.shaped(heads, tile)
+            kt, vt = k[tile.keys].transpose(0, 1), v[tile.keys].transpose(0, 1)
+            _weights(_backwards(q, tile.queries), kt, bias, tile, scores, weights)
             if row_keys is not None:
-                weights.mul_(_kept(dropout, row_keys, tile, q.shape[1])).mul_(dropout.scale)
-            out[tile.queries] = torch.bmm(weights, vt).transpose(0, 1)
+                weights.mul_(_kept(dropout, row_keys, tile, heads)).mul_(dropout.scale)
+            _put(out, tile.queries, torch.bmm(weights, vt))
         return out
 
     @staticmethod
@@ -151,24 +186,29 @@ class _TiledAttention(torch.autograd.Function):
         dropout, heads = ctx.dropout, q.shape[1]
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dbias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+        bias = None if bias is None else bias.to(q.dtype)
         row_keys = dropout.row_keys() if dropout.active else None
+        scratch = _Scratch(q, heads, ctx.rows[0], ctx.rows[1], 3)
         for tile in _tiles(ctx.rows[0], ctx.rows[1], heads, ctx.causal):
-            qt, gt = q[tile.queries].transpose(0, 1), grad[tile.queries].transpose(0, 1)
+            scores, weights, dweights = scratch.shaped(heads, tile)
+            qt, gt = _backwards(q, tile.queries), _backwards(grad, tile.queries)
             kt, vt = k[tile.keys].transpose(0, 1), v[tile.keys].transpose(0, 1)
-            weights = torch.softmax(_scores(qt, kt, bias, tile), -1)
-            dweights = torch.bmm(gt, vt.transpose(1, 2))
+            _weights(qt, kt, bias, tile, scores, weights)
+            torch.bmm(gt, vt.transpose(1, 2), out=dweights)
             used = weights
             if row_keys is not None:
                 kept = _kept(dropout, row_keys, tile, heads)
-                used = (weights * kept).mul_(dropout.scale)
+                used = torch.mul(weights, kept, out=scores).mul_(dropout.scale)
                 dweights.mul_(kept).mul_(dropout.scale)
             dv[tile.keys].transpose(0, 1).baddbmm_(used.transpose(1, 2), gt)
-            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
-            dq[tile.queries] = torch.bmm(dscores, kt).transpose(0, 1)
+            dscores = scores  # its own content is not needed any more
+            torch.ops.aten._softmax_backward_data.out(dweights, weights, -1, weights.dtype, grad_input=dscores)
+            _put(dq, tile.queries, torch.bmm(dscores, kt))
             dk[tile.keys].transpose(0, 1).baddbmm_(dscores.transpose(1, 2), qt)
             if dbias is not None:
-                first = bias.shape[1] // 2 - tile.i1 + 1
-                dbias[:, first : first + tile.i1 - tile.i0 + tile.num_keys - 1] += _sum_diagonals(dscores)
+                first = dbias.shape[1] // 2 - tile.i1 + 1
+                width = tile.i1 - tile.i0 + tile.num_keys - 1
+                dbias[:, first : first + width] += scratch.sum_diagonals(dscores)
         return dq, dk, dv, dbias, None, None, None
 
 

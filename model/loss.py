@@ -38,22 +38,24 @@ class LossSettings:
 
 
 def _chunk_loss(logits: Tensor, labels: Tensor, settings: LossSettings, scale: float | None) -> Tensor:
-    """Summed loss of (C, V) fp32 logits; where `scale` is given, `logits` turns into scale * d loss / d logits."""
+    """Summed loss of (C, V) fp32 logits, which are overwritten: with scale * d loss / d logits, where `scale` is given."""
     valid = labels != IGNORED
     target = labels.clamp(min=0).unsqueeze(1)
-    log_z = logits.logsumexp(1)
     smooth, z_weight = settings.label_smoothing, settings.z_loss
-    losses = log_z - (1 - smooth) * logits.gather(1, target).squeeze(1) + z_weight * log_z.square()
+    wanted = (1 - smooth) * logits.gather(1, target).squeeze(1)
     if smooth:
-        losses = losses - smooth * logits.mean(1)
+        wanted += smooth * logits.mean(1)
+    largest = logits.amax(1, keepdim=True)
+    exponentials = logits.sub_(largest).exp_()
+    mass = exponentials.sum(1, keepdim=True)
+    log_z = (largest + mass.log()).squeeze(1)
+    losses = log_z - wanted + z_weight * log_z.square()
     if scale is not None:
-        probabilities = logits.sub_(log_z.unsqueeze(1)).exp_()
-        if z_weight:
-            probabilities.mul_((1 + 2 * z_weight * log_z).unsqueeze(1))
+        factor = (valid * scale).unsqueeze(1)
+        gradient = exponentials.mul_((1 + 2 * z_weight * log_z).unsqueeze(1) * factor / mass)
         if smooth:
-            probabilities.sub_(smooth / logits.shape[1])
-        probabilities.scatter_add_(1, target, probabilities.new_full(target.shape, smooth - 1.0))
-        probabilities.mul_((valid * scale).unsqueeze(1))
+            gradient.sub_(factor * (smooth / logits.shape[1]))
+        gradient.scatter_add_(1, target, factor * (smooth - 1.0))
     return (losses * valid).sum()
 
 

@@ -46,6 +46,14 @@ def test_a_disturbed_product_does_not_spoil_the_measurement():
     assert device.multiply_rate(FP32) == pytest.approx(1e11)
 
 
+def test_waiting_for_a_busy_machine_is_not_taken_for_a_slow_dtype():
+    device = Timed({FP32: 1e11, BF16: 3e9})
+    undisturbed = device._time_product
+    device._time_product = lambda square: undisturbed(square) + 0.013  # in every product a thread waits for its core
+    assert device.multiply_rate(FP32) > 5e10
+    assert device.fast_dtypes() == (FP32,)
+
+
 def test_a_fast_dtype_is_measured_with_a_large_product_and_once():
     device = Timed({FP32: 3e12})
     assert device.multiply_rate(FP32) == device.multiply_rate(FP32) == pytest.approx(3e12)

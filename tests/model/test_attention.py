@@ -39,7 +39,7 @@ def draw(seed: int, query_lengths: list[int], key_lengths: list[int], kind: str,
 
 def kept_whole(dropout: Dropout, row: int, queries: int, keys: int, heads: int) -> Tensor:
     tile = attention._Tile(row, 0, queries, keys, slice(0), slice(0))
-    return attention._kept(dropout, dropout.row_keys(), tile, heads)
+    return attention._kept(dropout, dropout.row_keys(), tile, heads).flip(1)  # tiles go through the last query first
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout) -> Tensor:

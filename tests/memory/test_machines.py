@@ -1,0 +1,53 @@
+"""This machine without torch; others by name or file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config import ROOT, UserError
+from memory.machines import MACHINES_FILE, target_machine, this_machine
+from memory.units import GIB, MIB
+from settings import read_settings_file
+
+
+@pytest.mark.parametrize("name", read_settings_file(MACHINES_FILE))
+def test_known_machines_are_complete(name: str) -> None:
+    machine = target_machine(name)
+    assert machine.budget_bytes > GIB and machine.rate("float32") > 0 and machine.rate("bfloat16") > 0
+    assert target_machine(name, 512 * MIB).budget_bytes == 512 * MIB
+
+
+def test_a_file_describes_a_machine(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("available: 3G\nbase: 200M\nrates: {float32: 1.0e+11, bfloat16: 1.0e+10}\n")
+    machine = target_machine(str(path))
+    assert (machine.budget_bytes, machine.base_bytes, machine.rate("bfloat16")) == (3 * GIB, 200 * MIB, 1e10)
+    path.write_text("available: 3G\n")
+    with pytest.raises(UserError, match="missing or wrong"):
+        target_machine(str(path))
+
+
+def test_an_unknown_machine_gets_the_nearest_name() -> None:
+    with pytest.raises(UserError, match="mac_16gb"):
+        target_machine("mac_18gb")
+
+
+def test_this_machine() -> None:
+    machine = this_machine(GIB)
+    assert machine.budget_bytes == GIB
+    assert 0 < machine.budget_bytes <= machine.available_bytes
+    assert machine.rate("float32") > 1e8
+
+
+def test_the_plan_command_does_without_torch() -> None:
+    code = (
+        "import sys, train_low_mem; code = train_low_mem.main(['plan', '--model_preset=t5-base', '--target=mac_16gb', '--json'])\n"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '"peak_bytes"' in done.stdout

@@ -1,0 +1,133 @@
+"""The plan keeps the effective batch, keeps to the budget, prefers speed, and says what helps where nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config import Config, DoesNotFit, T5ModelConfig, load, model_presets
+from memory.plan import choices, effective_batch, make_work, plan, table_guess
+from memory.prediction import Choice, Machine, Work, peak_of, predict, weight_counts
+from memory.units import GIB, MIB
+from model.t5 import T5
+
+GB = 1000**3
+
+
+def machine(budget: int, available: int = 16 * GB, bf16: float = 1e9, processes: int = 1) -> Machine:
+    return Machine(budget, available, 170 * MIB, (("float32", 1.5e11), ("bfloat16", bf16)), processes)
+
+
+def settings_of(**flags: Any) -> Config:
+    return load("train", {"train_file": "x", **{name: str(value) for name, value in flags.items()}})
+
+
+@pytest.mark.parametrize("name", model_presets())
+def test_weights_are_counted_as_the_model_has_them(name: str) -> None:
+    shape = T5ModelConfig(**model_presets()[name])
+    small = dataclasses.replace(shape, num_layers=2, num_decoder_layers=3)
+    model = T5(small, device="meta")
+    counts = weight_counts(small)
+    assert counts["total"] == sum(weight.numel() for weight in model.parameters())
+    assert counts["encoder"] == sum(weight.numel() for weight in model.encoder.blocks[0].parameters()) - (
+        small.relative_attention_num_buckets * small.num_heads if small.bias_in_every_layer else 0
+    )
+
+
+@pytest.mark.parametrize(("available", "guess"), [(12.9 * GB, (1, 2, 8)), (13.1 * GB, (2, 4, 16))])
+def test_the_old_table_is_the_first_guess(available: float, guess: tuple[int, int, int]) -> None:
+    assert table_guess(int(available)) == guess
+    made = plan(settings_of(), machine(3 * GIB, int(available)))
+    assert made.effective_batch_size == guess[0] * guess[2]
+    assert f"{guess[0]} x {guess[2]}" in made.reasons[0]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 40),
+    processes=st.integers(1, 4),
+    mode=st.sampled_from(["auto", "standard", "low", "ultra"]),
+    recompute=st.sampled_from(["auto", "True", "False"]),
+)
+def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode: str, recompute: str) -> None:
+    config = settings_of(effective_batch_size=rows, memory_mode=mode, gradient_checkpointing=recompute)
+    where = machine(2 * GIB, processes=processes)
+    work = make_work(config, where, None, None)
+    assert effective_batch(config, where) == rows
+    for choice in choices(config, where, work):
+        most = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
+        assert most >= work.rows > most - choice.batch_size_per_gpu, "no empty micro-batch, no row left over"
+
+
+@pytest.mark.parametrize("flag", ["batch_size_per_gpu", "gradient_accumulation_steps"])
+def test_a_number_given_is_kept(flag: str) -> None:
+    made = plan(settings_of(effective_batch_size=12, **{flag: 3}), machine(3 * GIB))
+    given_value = (
+        made.choice.batch_size_per_gpu if flag == "batch_size_per_gpu" else made.choice.gradient_accumulation_steps
+    )
+    assert given_value == 3
+    assert made.effective_batch_size == 12
+
+
+def test_more_budget_is_never_slower_and_the_peak_stays_inside() -> None:
+    config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256)
+    seconds = []
+    for budget in (1.7, 2, 3, 4, 8):
+        made = plan(config, machine(int(budget * GIB)))
+        assert made.peak_bytes <= budget * GIB
+        assert sum(made.components.values()) == made.peak_bytes == max(made.phases.values())
+        seconds.append(made.seconds)
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] < seconds[0]
+
+
+def test_refuses_with_the_cheapest_changes() -> None:
+    with pytest.raises(DoesNotFit) as refusal:
+        plan(settings_of(model_preset="t5-3b"), machine(2 * GIB))
+    assert "does not hold this run" in refusal.value.problems[0]
+    assert len(refusal.value.problems) == 4
+    assert all("--" in problem for problem in refusal.value.problems)
+
+
+def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:
+    config = settings_of(model_preset="t5-base", effective_batch_size=2)
+    fast = plan(config, machine(8 * GIB, bf16=2e12)).choice
+    assert (fast.storage, fast.compute) == ("bfloat16", "bfloat16")
+    roomy, tight = plan(config, machine(8 * GIB)).choice, plan(config, machine(int(1.15 * GIB))).choice
+    assert (roomy.storage, roomy.compute) == ("float32", "float32")
+    assert (tight.storage, tight.compute) == ("bfloat16", "float32")
+
+
+def test_a_resumed_run_keeps_its_choice_where_it_fits() -> None:
+    config = settings_of(effective_batch_size=8)
+    first = plan(config, machine(3 * GIB)).choice
+    earlier = dataclasses.replace(first, batch_size_per_gpu=2, num_slices=4, num_walks=1)
+    assert plan(config, machine(3 * GIB), earlier=earlier).choice == earlier
+    too_large = dataclasses.replace(earlier, batch_size_per_gpu=16)
+    assert plan(config, machine(3 * GIB), earlier=too_large).choice != too_large
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    layers=st.integers(1, 8), source=st.integers(16, 512), target=st.integers(16, 512), micro=st.integers(1, 8),
+    slices=st.integers(1, 4), kept=st.integers(0, 4),
+)  # fmt: skip
+def test_more_work_never_takes_less(layers: int, source: int, target: int, micro: int, slices: int, kept: int) -> None:
+    shape = T5ModelConfig(num_layers=layers, num_decoder_layers=layers)
+    work = Work(shape, micro * slices, source, target, False, "adafactor")
+    choice = Choice(micro, slices, 1, min(kept, layers), 2, "float32", "float32", 32 * MIB)
+    where = machine(GIB)
+    peak = peak_of(predict(work, choice, where))[1]
+    for more in (
+        (dataclasses.replace(work, source_tokens=source * 2), choice),
+        (dataclasses.replace(work, target_tokens=target * 2), choice),
+        (dataclasses.replace(work, optimizer="adamw"), choice),
+        (dataclasses.replace(work, hold_gradients=True), choice),
+        (work, dataclasses.replace(choice, num_slices=slices + 1)),
+        (work, dataclasses.replace(choice, batch_size_per_gpu=micro + 1)),
+    ):
+        assert peak_of(predict(*more, where))[1] >= peak

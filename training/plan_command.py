@@ -1,0 +1,70 @@
+"""What does `plan` show? The choice for this machine or another, its parts, what else could be done, and what helps.
+
+Answers in a second or two: torch is not imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+
+from config import Config, DoesNotFit
+from data.objectives import lengths_of
+from data.task import decide
+from memory.machines import target_machine, this_machine
+from memory.plan import Plan, plan
+from memory.prediction import Machine, weight_counts
+from memory.units import format_size
+from settings import AUTO
+from training.progress import Progress, duration
+from training.report import plan_rows
+
+MODES = ("standard", "low", "ultra")
+
+
+def show(config: Config) -> None:
+    """Plan, and print it: as tables, or as JSON for programs.
+
+    Raises:
+        DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
+    """
+    target = config.plan.target
+    budget = config.memory.memory_budget
+    machine = this_machine(budget) if target == AUTO else target_machine(target, budget)
+    objective = config.data.objective if config.data.objective != AUTO else _objective(config)
+    lengths = lengths_of(config.data, objective)
+    chosen = plan(config, machine, source_tokens=lengths.input_tokens, target_tokens=lengths.target_tokens)
+    others = {mode: _in_mode(config, machine, mode, lengths.input_tokens, lengths.target_tokens) for mode in MODES}
+    if config.plan.json:
+        modes = {mode: None if found is None else found.as_dict() for mode, found in others.items()}
+        print(json.dumps({"plan": chosen.as_dict(), "modes": modes, "machine": asdict(machine)}, indent=1))
+        return
+    progress = Progress(1)
+    where = "this machine" if target == AUTO else target
+    title = f"plan of {config.model_preset} on {where}, {lengths.input_tokens} + {lengths.target_tokens} tokens ({objective})"
+    progress.table(title, plan_rows(chosen, weight_counts(config.model)["total"]))
+    progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
+    progress.table("the modes", [_mode_row(mode, found, chosen) for mode, found in others.items()])
+
+
+def _objective(config: Config) -> str:
+    if config.data.train_file is None:
+        return "pairs" if config.train.is_finetune else "span"
+    return decide(config).objective
+
+
+def _in_mode(config: Config, machine: Machine, mode: str, source: int, target: int) -> Plan | None:
+    changed = copy.deepcopy(config)
+    changed.memory.memory_mode = mode
+    try:
+        return plan(changed, machine, source_tokens=source, target_tokens=target)
+    except DoesNotFit:
+        return None
+
+
+def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, str]:
+    if found is None:
+        return (f"--memory_mode={mode}", "does not fit", "")
+    speed = f"{chosen.seconds / found.seconds:.0%} of the planned speed, about {duration(found.seconds)} a step"
+    return (f"--memory_mode={mode}", format_size(found.peak_bytes), speed)
