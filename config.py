@@ -32,7 +32,7 @@ def model_presets() -> dict[str, dict[str, Any]]:
 @cache
 def run_presets() -> tuple[str, ...]:
     """Names of the presets by machine and goal: the other files of `presets/`."""
-    return tuple(sorted(path.stem for path in PRESETS_DIR.glob("*.yaml") if path.stem != "models"))
+    return tuple(sorted(path.stem for path in PRESETS_DIR.glob("*.yaml") if path.stem not in ("models", "machines")))
 
 
 @dataclass
@@ -95,6 +95,18 @@ class DataConfig:
         None, "use at most this many rows of the training data", kind=int, unit="rows", low=1, optional=True
     )
     group_by_length: bool = setting(True, "let rows of like length share a micro-batch (pairs)", kind=bool)
+    mixture_weights: str | None = setting(
+        None, "weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch", kind=str, optional=True
+    )  # fmt: skip
+    mixture_temperature: float = setting(
+        1.0, "parts of train_file drawn by size^(1/temperature); 1: every row once per epoch", kind=float, low=1.0, high=1e6
+    )  # fmt: skip
+    shuffle_block_rows: int | str = setting(
+        AUTO, "rows that stay neighbours in the order; 0: none do; auto: 0, or 256 from 16 GiB of shards on",
+        kind=int, unit="rows", low=0, high=2**20, auto=True,
+    )  # fmt: skip
+    batch_tokens: int = setting(0, "most tokens of a micro-batch; 0: rows alone count", kind=int, unit="tokens", low=0)
+    drop_page_cache: bool = setting(False, "let go of file pages while reading (for limits that count them)", kind=bool)
     skip_bad_rows: bool = setting(False, "count broken rows and go on instead of stopping at the first", kind=bool)
     cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str)
 
@@ -167,7 +179,7 @@ class TrainConfig:
         AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True
     )
     eval_rows: int = setting(
-        256, "rows of the validation data that one evaluation reads at most", kind=int, unit="rows", low=1
+        64, "rows of the validation data that one evaluation reads at most", kind=int, unit="rows", low=1
     )
     save_steps: int | str = setting(
         AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True
@@ -236,11 +248,45 @@ class TokenizerConfig:
 
 
 @dataclass
+class CleaningConfig:
+    """Which rows are left out before training."""
+
+    clean: bool = setting(False, "normalise text and drop rows by the four limits below", kind=bool)
+    min_chars: int = setting(5, "shortest row that clean keeps", kind=int, unit="characters", low=1)
+    max_chars: int | None = setting(
+        None, "longest row that clean keeps", kind=int, unit="characters", low=1, optional=True
+    )
+    min_letters: float = setting(
+        0.4, "least share of letters and digits in a row that clean keeps", kind=float, low=0.0, high=1.0
+    )
+    max_repetition: float = setting(
+        0.9, "highest share of a text that zlib saves in a row that clean keeps", kind=float, low=0.0, high=1.0
+    )
+    dedup: str = setting(
+        "none", "drop rows that repeat an earlier one: exact, or near (about 80% of its runs of 5 characters)",
+        kind=str, choices=("none", "exact", "near"),
+    )  # fmt: skip
+
+
+@dataclass
 class PrepareConfig:
     """How token shards are written."""
 
     shards_dir: str = setting(AUTO, "folder for the token shards; auto: under cache_dir", kind=str, auto=True)
     shard_rows: int = setting(65536, "rows of one shard file", kind=int, unit="rows", low=64)
+    prepare_workers: int | str = setting(
+        AUTO, "processes that encode, 0: none of their own; auto: one a core, at most 4", kind=int, low=0, high=256, auto=True
+    )  # fmt: skip
+
+
+@dataclass
+class PlanConfig:
+    """What is planned for."""
+
+    target: str = setting(
+        AUTO, "machine to plan for: a name of presets/machines.yaml or a YAML file; auto: this one", kind=str, auto=True
+    )
+    json: bool = setting(False, "print JSON, for programs", kind=bool)
 
 
 @dataclass
@@ -277,7 +323,9 @@ class Config:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     run: RunConfig = field(default_factory=RunConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     model_preset: str = "tiny"
@@ -300,9 +348,10 @@ class Config:
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
 # command -> its groups and single settings
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "train": ("data", "model", "train", "memory", "tokenizer", "run"),
+    "train": ("data", "model", "train", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
+    "plan": ("plan", "data", "model", "train", "memory", "tokenizer", "run"),
     "tokenizer": ("data", "vocab_size", "tokenizer", "run"),
-    "prepare": ("data", "vocab_size", "is_finetune", "tokenizer", "prepare", "run"),
+    "prepare": ("data", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "run"),
     "evaluate": ("checkpoint", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run"),
     "generate": ("checkpoint", "generate", "prompt_column", "text_column", "skip_bad_rows", "max_seq_len", "memory", "run"),
 }  # fmt: skip

@@ -67,7 +67,7 @@ def measure_budget(
     """
     pid = os.getpid() if pid is None else pid
     system = host_limits(local_processes, root=root, pid=pid)
-    usable = {limit: max(0, limit.bytes - margin(limit.bytes)) for limit in system}
+    usable = {limit: max(0, limit.bytes - margin_of(limit.bytes)) for limit in system}
     lowest = min(usable, key=lambda limit: usable[limit])
     binding, host, margin, warnings = lowest.what, usable[lowest], lowest.bytes - usable[lowest], []
     limits = system
@@ -104,7 +104,7 @@ def free_host_bytes(*, root: Path = ROOT, pid: int | None = None) -> int:
     return max(0, min(limit.bytes for limit in host_limits(root=root, pid=pid)) - own)
 
 
-def margin(limit_bytes: int) -> int:
+def margin_of(limit_bytes: int) -> int:
     """What is left free below a limit of the system, in bytes."""
     share = int(MARGIN_SHARE * limit_bytes)
     return min(limit_bytes, max(LEAST_MARGIN, min(MOST_MARGIN, share)))

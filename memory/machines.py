@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from config import PRESETS_DIR, UserError
-from memory.budget import host_limits, margin
+from memory.budget import host_limits, margin_of
 from memory.prediction import BASE_BYTES, Machine
 from memory.units import parse_size
 from settings import AUTO, nearest_name, read_settings_file
@@ -27,7 +27,7 @@ def this_machine(budget: int | str = AUTO) -> Machine:
         budget: `memory_budget`.
     """
     lowest = min(limit.bytes for limit in host_limits())
-    offered = lowest - margin(lowest)
+    offered = lowest - margin_of(lowest)
     taken = offered if budget == AUTO else min(int(budget), offered)
     rate = _product_rate()
     return Machine(taken, lowest, BASE_BYTES, (("float32", rate), ("bfloat16", rate * _bf16_factor())))

@@ -16,7 +16,7 @@ from config import T5ModelConfig
 from memory.units import MIB
 
 BASE_BYTES = 175 * MIB  # interpreter and libraries, where they cannot be measured
-SETTLE_BYTES = 20 * MIB  # what libraries allocate in the first step, behind the measurement of the base
+SETTLE_BYTES = 32 * MIB  # what libraries allocate in the first step, behind the measurement of the base
 # What malloc keeps beyond the tensors: a share of all that comes and goes, up to a limit, for each of its tunings.
 SLACK = {"small": (0.03, 64 * MIB), "fast": (1.0, 96 * MIB)}
 MALLOC_SPEED = {"small": 0.55, "fast": 1.0}  # small returns every freed tensor to the system, which zeroes it again

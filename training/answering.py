@@ -201,7 +201,7 @@ def generate(config: Config) -> None:
 def answer_all(trained: Trained, config: Config, prompts: list[str]) -> list[str]:
     """Answer prompts at once. A prompt longer than max_seq_len is cut, and the user told."""
     longest, tokenizer, settings = config.data.max_seq_len, trained.tokenizer, config.generate
-    ids = tokenizer.encode_batch(prompts)
+    ids = tokenizer.encode_batch(prompts, special=True)  # a prompt may hold sentinels to fill in
     cut = sum(len(row) >= longest for row in ids)
     if cut:
         Progress(1).note(f"{cut} prompt(s) are longer than --max_seq_len={longest} tokens and were cut")

@@ -10,6 +10,7 @@ from memory.units import format_size
 from training.progress import duration
 
 Rows = list[tuple[str, str]]
+PROMPT_LETTERS = 60  # of the example prompt in the next command
 
 
 @dataclass
@@ -70,5 +71,6 @@ def summary_rows(summary: Summary) -> Rows:
 def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[str]:
     """What the user may type next."""
     program = "python train_low_mem.py"
-    lines = [f"{program} generate --model={model_dir} --input='{prompt}'", f"{program} evaluate --model={model_dir}"]
+    words = " ".join(prompt.replace("'", " ").split())[:PROMPT_LETTERS].rpartition(" ")[0] or prompt[:PROMPT_LETTERS]
+    lines = [f"{program} generate --model={model_dir} --input='{words}'", f"{program} evaluate --model={model_dir}"]
     return lines if is_finetune else [*lines, f"{program} train --is_finetune=True --finetune_from={model_dir}"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from data.collate import Batch
 from data.loader import StepLoader
-from data.tokenizer import Tokenizer
+from data.tokenizer import EOS, Tokenizer
 from engine.walk import Walk
 from model.generation import generate
 from training.progress import Progress
@@ -25,7 +25,7 @@ def show_samples(
         the text of the first prompt, for the next command to type; None where there are no rows.
     """
     rows = list(itertools.islice(_rows(loader, max(count, 1)), max(count, 1)))
-    prompts = [tokenizer.decode(source) for source, _ in rows]
+    prompts = [tokenizer.decode(source, skip_special=False).removesuffix(EOS) for source, _ in rows]
     if count and rows:
         answers = generate(
             walk.model, [source for source, _ in rows], max_new_tokens=SAMPLE_TOKENS,
@@ -33,7 +33,8 @@ def show_samples(
         )  # fmt: skip
         progress.note("samples")
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
-            text, reference = tokenizer.decode(answer, skip_special=False), tokenizer.decode(target, skip_special=False)
+            text = tokenizer.decode(answer, skip_special=False)
+            reference = tokenizer.decode(target, skip_special=False).removesuffix(EOS)
             progress.sample(prompt, text, reference)
             metrics.write("sample", prompt=prompt, answer=text, reference=reference)
     return prompts[0] if prompts else None
