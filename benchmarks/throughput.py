@@ -33,7 +33,7 @@ class Work:
 
 
 WORKS = {
-    "chatlm-0.2b": Work("chatlm-0.2b", 16, 256, 256),
+    "chatlm-0.2b": Work("chatlm-0.2b", 16, 256, 256, 1),
     "t5-small": Work("t5-small", 8, 512, 114, 3),
     "t5-base": Work("t5-base", 8, 512, 114),
     "tiny": Work("tiny", 8, 256, 64, 3),

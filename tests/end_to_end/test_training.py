@@ -1,0 +1,181 @@
+"""From text to a trained model: what a run writes, and that nothing but the settings decides its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import STEPS, World
+from tests.end_to_end.running import Place
+
+LAUNCHER = {
+    "accelerate": (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
+    "torchrun": (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+}
+MODEL_FILES = {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+# event -> fields that programs read
+FIELDS = {
+    "start": {"step", "run_name", "settings"},
+    "plan": {"choice", "effective_batch_size", "budget_bytes", "peak_bytes", "components", "phases", "seconds"},
+    "step": {
+        "step", "loss", "learning_rate", "tokens", "seconds", "tokens_per_second", "batch_size_per_gpu",
+        "gradient_accumulation_steps",
+    },
+    "memory": {
+        "step", "phase", "anon_bytes", "file_bytes", "peak_bytes", "budget_bytes", "device_bytes", "device_peak_bytes",
+    },
+    "eval": {"step", "loss"},
+    "cleanup": {"step", "kind", "freed_bytes"},
+    "checkpoint": {"step", "path"},
+    "sample": {"prompt", "answer", "reference"},
+    "end": {"planned_peak_bytes", "measured_peak_bytes", "tokens_per_second", "best_eval_loss"},
+}  # fmt: skip
+
+
+def test_a_run_learns_and_leaves_a_whole_folder(pretrained: World) -> None:
+    place, folder = pretrained.place, pretrained.place.runs / "whole"
+    losses = place.losses("whole")
+    assert list(losses) == list(range(1, STEPS + 1))
+    assert losses[STEPS] < losses[1] - 0.5
+    assert {path.name for path in folder.iterdir()} >= MODEL_FILES
+    checkpoints = {path.name: path for path in (folder / "checkpoints").iterdir()}
+    assert set(checkpoints) == {"best", "latest", "step_00000020", f"step_{STEPS:08}"}
+    for checkpoint in checkpoints.values():
+        assert {path.name for path in checkpoint.iterdir()} >= {*MODEL_FILES, "state"}
+    assert (folder / "checkpoints" / "latest").resolve().name == f"step_{STEPS:08}"
+    assert not [path for path in place.folder.rglob("*") if ".tmp" in path.name or path.name.endswith(".partial")]
+
+
+def test_metrics_hold_what_programs_read(pretrained: World) -> None:
+    events = pretrained.place.events("whole")
+    assert {event["event"] for event in events} == set(FIELDS)
+    for event in events:
+        assert set(event) >= FIELDS[event["event"]], event["event"]
+    assert [event["event"] for event in events[:2]] == ["start", "plan"] and events[-1]["event"] == "end"
+    assert [event["step"] for event in events if event["event"] == "eval"] == [0, 12, STEPS]
+    assert {event["kind"] for event in events if event["event"] == "cleanup"} <= {"light", "full"}
+    end = events[-1]
+    assert 0 < end["measured_peak_bytes"] <= end["budget_bytes"]
+    assert end["best_eval_loss"] == min(event["loss"] for event in events if event["event"] == "eval")
+
+
+def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
+    (log,) = pretrained.place.logs.glob("chat_trainer_low_mem_*.log")
+    assert re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}\.log", log.name)
+    lines = [line for line in log.read_text("utf8").splitlines() if "内存监控" in line]
+    records = [event for event in pretrained.place.events("whole") if event["event"] == "memory"]
+    assert len(lines) == len(records) >= 3
+
+
+def test_the_screen_ends_with_plan_against_measured_and_samples(pretrained: World) -> None:
+    screen = (pretrained.place.folder / "screen.txt").read_text("utf8")
+    assert re.search(r"peak memory +planned .*iB, measured .*iB", screen)
+    assert "inside" in screen and "reference" in screen and "generate --model=" in screen
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [
+        pytest.param(13, signal.SIGKILL, id="killed"),
+        pytest.param(8, signal.SIGINT, id="Ctrl-C"),
+        pytest.param(2, signal.SIGKILL, id="killed before the first checkpoint", marks=pytest.mark.slow),
+        pytest.param(20, signal.SIGKILL, id="killed while saving", marks=pytest.mark.slow),
+        pytest.param(23, signal.SIGTERM, id="terminated at the end", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not(pretrained: World, tmp_path: Path, step: int, number: int) -> None:
+    place = pretrained.beside(tmp_path)
+    stopped = place.stop_at(step, number, "train", *pretrained.train_flags, "--run_name=cut")
+    assert stopped.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), stopped.stdout
+    if number != signal.SIGKILL:
+        reached = max(place.losses("cut"))
+        assert f"stopped after step {reached}, saved in {place.runs / 'cut'}" in stopped.stdout
+        assert (place.runs / "cut/checkpoints/latest").resolve().name == f"step_{reached:08}"
+    assert not (place.runs / "cut" / "config.json").exists(), "the run was not stopped in its middle"
+    place.do("train", "--is_keep_training=True")  # the run knows its own settings
+    assert place.losses("cut") == pretrained.place.losses("whole"), "bit for bit"
+    evaluations = [
+        [event["loss"] for event in its.events(name) if event["event"] == "eval" and event["step"]]
+        for its, name in ((place, "cut"), (pretrained.place, "whole"))
+    ]
+    assert evaluations[0] == evaluations[1]
+
+
+def difference(place: Place, name: str, pretrained: World) -> float:
+    """Largest relative difference to the losses of the undisturbed run."""
+    ours, theirs = place.losses(name), pretrained.place.losses("whole")
+    assert ours.keys() == theirs.keys()
+    return max(abs(ours[step] / theirs[step] - 1) for step in ours)
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_two_processes_give_the_losses_of_one(pretrained: World, tmp_path: Path, launcher: str) -> None:
+    """Seven rows: one process has three, the other four; and each row drops the same activations."""
+    place = pretrained.beside(tmp_path)
+    place.do("train", *pretrained.train_flags, "--run_name=two", launcher=LAUNCHER[launcher])
+    assert difference(place, "two", pretrained) < 1e-5
+    ends = [event for event in place.events("two") if event["event"] == "end"]
+    assert len(ends) == 1 and len(list(place.logs.glob("chat_trainer_low_mem_*.log"))) == 1
+
+
+WAYS = {
+    "slices": ["--batch_size_per_gpu=3", "--gradient_checkpointing=True"],
+    "accumulation": ["--batch_size_per_gpu=2", "--memory_mode=standard"],
+    "reopening": ["--ultra_low_mem=True", "--memory_mode=ultra", "--mixed_precision=no"],
+    "number of micro-batches": ["--gradient_accumulation_steps=7"],
+}
+
+
+@pytest.mark.parametrize("way", ["slices", *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[1:])])
+def test_no_way_to_save_memory_changes_the_numbers(pretrained: World, tmp_path: Path, way: str) -> None:
+    place = pretrained.beside(tmp_path)
+    place.do("train", *pretrained.train_flags, *WAYS[way], "--run_name=way")
+    assert difference(place, "way", pretrained) < 1e-5
+    plan = next(event for event in place.events("way") if event["event"] == "plan")
+    step = next(event for event in place.events("way") if event["event"] == "step")
+    assert plan["effective_batch_size"] == 7
+    rows, parts = step["batch_size_per_gpu"], step["gradient_accumulation_steps"]
+    assert rows * (parts - 1) < 7 <= rows * parts
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(pretrained: World, tmp_path: Path) -> None:
+    place = pretrained.beside(tmp_path)
+    refused = place.run("train", *pretrained.train_flags, "--run_name=big", "--memory_budget=100M")
+    assert refused.returncode == 3 and "Traceback" not in refused.stderr, refused.stderr
+    assert "does not fit" in refused.stderr and "--memory_budget = 100.0 MiB" in refused.stderr
+    assert re.search(r"--memory_budget=\d+M", refused.stderr), "says what would hold it"
+    assert not place.runs.exists() and not place.logs.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """A folder of 3 MB on a file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.name != "posix" or os.system(f"mount -t tmpfs -o size=3m tmpfs {folder} 2>/dev/null"):
+        pytest.skip("mounting a small file system takes root")
+    yield folder
+    assert os.system(f"umount {folder}") == 0
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_last_checkpoint_whole(pretrained: World, small_disk: Path, tmp_path: Path) -> None:
+    place = Place(small_disk, pretrained.place.cache)
+    logs = f"--log_dir={tmp_path / 'logs'}"
+    flags = (*pretrained.train_flags, "--run_name=full", "--save_steps=1", "--keep_latest_n_ckp=1000", logs)
+    full = place.run("train", *flags)
+    assert full.returncode == 2 and "Traceback" not in full.stderr + full.stdout, full.stderr
+    assert "No space left" in full.stderr and "is whole" in full.stderr, full.stderr
+    checkpoints = place.runs / "full" / "checkpoints"
+    last = (checkpoints / "latest").resolve()
+    assert re.fullmatch(r"step_\d{8}", last.name)
+    assert not list(checkpoints.glob(".tmp-*")), "what was half written is gone"
+    json.loads((last / "state" / "training.json").read_text())
+    answer = place.do("generate", f"--model={last}", "--input=the river", "--max_new_tokens=3", logs)
+    assert answer.stdout.endswith("\n")

@@ -1,0 +1,62 @@
+"""Every command in the READMEs is one that works: it parses here, and its like is run in tests/end_to_end."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plan_table
+from config import COMMANDS, ROOT, load
+
+PAGES = ("README.md", "README.zh-CN.md")
+SWITCHES = {"-c", "-r"}
+
+
+def commands_of(page: str) -> list[str]:
+    """Lines of the unmarked code blocks."""
+    text = (ROOT / page).read_text(encoding="utf8")
+    blocks = re.findall(r"^```\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+ALL = [(page, line) for page in PAGES for line in commands_of(page)]
+
+
+@pytest.mark.parametrize(("page", "line"), ALL, ids=[line[:60] for _, line in ALL])
+def test_the_command_is_one_that_exists(page: str, line: str) -> None:
+    words = shlex.split(line)
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+        words = ["train_low_mem.py", "train", *shlex.split(words[2].removeprefix("ARGS="))] if len(words) > 2 else []
+    if "train_low_mem.py" in words:
+        command, *flags = words[words.index("train_low_mem.py") + 1 :]
+        assert command in COMMANDS
+        load(command, dict(flag.removeprefix("--").split("=", 1) for flag in flags))
+    elif words:
+        assert words[0] in ("pip", "tail"), line
+
+
+def test_every_command_is_named() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf8")
+    assert all(f"`{command}`" in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/memory.md", "docs/data.md", "CONTRIBUTING.md"])
+def test_links_and_files_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    homes = re.findall(r"`((?:engine|model|memory|data|devices|training|benchmarks|docs)/[\w/.]+)`", text)
+    missing = [
+        name
+        for name in [*links, *homes]
+        if not (ROOT / page).parent.joinpath(name).exists() and not (ROOT / name).exists()
+    ]
+    assert not [name for name in missing if Path(name).parts[:2] != ("data", "cache")]
+
+
+def test_the_table_of_models_and_machines_is_current() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf8")
+    assert plan_table.with_table(text) == text, "run: python -m benchmarks.plan_table"
