@@ -98,9 +98,7 @@ class DataConfig:
     mixture_weights: str | None = setting(
         None, "weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch", kind=str, optional=True
     )  # fmt: skip
-    mixture_temperature: float = setting(
-        1.0, "parts of train_file drawn by size^(1/temperature); 1: every row once per epoch", kind=float, low=1.0, high=1e6
-    )  # fmt: skip
+    mixture_temperature: float = setting(1.0, "parts by size^(1/temperature); 1: each row once", kind=float, low=1.0)
     shuffle_block_rows: int | str = setting(
         AUTO, "rows that stay neighbours in the order; 0: none do; auto: 0, or 256 from 16 GiB of shards on",
         kind=int, unit="rows", low=0, high=2**20, auto=True,
@@ -252,16 +250,10 @@ class CleaningConfig:
     """Which rows are left out before training."""
 
     clean: bool = setting(False, "normalise text and drop rows by the four limits below", kind=bool)
-    min_chars: int = setting(5, "shortest row that clean keeps", kind=int, unit="characters", low=1)
-    max_chars: int | None = setting(
-        None, "longest row that clean keeps", kind=int, unit="characters", low=1, optional=True
-    )
-    min_letters: float = setting(
-        0.4, "least share of letters and digits in a row that clean keeps", kind=float, low=0.0, high=1.0
-    )
-    max_repetition: float = setting(
-        0.9, "highest share of a text that zlib saves in a row that clean keeps", kind=float, low=0.0, high=1.0
-    )
+    min_chars: int = setting(5, "shortest row to keep", kind=int, unit="characters", low=1)
+    max_chars: int | None = setting(None, "longest row to keep", kind=int, unit="characters", low=1, optional=True)
+    min_letters: float = setting(0.4, "least share of letters and digits to keep a row", kind=float, low=0.0, high=1.0)
+    max_repetition: float = setting(0.9, "highest share of a text that zlib may save", kind=float, low=0.0, high=1.0)
     dedup: str = setting(
         "none", "drop rows that repeat an earlier one: exact, or near (about 80% of its runs of 5 characters)",
         kind=str, choices=("none", "exact", "near"),

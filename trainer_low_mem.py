@@ -36,7 +36,7 @@ from training.planning import make_plan
 from training.processes import agree_on, sum_over
 from training.progress import Progress, Reading
 from training.report import Summary, next_commands, plan_rows, summary_rows
-from training.runs import check_new_run, create_run, new_run_name, publish, resume_run
+from training.runs import check_new_run, check_writable, create_run, new_run_name, publish, resume_run
 from training.samples import show_samples
 from training.schedules import learning_rate
 from training.startup import SETTINGS_FILE, resolve_schedule, start
@@ -85,10 +85,11 @@ class LowMemTrainer:
     def _decide(self, stack: ExitStack) -> None:
         """Settle data, base, plan and run folder; everything that can be refused is refused here."""
         config = self.config
-        self.budget = measure_budget(config.memory.memory_budget, self.device, self.accelerator.num_processes)
+        self.budget = measure_budget(config.memory.memory_budget, self.device, _local_processes())
         self.monitor = stack.enter_context(Monitor(self.budget.host_bytes, self.device, config.memory.monitor_seconds))
         name = config.run.run_name if config.run.run_name != AUTO else new_run_name(_kind(config))
         name = agree_on(self.accelerator, name)
+        _refuse(check_writable("log_dir", config.run.log_dir))
         if not config.train.is_keep_training:
             config.run.run_name = name
             _refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
@@ -234,7 +235,7 @@ class LowMemTrainer:
             weight.grad = None
         record = self.recovery.after_out_of_memory(
             error, phase="train", batch_size=choice.batch_size_per_gpu, rows_per_step=self.plan.effective_batch_size,
-            shape=f"{self.start.loader.lengths.input_tokens} + {self.start.loader.lengths.target_tokens} tokens",
+            shape="{} + {} tokens".format(*self.start.loader.longest),
         )  # fmt: skip
         self.metrics.write("recovery", step=number, **record.as_dict())
         self._tell(record.report)
@@ -389,6 +390,10 @@ def _kind(config: Config) -> str:
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise UserError(*problems)
+
+
+def _local_processes() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _local_rank() -> int:

@@ -1,7 +1,8 @@
 """How is something costly made once, by one process, and never found half made?
 
 The maker works in a neighbouring `.partial` place that is renamed into place at the end; a file lock lets processes
-that start together wait for the first. A killed maker leaves only a `.partial` place, which the next one clears away.
+that start together wait for the first. A killed maker leaves only a `.partial` place, which the next one clears away, or
+goes on with where the work can be taken up again.
 """
 
 from __future__ import annotations
@@ -13,21 +14,27 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock
 
-from settings import UserError
-
-Once = Callable[[Path, Callable[[Path], None]], Path]
+from settings import DoesNotFit, UserError
 
 
-def make_once(target: Path, make: Callable[[Path], None]) -> Path:
+class Once(Protocol):
+    """`make_once`, or `only_if_made` in its place."""
+
+    def __call__(self, target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+        """Give `target`, made or found."""
+
+
+def make_once(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
     """Make the file or folder `target` unless it is there.
 
     Args:
         target: final place; that it exists means that it is complete.
         make: called with an unused path beside `target`, which it must fill with a file or a folder.
+        resumable: `make` can go on with what an interrupted attempt left at that path.
     Returns:
         `target`.
     Raises:
@@ -39,7 +46,7 @@ def make_once(target: Path, make: Callable[[Path], None]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_name(target.name + ".lock")):
             if not target.exists():
-                _make(target, make)
+                _make(target, make, resumable)
     except OSError as error:
         raise UserError(_explain(target, error)) from error
     return target
@@ -49,7 +56,7 @@ class NotMade(Exception):
     """Something is not there yet, and making it was not asked for."""
 
 
-def only_if_made(target: Path, make: Callable[[Path], None]) -> Path:
+def only_if_made(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
     """Stand in for `make_once` where nothing shall be made.
 
     Raises:
@@ -60,12 +67,17 @@ def only_if_made(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def _make(target: Path, make: Callable[[Path], None]) -> None:
+def _make(target: Path, make: Callable[[Path], None], resumable: bool) -> None:
     partial = target.with_name(target.name + ".partial")
-    remove(partial)
+    if not resumable:
+        remove(partial)
     try:
         make(partial)
         os.replace(partial, target)
+    except (KeyboardInterrupt, DoesNotFit):
+        if not resumable:
+            remove(partial)
+        raise
     except BaseException:
         remove(partial)
         raise

@@ -1,9 +1,13 @@
 """How is one row read out of files of any size in flat memory?
 
-`LowMemDataset` gives rows by number from Arrow IPC files, Arrow streams (Hugging Face's `.arrow`) and Parquet. Arrow
-files are mapped: their pages belong to the system's page cache and are given back under pressure. With `ultra_low_mem`
-the file is opened anew for every read, so that not even mapped pages are held. Values are copied out: a slice of a
-batch would keep the whole batch alive.
+`LowMemDataset` gives rows by number from Arrow IPC files, Arrow streams (Hugging Face's `.arrow`) and Parquet. Values are
+copied out: a slice of a batch would keep the whole batch alive. Three modes:
+
+- mmap: files are mapped and kept open; their pages belong to the system's page cache and are given back under pressure.
+- file: files are kept open, and only the bytes of the row are read; no page is mapped.
+- reopen (`ultra_low_mem`): the same, and the file is opened anew for every read, so that nothing at all is held.
+
+On network mounts use file or reopen: a mapped page that cannot be fetched ends the process.
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.row_access import ArrowTable, ParquetTable, TableFile, starts
+from data.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
 from data.sources import PARQUET, TABLES, Source, find
 from data.tables import broken_file_is_user_error
 from settings import UserError
 
+DROP_EVERY_READS = 1024
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
 
 
@@ -32,12 +37,15 @@ class LowMemDataset(Sequence[dict[str, Any]]):
     Args:
         path_or_paths: a file, a folder, a glob, or a list of these; rows count on from file to file.
         columns: the columns of a row; None: all.
-        ultra_low_mem: open the file anew for every read.
+        ultra_low_mem: open the file anew for every read, the same as mode "reopen".
+        mode: "mmap", "file" or "reopen"; None: mmap, or reopen with `ultra_low_mem`.
+        drop_page_cache: tell the system every 1024 reads that it need not keep what was read, for containers whose limit
+        counts file pages. Later reads of the same rows then come from the disk.
     Raises:
         UserError: a file is missing, broken, of a kind that has no rows by number, or lacks a column.
     Memory:
-        8 bytes per record batch (none for our own shards), 1.5 KB per Parquet row group; reads leave nothing behind but
-        reclaimable file pages, for Parquet one row group.
+        8 bytes per record batch (none for our own shards), without a mapping 24 more per column, 1.5 KB per Parquet row
+        group; reads leave nothing behind but reclaimable file pages, for Parquet one row group, of a large one 8 MiB.
     """
 
     def __init__(
@@ -45,8 +53,14 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         path_or_paths: str | Path | Sequence[str | Path],
         columns: Sequence[str] | None = None,
         ultra_low_mem: bool = False,
+        *,
+        mode: str | None = None,
+        drop_page_cache: bool = False,
     ) -> None:
-        self.ultra_low_mem = ultra_low_mem
+        self.mode = mode or (REOPEN if ultra_low_mem else MMAP)
+        self.ultra_low_mem, self.drop_page_cache = self.mode == REOPEN, drop_page_cache
+        self._check_mode(ultra_low_mem)
+        self._reads = 0
         paths = [path_or_paths] if isinstance(path_or_paths, (str, Path)) else list(path_or_paths)
         sources = [source for path in paths for source in find(str(path), "path")]
         self._files = [self._open(source) for source in sources]
@@ -56,13 +70,28 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         self._recent: deque[int] = deque()  # files that hold something open
         self._pid = os.getpid()
 
+    def _check_mode(self, ultra_low_mem: bool) -> None:
+        problems = []
+        if self.mode not in MODES:
+            problems.append(f"mode = {self.mode}, is not known; allowed: {', '.join(MODES)}")
+        elif ultra_low_mem and self.mode != REOPEN:
+            problems.append(f"mode = {self.mode}, contradicts ultra_low_mem = True; leave one of them out")
+        if self.drop_page_cache and not hasattr(os, "posix_fadvise"):
+            problems.append("drop_page_cache = True, this system cannot be told so; leave it out")
+        if problems:
+            raise UserError(*problems)
+
     def _open(self, source: Source) -> TableFile:
+        if not isinstance(source.path, Path):
+            raise UserError(
+                f"{source.path}: an address has no rows by number; fetch it, or turn it into shards with prepare"
+            )
         if source.kind not in TABLES:
             raise UserError(
                 f"{source.path}: {source.kind} has no rows by number; turn it into shards with the prepare command"
             )
         with broken_file_is_user_error(source.path, source.kind):
-            return (ParquetTable if source.kind == PARQUET else ArrowTable)(source, self.ultra_low_mem)
+            return (ParquetTable if source.kind == PARQUET else ArrowTable)(source, self.mode)
 
     def _check_columns(self) -> None:
         problems = [
@@ -96,7 +125,19 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         file = self._recently(number)
         with broken_file_is_user_error(file.source.path, file.source.kind):
-            return file.read(row - int(self._starts[number]), self.columns)
+            values = file.read(row - int(self._starts[number]), self.columns)
+        self._reads += 1
+        if self.drop_page_cache and self._reads % DROP_EVERY_READS == 0:
+            self._drop_pages()
+        return values
+
+    def _drop_pages(self) -> None:
+        """Ask the system to forget the pages of all files that were read; they must not be mapped for that."""
+        recent = list(self._recent)
+        self.close()
+        for number in recent:
+            with self._files[number].source.path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _recently(self, number: int) -> TableFile:
         """Give a file, and close the one that was opened longest ago if many are open."""

@@ -8,18 +8,21 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
+from data.places import Place
 from data.sources import Source
 from settings import UserError
 
 PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2
+REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 UNPACKING_ERRORS = (EOFError, zlib.error, lzma.LZMAError, OSError, pa.ArrowException)
 
 
@@ -35,7 +38,7 @@ class BadRows:
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add(self, path: Path, place: str, problem: str) -> None:
+    def add(self, path: Place, place: str, problem: str) -> None:
         """Report one broken row.
 
         Raises:
@@ -49,14 +52,19 @@ class BadRows:
             self.examples.append(sentence)
 
 
-def _open(source: Source) -> BinaryIO:
-    if source.compression == "gzip":
-        return gzip.open(source.path, "rb")  # type: ignore[return-value]
-    if source.compression == "xz":
-        return lzma.open(source.path, "rb")  # type: ignore[return-value]
-    if source.compression == "zstd":
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(source.path)), "zstd"))
-    return source.path.open("rb")
+@contextmanager
+def _open(source: Source) -> Iterator[Any]:
+    with source.path.open("rb") as file:
+        if source.compression == "gzip":
+            with gzip.open(file, "rb") as unpacked:
+                yield unpacked
+        elif source.compression == "xz":
+            with lzma.open(file, "rb") as unpacked:
+                yield unpacked
+        elif source.compression == "zstd":
+            yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+        else:
+            yield file if isinstance(source.path, Path) else io.BufferedReader(file, REMOTE_BUFFER_BYTES)
 
 
 def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:

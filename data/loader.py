@@ -14,13 +14,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from config import Config
+from config import Config, DataConfig
 from data.collate import Batch, Row, collate
 from data.dataset import LowMemDataset, TokenStream
-from data.objectives import corrupt, lengths_of, pairs
+from data.mixture import Mixture, temperature_weights
+from data.objectives import corrupt, corrupted_lengths, lengths_of, pairs, preferences
 from data.order import Order, row_keys
-from data.shards import COLUMNS, PAIRS, Manifest
+from data.row_access import FILE, REOPEN
+from data.shards import COLUMNS, PAIRS, PREFERENCES, STREAM, TRAIN, Manifest
+from settings import AUTO, UserError
 
+BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
+AUTO_BLOCK_ROWS = 256
 EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
 
 
@@ -29,8 +34,8 @@ class StepLoader:
 
     Args:
         split_dir: `train_dir` or `validation_dir` of `Prepared`.
-        objective: span, ul2, prefix or pairs.
-        config: lengths, masking, `group_by_length` and seed.
+        objective: span, ul2, prefix, pairs or preferences.
+        config: lengths, masking, order, mixture, `group_by_length`, `batch_tokens` and seed.
         ultra_low_mem: open the shard anew for every read.
     Raises:
         UserError: the shards are incomplete or broken.
@@ -44,39 +49,124 @@ class StepLoader:
         self.objective, self.special, self.seed = objective, manifest.special, config.run.seed
         self.density, self.mean_span = data.noise_density, data.mean_noise_span_length
         self.lengths = lengths_of(data, objective, len(self.special.sentinels))
-        rows = LowMemDataset(manifest.files(Path(split_dir).name), COLUMNS[manifest.kind], ultra_low_mem)
-        self._pairs = rows if manifest.kind == PAIRS else None
-        self._windows = None if manifest.kind == PAIRS else TokenStream(rows, self.lengths.raw_tokens)
+        split = Path(split_dir).name
+        rows = LowMemDataset(
+            manifest.files(split), COLUMNS[manifest.kind],
+            mode=REOPEN if ultra_low_mem else FILE, drop_page_cache=data.drop_page_cache,
+        )  # fmt: skip
+        self._pairs = None if manifest.kind == STREAM else rows
+        self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(rows) if self._windows is None else len(self._windows)
-        self._order = Order(self.num_rows, self.seed)
-        self._sorts = data.group_by_length and objective == "pairs"
+        self.longest = self._longest(manifest, split)
+        self._order = self._make_order(manifest, split, data)
+        self._sorts = data.group_by_length and self._pairs is not None
+        self.max_tokens = data.batch_tokens or None
+
+    def _longest(self, manifest: Manifest, split: str) -> tuple[int, int]:
+        """Encoder and decoder tokens of the longest rows that can come."""
+        bounds = self.lengths.input_tokens, self.lengths.target_tokens
+        if self._windows is None:
+            inputs, *targets = (int(facts["longest"]) for facts in manifest.lengths(split).values())
+            return min(inputs, bounds[0]), min(max(targets), bounds[1])
+        if self.objective == "span":
+            return corrupted_lengths(
+                self._windows.window_tokens, self.density, self.mean_span, len(self.special.sentinels)
+            )
+        return bounds
+
+    def _make_order(self, manifest: Manifest, split: str, data: DataConfig) -> Order | Mixture:
+        block_rows = int(data.shuffle_block_rows) if data.shuffle_block_rows != AUTO else 0
+        if data.shuffle_block_rows == AUTO:  # by the data alone: another machine must give the same order
+            size = sum(file.stat().st_size for file in manifest.files(split))
+            block_rows = AUTO_BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
+        weights = _weights(data.mixture_weights)
+        if split != TRAIN or (weights is None and data.mixture_temperature == 1.0):
+            return Order(self.num_rows, self.seed, block_rows)
+        names, sizes = self._part_sizes(manifest, split)
+        if weights is not None and len(weights) != len(names):
+            raise UserError(
+                f"--mixture_weights = {data.mixture_weights}, has {len(weights)} weights for {len(names)} parts of the "
+                f"training data ({', '.join(names)}); give one for each part of --train_file, parted by commas"
+            )
+        weights = weights or temperature_weights(sizes, data.mixture_temperature)
+        used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
+        return Mixture([size for size, _ in used], [weight for _, weight in used], self.seed, block_rows)
+
+    def _part_sizes(self, manifest: Manifest, split: str) -> tuple[list[str], list[int]]:
+        """Names of the parts and their rows; a window of a stream belongs to the part that it begins in."""
+        parts = manifest.parts(split)
+        names = [part["name"] for part in parts]
+        if self._windows is None:
+            return names, [part["rows"] for part in parts]
+        ends = np.cumsum([part["tokens"] for part in parts])
+        windows = np.minimum(-(-ends // self._windows.window_tokens), self.num_rows)
+        return names, np.diff(np.concatenate(([0], windows))).tolist()
 
     def steps_per_epoch(self, effective_batch_size: int) -> int:
         """Steps until every row has been seen at least once."""
         return -(-self.num_rows // effective_batch_size)
 
     def micro_batches(
-        self, step: int, *, effective_batch_size: int, batch_size: int, rank: int = 0, num_processes: int = 1
+        self,
+        step: int,
+        *,
+        effective_batch_size: int,
+        batch_size: int,
+        rank: int = 0,
+        num_processes: int = 1,
+        max_tokens: int | None = None,
     ) -> list[Batch]:
         """Give the batches of one process at one step.
 
         Args:
             step: 0-based, counted over all epochs.
             effective_batch_size: rows of the step over all processes; batch_size: most rows of one batch.
+            max_tokens: most encoder and decoder tokens of one batch (a longer row is a batch of its own); None: by
+            `batch_tokens`, or any.
         Returns:
             batches that hold, over all processes, each row of the step once; none where there are fewer rows than
             processes. With `group_by_length`, rows of a batch are of like length.
         """
-        first = step * effective_batch_size
-        row_numbers = self._order.rows(first, effective_batch_size)
-        keys = row_keys(self.seed, np.arange(first, first + effective_batch_size))
+        row_numbers, keys = self._places(step, effective_batch_size)
         if self._sorts:
             rows = self._rows(row_numbers, keys)
             rows = sorted(rows, key=lambda row: row.lengths)[rank::num_processes]  # ties stay in the order of places
         else:
             share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
             rows = self._rows(row_numbers[share], keys[share])
-        return [self._collate(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
+        return [self._collate(group) for group in filled(rows, batch_size, max_tokens or self.max_tokens)]
+
+    def preference_batches(
+        self, step: int, *, effective_batch_size: int, batch_size: int, rank: int = 0, num_processes: int = 1
+    ) -> list[tuple[Batch, Batch]]:
+        """Give the chosen and the rejected batches of one process at one step; rows of both have the same prompts.
+
+        Args and returns as of `micro_batches`; the data must be preferences.
+        """
+        numbers, keys = self._places(step, effective_batch_size)
+        share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
+        two = [
+            self._preference(number, key)
+            for number, key in zip(numbers[share].tolist(), keys[share].tolist(), strict=True)
+        ]
+        if self._sorts:
+            two.sort(key=lambda pair: pair[0].lengths)
+        groups = (two[start : start + batch_size] for start in range(0, len(two), batch_size))
+        return [
+            (self._collate([one for one, _ in group]), self._collate([other for _, other in group])) for group in groups
+        ]
+
+    def _preference(self, number: int, key: int) -> tuple[Row, Row]:
+        assert self._pairs is not None
+        row = self._pairs[number]
+        prompt, good, bad = (row[name].astype(np.int64) for name in COLUMNS[PREFERENCES])
+        chosen, rejected = preferences(prompt, good, bad, self.special, self.lengths)
+        return Row(*chosen, key), Row(*rejected, key)
+
+    def _places(self, step: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Row numbers and keys of one step, (count,) each."""
+        first = step * count
+        return self._order.rows(first, count), row_keys(self.seed, np.arange(first, first + count))
 
     def evaluation_batches(
         self, max_rows: int, batch_size: int, rank: int = 0, num_processes: int = 1
@@ -101,3 +191,31 @@ class StepLoader:
 
     def _collate(self, rows: Sequence[Row]) -> Batch:
         return collate(rows, self.special.pad)
+
+
+def filled(rows: Sequence[Row], batch_size: int, max_tokens: int | None) -> list[Sequence[Row]]:
+    """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow."""
+    if max_tokens is None:
+        return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    groups: list[Sequence[Row]] = []
+    begin = tokens = 0
+    for place, row in enumerate(rows):
+        size = sum(row.lengths)
+        if place > begin and (place - begin == batch_size or tokens + size > max_tokens):
+            groups.append(rows[begin:place])
+            begin, tokens = place, 0
+        tokens += size
+    return [*groups, rows[begin:]] if rows else []
+
+
+def _weights(text: str | None) -> list[float] | None:
+    """Read weights parted by commas."""
+    if text is None:
+        return None
+    try:
+        weights = [float(word) for word in str(text).strip("()[] ").split(",")]
+    except ValueError:
+        weights = []
+    if not weights or not all(0 < weight < float("inf") for weight in weights):
+        raise UserError(f"--mixture_weights = {text}, is not a list of weights above 0; write it as 0.7,0.3")
+    return weights

@@ -8,6 +8,7 @@ on.
   R (span 3 and 8, density 0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5,
   and span 64 at 0.15). The paper's mode tokens are left out; it calls them optional.
 - pairs: prompt and response as they are.
+- preferences: two pairs with one prompt, the response that was chosen and the one that was rejected.
 
 Everything is a pure function of the tokens and one key per row, so a mask depends neither on the number of processes
 nor on the micro-batch. The mask follows `random_spans_noise_mask` of
@@ -211,6 +212,13 @@ def ul2(tokens: Ids, rng: np.random.Generator, special: SpecialIds, lengths: Len
 def pairs(prompt: Ids, response: Ids, special: SpecialIds, lengths: Lengths) -> tuple[Ids, Ids]:
     """Keep a pair as it is, cut to the lengths with eos as the last token of each side."""
     return _cut(prompt, lengths.input_tokens, special.eos), _cut(response, lengths.target_tokens, special.eos)
+
+
+def preferences(
+    prompt: Ids, chosen: Ids, rejected: Ids, special: SpecialIds, lengths: Lengths
+) -> tuple[tuple[Ids, Ids], tuple[Ids, Ids]]:
+    """Make the chosen and the rejected pair of one prompt, cut like pairs."""
+    return pairs(prompt, chosen, special, lengths), pairs(prompt, rejected, special, lengths)
 
 
 def _cut(ids: Ids, longest: int, eos: int) -> Ids:

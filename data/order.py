@@ -4,6 +4,9 @@ Every epoch is a keyed permutation of the rows: a Feistel network over the next 
 cycle until it lands inside the range (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). So the order is a
 pure function of (seed, position): nothing is stored, a resume is one integer, and any number of processes sees one
 order.
+
+For files larger than memory, where each read at random is a read of the disk, `block_rows` keeps neighbours together:
+blocks of rows are permuted, and rows within windows of 64 blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 6
+WINDOW_BLOCKS = 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -42,21 +46,47 @@ def row_keys(seed: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
     return mix(mix(np.full(len(positions), seed, np.uint64)) ^ positions.astype(np.uint64))
 
 
+def permute(values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Map numbers below `size` one to one onto themselves.
+
+    Args:
+        values: (N,) below `size`. keys: (N,) uint64; equal keys belong to one permutation.
+    Returns:
+        (N,) int64, each in 0 .. size - 1.
+    """
+    bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    values = _encrypt(values, keys, bits)
+    outside = np.flatnonzero(values >= size)
+    while len(outside):  # each turn lands inside with a chance of at least a quarter
+        values[outside] = _encrypt(values[outside], keys[outside], bits)
+        outside = outside[values[outside] >= size]
+    return values.astype(np.int64)
+
+
+def _encrypt(values: NDArray[np.uint64], keys: NDArray[np.uint64], bits: np.uint64) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    left, right = values >> bits, values & mask
+    for turn in range(ROUNDS):
+        left, right = right, left ^ (mix(right ^ keys ^ np.uint64(turn << 56)) & mask)
+    return (left << bits) | right
+
+
 class Order:
     """The order of rows over endless epochs, each epoch shuffled anew.
 
     Args:
         num_rows: rows of one epoch, 1 or more.
         seed: 0 or more; another seed is another order.
+        block_rows: rows that stay neighbours; 0: none do.
     Memory:
         O(1); `rows` allocates O(count).
     """
 
-    def __init__(self, num_rows: int, seed: int) -> None:
+    def __init__(self, num_rows: int, seed: int, block_rows: int = 0) -> None:
         if num_rows < 1:
             raise ValueError(f"num_rows = {num_rows}, must be 1 or more")
         self.num_rows, self.seed = num_rows, seed
-        self._half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
+        self.block_rows = block_rows if num_rows > block_rows * WINDOW_BLOCKS else 0
 
     def rows(self, position: int, count: int) -> NDArray[np.int64]:
         """Say which rows stand at places position .. position + count.
@@ -67,20 +97,30 @@ class Order:
         Returns:
             (count,) int64, each in 0 .. num_rows - 1.
         """
-        places = np.arange(position, position + count, dtype=np.int64)
-        epochs, inside = np.divmod(places, self.num_rows)
-        keys = mix(mix(np.full(count, self.seed, np.uint64)) ^ epochs.astype(np.uint64))
-        values = self._encrypt(inside.astype(np.uint64), keys)
-        outside = np.flatnonzero(values >= self.num_rows)
-        while len(outside):  # each turn lands inside with a chance of at least a quarter
-            values[outside] = self._encrypt(values[outside], keys[outside])
-            outside = outside[values[outside] >= self.num_rows]
-        return values.astype(np.int64)
+        return self.rows_at(np.arange(position, position + count, dtype=np.int64))
 
-    def _encrypt(self, values: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        bits = self._half_bits
-        mask = (np.uint64(1) << bits) - np.uint64(1)
-        left, right = values >> bits, values & mask
-        for turn in range(ROUNDS):
-            left, right = right, left ^ (mix(right ^ keys ^ np.uint64(turn << 56)) & mask)
-        return (left << bits) | right
+    def rows_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for any places, (count,) int64."""
+        epochs, inside = np.divmod(places, self.num_rows)
+        keys = mix(mix(np.full(len(places), self.seed, np.uint64)) ^ epochs.astype(np.uint64))
+        if not self.block_rows:
+            return permute(inside.astype(np.uint64), self.num_rows, keys)
+        return self._in_blocks(inside, keys)
+
+    def _in_blocks(self, inside: NDArray[np.int64], keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Shuffle within windows of whole blocks, then say where each block lies; a last, shorter block stays last."""
+        blocks = self.num_rows // self.block_rows
+        window_rows = WINDOW_BLOCKS * self.block_rows
+        windows = np.minimum(inside // window_rows, (blocks - 1) // WINDOW_BLOCKS)
+        places = np.empty_like(inside)
+        for window in np.unique(windows):
+            here = windows == window
+            begin = int(window) * window_rows
+            is_last = window == (blocks - 1) // WINDOW_BLOCKS
+            size = self.num_rows - begin if is_last else window_rows
+            window_keys = mix(keys[here] ^ np.uint64(int(window) + 1))
+            places[here] = begin + permute((inside[here] - begin).astype(np.uint64), size, window_keys)
+        block, offset = np.divmod(places, self.block_rows)
+        whole = block < blocks
+        block[whole] = permute(block[whole].astype(np.uint64), blocks, keys[whole])
+        return block * self.block_rows + offset

@@ -2,8 +2,8 @@
 
 `prepare` decides the task, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
 cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings. The
-same question a second time is answered at once. Reading and encoding take memory that training wants, so
-`prepare_in_child` lets another process do it.
+same question a second time is answered at once; an attempt that was killed or interrupted is taken up where it stood.
+Reading and encoding take memory that training wants, so `prepare_in_child` lets another process do it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from config import Config
 from data import shards
-from data.cache import NotMade, Once, fingerprint, make_once, only_if_made
+from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remove
 from data.child import call_in_child
-from data.encoding import Job, write_splits
+from data.clean import Cleaning
+from data.encoding import Job, Writing
 from data.objectives import lengths_of
 from data.shards import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
-from data.sources import Source, find, sources_fingerprint
-from data.task import Task, decide, tokenizer_folder
+from data.sources import Source, find, source_facts, sources_fingerprint
+from data.task import Task, columns_of, decide, tokenizer_folder
 from data.tokenizer import Tokenizer
 from settings import AUTO, UserError
 
-FORMAT = 1  # raise it when the same text would give other shards
+FORMAT = 2  # raise it when the same text would give other shards
+IDENTITY = "identity"
+MOST_WORKERS = 4  # each takes about 70 MB; `auto` keeps the whole below 400 MB
+SMALL_BYTES = 8 * 1024**2  # less text than this is encoded before a process has started
 Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
 
 
@@ -39,7 +43,8 @@ class Prepared:
         train_dir, validation_dir: splits of a shards folder; tokenizer_dir: the tokenizer they were written with.
         objective: span, ul2, prefix or pairs, decided.
         counts: `train_rows`, `train_tokens`, `train_texts`, `train_bad_rows`, `train_empty_rows`, `train_cut_rows`,
-            `train_cut_tokens`, `train_unknown_tokens`, and the same with `validation_`.
+            `train_cut_tokens`, `train_unknown_tokens`, `train_dropped_rows`, `train_duplicate_rows`, and the same with
+            `validation_`.
     """
 
     train_dir: Path
@@ -170,12 +175,13 @@ def _make_shards(
         raise UserError(
             f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
         )
-    columns = task.columns or ([data.prompt_column, data.response_column] if task.kind == PAIRS else [data.text_column])
+    columns = task.columns or columns_of(data, task.kind)
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
         hold_out=wants_validation and not validation,
         lengths=lengths_of(data, PAIRS),
         max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
+        parts=task.parts, cleaning=_cleaning(config), dedup=config.cleaning.dedup,
     )  # fmt: skip
     settings = _settings(job)
     identity = fingerprint([settings, tokenizer.fingerprint])
@@ -185,16 +191,46 @@ def _make_shards(
         _check_free(target, identity)
 
     def write(folder: Path) -> None:
-        folder.mkdir()
-        splits = write_splits(job, tokenizer, folder)
+        _take_up(folder, identity)
+        writing = Writing(job, folder, tokenizer.size)
+        splits = writing.run(tokenizer_dir, _workers(config, job))
         tokenizer.save(folder / TOKENIZER)
         content = {
             "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
-            "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits,
+            "sources": {TRAIN: source_facts(train), VALIDATION: source_facts(validation)},
+            "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits, "dropped": writing.dropped.reasons,
         }  # fmt: skip
+        (folder / IDENTITY).unlink()
         (folder / shards.MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
 
-    return Manifest.read(once(target, write))
+    return Manifest.read(once(target, write, resumable=True))
+
+
+def _take_up(folder: Path, identity: str) -> None:
+    """Keep what an earlier attempt at the very same job left, and nothing else."""
+    marker = folder / IDENTITY
+    if not marker.is_file() or marker.read_text(encoding="utf8") != identity:
+        remove(folder)
+        folder.mkdir()
+        marker.write_text(identity, encoding="utf8")
+
+
+def _cleaning(config: Config) -> Cleaning:
+    chosen = config.cleaning
+    return Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
+
+
+def _workers(config: Config, job: Job) -> int:
+    """Processes that encode; 0: this one does it."""
+    asked = config.prepare.prepare_workers
+    if asked != AUTO:
+        return int(asked)
+    if sum(fact["bytes"] for fact in source_facts([*job.train, *job.validation])) < SMALL_BYTES:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if config.run.num_threads != AUTO:
+        cores = min(cores, int(config.run.num_threads))
+    return min(cores, MOST_WORKERS) if cores > 1 else 0
 
 
 def _settings(job: Job) -> dict[str, object]:
@@ -203,8 +239,9 @@ def _settings(job: Job) -> dict[str, object]:
         "format": FORMAT, "kind": job.kind, "columns": list(job.columns), "train": sources_fingerprint(job.train),
         "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
         "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
+        "cleaning": asdict(job.cleaning) if job.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
-    if job.kind == PAIRS:
+    if job.kind != STREAM:
         facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
     return facts
 

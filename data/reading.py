@@ -2,8 +2,8 @@
 
 Rows come in small batches of plain strings. Of plain text, a row is a paragraph (lines up to a blank one), or a line if
 wanted; a paragraph longer than 16 KiB is parted at a line's end. A broken row stops with its file and number, or, with
-`skip_bad_rows`, is counted. Nothing reads a file as a whole: 16 MB Parquet pages and 16 MiB lines are the largest
-pieces.
+`skip_bad_rows`, is counted. Nothing reads a file as a whole: Parquet pages and 16 MiB lines are the largest pieces.
+A longer line or text is a bad row; a longer paragraph is parted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 from data.lines import LONGEST_LINE_BYTES, BadRows, decoded_lines, not_utf8, numbered_lines, paragraphs
 from data.sources import CSV, JSONL, TABLES, TEXT, TSV, Source
-from data.tables import table_batches, table_columns
+from data.tables import check_types, table_batches, table_columns
 from settings import UserError
 
 BATCH_ROWS = 256
+BATCH_CHARS = 1024**2
 DELIMITERS = {CSV: ",", TSV: "\t"}
 Row = tuple[str, ...]
 
@@ -55,20 +56,42 @@ def read_rows(
         bad_rows: told about each broken row.
         text_unit: "paragraph" or "line", the row of plain text.
     Returns:
-        batches of 1 .. 256 rows, each a tuple of strings in the order of `columns`.
+        batches of 1 .. 256 rows and of about 1 Mi characters at most, each row a tuple of strings in the order of
+        `columns`.
     Raises:
         UserError: a file is broken or lacks a column.
     Memory:
         one batch, and what its format needs to give it: a line, or a Parquet page of each wanted column.
     """
     sources = list(sources)
-    for source in sources:  # all first: the last file's mistake should not show after hours
-        _check_columns(source, columns)
+    check_columns(sources, columns)
     for source in sources:
-        if source.kind in TABLES:
-            yield from table_batches(source, columns, BATCH_ROWS, bad_rows.add)
-        else:
-            yield from _grouped(_text_rows(source, columns, bad_rows, text_unit))
+        yield from read_source(source, columns, bad_rows, text_unit)
+
+
+def read_source(
+    source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
+) -> Iterator[list[Row]]:
+    """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
+    if source.kind in TABLES:
+        return table_batches(source, columns, BATCH_ROWS, bad_rows.add)
+    return _grouped(_text_rows(source, columns, bad_rows, text_unit))
+
+
+def check_columns(sources: Iterable[Source], columns: Sequence[str]) -> None:
+    """Find what is wrong with the columns of any file, before hours are spent on the others.
+
+    Raises:
+        UserError: all problems at once.
+    """
+    problems: list[str] = []
+    for source in sources:
+        try:
+            _check_columns(source, columns)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
 
 
 def _check_columns(source: Source, columns: Sequence[str]) -> None:
@@ -87,6 +110,8 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
     ]
     if problems:
         raise UserError(*problems)
+    if source.kind in TABLES:
+        check_types(source, columns)
 
 
 def _text_rows(source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str) -> Iterator[Row]:
@@ -100,11 +125,13 @@ def _text_rows(source: Source, columns: Sequence[str], bad_rows: BadRows, text_u
 
 def _grouped(rows: Iterator[Row]) -> Iterator[list[Row]]:
     batch: list[Row] = []
+    chars = 0
     for row in rows:
         batch.append(row)
-        if len(batch) == BATCH_ROWS:
+        chars += sum(map(len, row))
+        if len(batch) == BATCH_ROWS or chars >= BATCH_CHARS:
             yield batch
-            batch = []
+            batch, chars = [], 0
     if batch:
         yield batch
 
@@ -159,27 +186,49 @@ def _encodable(text: str) -> bool:
 
 def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[str]]]:
     """Rows of cells with the number of their last line; bytes that are not UTF-8 come as surrogates."""
-    text = (_csv_line(source, number, line) for number, line in numbered_lines(source))
+    lines = _CsvLines(source)
     csv.field_size_limit(LONGEST_LINE_BYTES)
-    reader = csv.reader(text, delimiter=DELIMITERS[source.kind], strict=True)
+    reader = csv.reader(lines, delimiter=DELIMITERS[source.kind], strict=True)
     while True:
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            bad_rows.add(source.path, f"line {reader.line_num}", f"is not {source.kind.upper()} ({error})")
+            bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
+        except _LineTooLong:
+            hint = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB; a quote may be missing"
+            bad_rows.add(source.path, f"line {lines.number}", hint)
+            reader = csv.reader(lines, delimiter=DELIMITERS[source.kind], strict=True)  # forgets an open quote
         else:
             if cells:
-                yield reader.line_num, cells
+                yield lines.number, cells
 
 
-def _csv_line(source: Source, number: int, line: bytes) -> str:
-    if len(line) >= LONGEST_LINE_BYTES:
-        raise UserError(
-            f"{source.path}, line {number}: is longer than {LONGEST_LINE_BYTES // 1024**2} MiB; a quote may be missing"
-        )
-    return line.decode("utf8", "surrogateescape")
+class _LineTooLong(Exception):
+    """A line over `LONGEST_LINE_BYTES`."""
+
+
+class _CsvLines:
+    """Lines for the CSV reader; `number` is that of the last one given. A line that is too long is raised, then passed."""
+
+    def __init__(self, source: Source) -> None:
+        self._lines = numbered_lines(source)
+        self._too_long = self.number = 0
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        for number, line in self._lines:
+            self.number = number
+            if number == self._too_long:  # its later parts
+                continue
+            if len(line) >= LONGEST_LINE_BYTES:
+                self._too_long = number
+                raise _LineTooLong
+            return line.decode("utf8", "surrogateescape")
+        raise StopIteration
 
 
 def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:

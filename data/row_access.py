@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,10 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from data.ranges import RangeIndex, plain
 from data.sources import ARROW_STREAM, Source
+from data.tables import parquet_batch_rows
 from settings import UserError
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
+MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
+LARGEST_GROUP_BYTES = 64 * 1024**2  # of a Parquet row group that is decoded as a whole
 
 
 class TableFile(Protocol):
@@ -31,26 +37,32 @@ class TableFile(Protocol):
 
 
 class ArrowTable:
-    """An Arrow IPC file or stream, mapped; batches are found by the number of their first row.
+    """An Arrow IPC file or stream; batches are found by the number of their first row.
 
+    Args:
+        mode: "mmap" (mapped and kept open), "file" (kept open, read in ranges) or "reopen" (opened for every read).
     Memory:
-        8 bytes a batch (16 for a stream); nothing for files that name their rows per batch.
+        8 bytes a batch (16 for a stream; nothing for files that name their rows per batch), and without a mapping 24
+        bytes a batch and column that was read.
     """
 
-    def __init__(self, source: Source, reopen: bool) -> None:
-        self.source, self.reopen = source, reopen
+    def __init__(self, source: Source, mode: str) -> None:
+        self.source, self.mode = source, mode
         self._open_file: tuple[pa.MemoryMappedFile, Any] | None = None
+        self._handle: io.FileIO | None = None
         self._offsets: NDArray[np.int64] | None = None
         with pa.memory_map(str(source.path)) as file:
             reader = pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)
             self.schema = reader.schema
             self.columns = list(self.schema.names)
+            self._size = file.size()
             index = self._index_stream(file) if source.kind == ARROW_STREAM else self._index_file(reader)
         self._starts = index  # None with a fixed batch size
         self.num_rows = self._fixed_rows if index is None else int(index[-1])
+        self._ranges = RangeIndex(self.schema, self._num_batches)
 
     def _index_file(self, reader: pa.ipc.RecordBatchFileReader) -> NDArray[np.int64] | None:
-        batches = reader.num_record_batches
+        batches = self._num_batches = reader.num_record_batches
         self._rows_per_batch = int((self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, 0))
         if self._rows_per_batch and batches:
             self._fixed_rows = (batches - 1) * self._rows_per_batch + reader.get_batch(batches - 1).num_rows
@@ -74,6 +86,7 @@ class ArrowTable:
             offsets.append(offset)
             rows.append(pa.ipc.read_record_batch(message, self.schema).num_rows)
         self._offsets = np.array(offsets, np.int64)
+        self._num_batches = len(offsets)
         return starts(rows)
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
@@ -83,45 +96,74 @@ class ArrowTable:
         else:
             number = int(np.searchsorted(self._starts, row, side="right")) - 1
             inside = row - int(self._starts[number])
-        if not self.reopen:
+        if self.mode == MMAP:
             if self._open_file is None:
                 self._open_file = self._open()
             return self._values(*self._open_file, number, inside, columns)
+        if self._ranges.knows(number, columns):
+            return self._read_ranges(number, inside, columns)
         file, reader = self._open()
         with file:
-            return self._values(file, reader, number, inside, columns)
+            batch = self._batch(file, reader, number)
+            self._ranges.learn(number, batch, file, columns)
+            return {name: plain(batch.column(name)[inside]) for name in columns}
+
+    def _read_ranges(self, number: int, inside: int, columns: Sequence[str]) -> dict[str, Any]:
+        """Read only the bytes of the row, where it is known where they lie."""
+        handle = self._handle or io.FileIO(str(self.source.path))
+        try:
+            if self._handle is None and os.fstat(handle.fileno()).st_size != self._size:
+                raise pa.ArrowInvalid("its size has changed since it was opened")
+            return {name: self._ranges.read(handle, name, number, inside) for name in columns}
+        finally:
+            if self.mode == FILE:
+                self._handle = handle
+            else:
+                handle.close()
 
     def _open(self) -> tuple[pa.MemoryMappedFile, Any]:
         file = pa.memory_map(str(self.source.path))
         return file, None if self._offsets is not None else pa.ipc.open_file(file)
 
+    def _batch(self, file: pa.MemoryMappedFile, reader: Any, number: int) -> pa.RecordBatch:
+        if self._offsets is None:
+            return reader.get_batch(number)
+        file.seek(int(self._offsets[number]))
+        return pa.ipc.read_record_batch(pa.ipc.read_message(file), self.schema)
+
     def _values(
         self, file: pa.MemoryMappedFile, reader: Any, number: int, inside: int, columns: Sequence[str]
     ) -> dict[str, Any]:
-        if self._offsets is None:
-            batch = reader.get_batch(number)
-        else:
-            file.seek(int(self._offsets[number]))
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(file), self.schema)
+        batch = self._batch(file, reader, number)
         return {name: plain(batch.column(name)[inside]) for name in columns}
 
     def close(self) -> None:
-        """Let go of the mapping."""
+        """Let go of the mapping and the handle."""
         if self._open_file is not None:
             self._open_file[0].close()
             self._open_file = None
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            handle.close()
 
 
 class ParquetTable:
-    """A Parquet file with its metadata kept, and one row group in memory.
+    """A Parquet file with its metadata kept, and in memory one row group, or of a large one about 8 MiB of rows.
+
+    A row of a large group is reached by decoding the group from its beginning, or from the last row that was read if
+    that lies before it: in order that is fast, at random it is slow. Such files are better prepared first.
 
     Memory:
-        about 1.5 KB per row group, and the wanted columns of one row group (of none with `reopen`, which then decodes a
-        row group for every read: such files are better prepared first).
+        about 1.5 KB per row group, and the wanted columns of one row group up to 64 MiB; nothing stays with "reopen".
     """
 
-    def __init__(self, source: Source, reopen: bool) -> None:
-        self.source, self.reopen = source, reopen
+    def __init__(self, source: Source, mode: str) -> None:
+        self.source, self.mode = source, mode
         with pq.ParquetFile(source.path, pre_buffer=False) as file:
             self.metadata = file.metadata
             self.columns = list(file.schema_arrow.names)
@@ -129,30 +171,45 @@ class ParquetTable:
         self._starts = starts(self.metadata.row_group(number).num_rows for number in groups)
         self.num_rows = int(self._starts[-1])
         self._file: pq.ParquetFile | None = None
-        self._group: tuple[int, tuple[str, ...], pa.Table] | None = None
+        self._columns: tuple[str, ...] = ()
+        self._group = -1
+        self._first = 0  # of the batch, inside its group
+        self._batch: pa.RecordBatch | pa.Table | None = None
+        self._later: Iterator[pa.RecordBatch] = iter(())
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
         """Give one row as plain values."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        table = self._row_group(number, tuple(columns))
-        values = {name: plain(table.column(name)[row - int(self._starts[number])]) for name in columns}
-        if self.reopen:
-            del table
+        inside = row - int(self._starts[number])
+        if (number, tuple(columns)) != (self._group, self._columns) or inside < self._first or self._batch is None:
+            self._begin(number, tuple(columns))
+        assert self._batch is not None
+        while inside >= self._first + self._batch.num_rows:
+            self._first += self._batch.num_rows
+            self._batch = next(self._later)
+        values = {name: plain(self._batch.column(name)[inside - self._first]) for name in columns}
+        if self.mode == REOPEN:
             self.close()
         return values
 
-    def _row_group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
-        if self._group is None or self._group[:2] != (number, columns):
-            self._group = None
-            pa.default_memory_pool().release_unused()
-            if self._file is None:
-                self._file = pq.ParquetFile(self.source.path, metadata=self.metadata, pre_buffer=False)
-            self._group = (number, columns, self._file.read_row_group(number, columns=list(columns), use_threads=False))
-        return self._group[2]
+    def _begin(self, number: int, columns: tuple[str, ...]) -> None:
+        self._batch, self._later = None, iter(())
+        pa.default_memory_pool().release_unused()
+        if self._file is None:
+            self._file = pq.ParquetFile(self.source.path, metadata=self.metadata, pre_buffer=False)
+        self._group, self._columns, self._first = number, columns, 0
+        wanted = {"columns": list(columns), "use_threads": False}
+        group = self.metadata.row_group(number)
+        if group.num_rows <= parquet_batch_rows(self.metadata, columns, LARGEST_GROUP_BYTES):
+            self._batch = self._file.read_row_group(number, **wanted)
+        else:
+            rows = parquet_batch_rows(self.metadata, columns)
+            self._later = self._file.iter_batches(batch_size=rows, row_groups=[number], **wanted)
+            self._batch = next(self._later)
 
     def close(self) -> None:
-        """Let go of the file and of the row group."""
-        self._group = None
+        """Let go of the file and of the rows."""
+        self._batch, self._later = None, iter(())
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -161,14 +218,3 @@ class ParquetTable:
 def starts(rows: Iterable[int]) -> NDArray[np.int64]:
     """First row of each part, and the number of all rows."""
     return np.cumsum([0, *rows], dtype=np.int64)
-
-
-def plain(scalar: pa.Scalar) -> Any:
-    """Copy an Arrow value out: lists of numbers as numpy arrays, all else as Python values."""
-    kind = scalar.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not scalar.is_valid or scalar.values.null_count:
-        return scalar.as_py()
-    if pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type):
-        return scalar.values.to_numpy(zero_copy_only=False).copy()
-    return scalar.as_py()

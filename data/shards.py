@@ -1,11 +1,11 @@
 """How do token rows lie on disk?
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
-files,
-128 rows a record batch, so that one row can be read without touching much else. Two kinds:
+files, 128 rows a record batch, so that one row can be read without touching much else. Three kinds:
 
 - stream: column `tokens`; all documents one after the other, end of text between them, cut into rows of 512 tokens;
-- pairs: columns `input_ids` and `labels`, each with end of text.
+- pairs: columns `input_ids` and `labels`, each with end of text;
+- preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text.
 
 The manifest is written last, into a folder that is then renamed: where there is a manifest, all is there.
 """
@@ -13,10 +13,12 @@ The manifest is written last, into a folder that is then renamed: where there is
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -27,84 +29,46 @@ from data.row_access import ROWS_PER_BATCH_KEY
 from data.tokenizer import Tokenizer
 from settings import UserError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
-STREAM, PAIRS = "stream", "pairs"
-COLUMNS = {STREAM: ("tokens",), PAIRS: ("input_ids", "labels")}
+STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
+COLUMNS = {STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected")}
 ROW_TOKENS = 512
 BATCH_ROWS = 128
+LengthFacts = dict[str, Any]
 
 
-class ShardWriter:
-    """Writes token rows into numbered Arrow IPC files of one split. Use it as a context manager, and `finish` it.
+def id_dtype(vocab_size: int) -> type:
+    """Ids below 65,536 take two bytes, others four."""
+    return np.uint16 if vocab_size <= 2**16 else np.int32
+
+
+def write_shard(path: Path, kind: str, dtype: type, ids: Sequence[Path], lengths: Sequence[NDArray[np.int64]]) -> None:
+    """Write one shard file; it is there once it is whole.
 
     Args:
-        folder: made if it is not there.
-        kind: "stream" or "pairs".
-        vocab_size: ids below 65,536 are stored in two bytes, others in four.
-        shard_rows: rows of one file.
+        ids: per column, a file of the ids of all rows end to end, of `dtype`; lengths: per column, (rows,).
     Memory:
         128 rows.
     """
-
-    def __init__(self, folder: Path, kind: str, vocab_size: int, shard_rows: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.shard_rows = folder, shard_rows
-        self.dtype = np.uint16 if vocab_size <= 2**16 else np.int32
-        fields = [pa.field(name, pa.list_(pa.from_numpy_dtype(self.dtype))) for name in COLUMNS[kind]]
-        self.schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
-        self.shards: list[dict[str, Any]] = []
-        self._columns: list[list[NDArray[Any]]] = [[] for _ in fields]
-        self._file: pa.ipc.RecordBatchFileWriter | None = None
-
-    def add(self, *row: NDArray[Any]) -> None:
-        """Write one row: an id array per column."""
-        for column, ids in zip(self._columns, row, strict=True):
-            column.append(ids)
-        if len(self._columns[0]) == BATCH_ROWS:
-            self._write_batch()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._close()
-
-    def finish(self) -> None:
-        """Write the rows that are still held."""
-        if self._columns[0]:
-            self._write_batch()
-        self._close()
-
-    @property
-    def num_rows(self) -> int:
-        """Rows written so far."""
-        return sum(shard["rows"] for shard in self.shards) + len(self._columns[0])
-
-    def _write_batch(self) -> None:
-        if self._file is None:
-            name = f"{len(self.shards):05d}.arrow"
-            self.shards.append({"file": name, "rows": 0})
-            self._file = pa.ipc.new_file(str(self.folder / name), self.schema)
-        arrays = [_list_array(column, self.dtype) for column in self._columns]
-        self._file.write_batch(pa.record_batch(arrays, schema=self.schema))
-        self.shards[-1]["rows"] += len(arrays[0])
-        for column in self._columns:
-            column.clear()
-        if self.shards[-1]["rows"] >= self.shard_rows:
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    fields = [pa.field(name, pa.list_(pa.from_numpy_dtype(dtype))) for name in COLUMNS[kind]]
+    schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
+    fresh = path.with_suffix(".tmp")
+    with ExitStack() as stack:
+        files = [stack.enter_context(file.open("rb")) for file in ids]
+        writer = stack.enter_context(pa.ipc.new_file(str(fresh), schema))
+        for first in range(0, len(lengths[0]), BATCH_ROWS):
+            parts = [column[first : first + BATCH_ROWS] for column in lengths]
+            arrays = [_list_array(file, part, dtype) for file, part in zip(files, parts, strict=True)]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+    os.replace(fresh, path)
 
 
-def _list_array(rows: Sequence[NDArray[Any]], dtype: type) -> pa.ListArray:
-    offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows).astype(dtype)))
+def _list_array(file: BinaryIO, lengths: NDArray[np.int64], dtype: type) -> pa.ListArray:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.fromfile(file, dtype, int(offsets[-1]))))
 
 
 @dataclass(frozen=True)
@@ -160,6 +124,14 @@ class Manifest:
     def counts(self, split: str) -> dict[str, int]:
         """Rows and tokens of a split, and what was dropped and cut."""
         return dict(self._split(split)["counts"])
+
+    def lengths(self, split: str) -> dict[str, LengthFacts]:
+        """How long the rows of a split are: column -> `longest`, `longest_uncut`, `mean`, `histogram`."""
+        return dict(self._split(split)["lengths"])
+
+    def parts(self, split: str) -> list[dict[str, Any]]:
+        """The parts that were named apart: `name`, `rows` and `tokens` of each, in their order."""
+        return list(self._split(split)["parts"])
 
     def _split(self, name: str) -> dict[str, Any]:
         splits = self.content["splits"]

@@ -1,18 +1,22 @@
 """Which files does the user mean, what is in them, and have they changed?
 
-A source is one local file: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, xz or zstandard),
-Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first bytes where
-these tell, else from its ending. `reading` turns sources into rows.
+A source is one file, here or at an address: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, xz or
+zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first
+bytes where these tell, else from its ending. A folder that Hugging Face `datasets` saved gives the files that it lists,
+a saved dictionary of splits the split that is wanted. `reading` turns sources into rows.
 """
 
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 from data.cache import fingerprint
+from data.places import Place, is_address, list_remote, local_path, public, readable
 from settings import UserError
 
 PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, CSV, TSV, TEXT = (
@@ -40,35 +44,42 @@ class Source:
 
     Args:
         path: where it is; kind: one of the seven above; compression: gzip, xz, zstd or None.
+        part: which of the parts parted by commas it comes from, counted from 0.
     """
 
-    path: Path
+    path: Place
     kind: str
     compression: str | None = None
+    part: int = 0
 
 
 def find(spec: str, name: str = "--train_file") -> list[Source]:
     """Find the files that a user means.
 
     Args:
-        spec: a file, a folder (all data files below it, in the order of their names), a glob, or several parted by
-        commas. name: what messages call it.
+        spec: a file, a folder (all data files below it, in the order of their names), a glob, an address of these, or
+        several parted by commas. name: what messages call it.
     Returns:
         one or more sources, without repetition.
     Raises:
         UserError: all problems at once.
     """
     problems: list[str] = []
-    paths: dict[Path, None] = {}
-    for part in _parts(spec):
-        found = _paths(part)
+    places: dict[Place, int] = {}
+    for number, part in enumerate(parts_of(spec)):
+        try:
+            found = _places(part, name)
+        except UserError as error:
+            problems += error.problems
+            continue
         if not found:
             problems.append(_nothing_found(part, name))
-        paths.update(dict.fromkeys(found))
+        for place in found:
+            places.setdefault(place, number)
     sources = []
-    for path in paths:
+    for place, number in places.items():
         try:
-            sources.append(_detect(path, name))
+            sources.append(_detect(place, name, number))
         except UserError as error:
             problems += error.problems
     if problems or not sources:
@@ -76,26 +87,68 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     return sources
 
 
-def _parts(spec: str) -> list[str]:
+def parts_of(spec: str) -> list[str]:
     """Part at commas, except where the whole is the name of a file."""
     whole = spec.strip()
     return [whole] if Path(whole).exists() else [part.strip() for part in whole.split(",") if part.strip()]
 
 
-def _paths(part: str) -> list[Path]:
-    path = Path(part).expanduser()
+def _places(part: str, name: str) -> list[Place]:
+    if is_address(part):
+        path = local_path(part)
+        if path is None:
+            found = list_remote(part, name)
+            return [file for file, inside in found if not inside.name or "*" in part or _belongs_to_folder(inside)]
+    else:
+        path = Path(part).expanduser()
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file() and _belongs_to_folder(file.relative_to(path)))
+        saved = _saved_dataset(path, name)
+        below = sorted(
+            file for file in path.rglob("*") if file.is_file() and _belongs_to_folder(file.relative_to(path))
+        )
+        return list(below if saved is None else saved)
     if path.exists():
         return [path]
     return [Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if Path(file).is_file()]
 
 
-def _belongs_to_folder(path: Path) -> bool:
+def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
+    """The files of a dataset that `save_to_disk` of Hugging Face `datasets` wrote; None if it is no such folder."""
+    splits = _json(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list):
+        wanted = ("validation", "test") if "validation" in name else ("train",)
+        split = next((split for split in wanted if split in splits), None)
+        if split is None:
+            raise UserError(
+                f"{name} = {folder}, has the splits {', '.join(map(str, splits))} and no {wanted[0]}; name the folder of one"
+            )
+        folder = folder / split
+    state = _json(folder / "state.json")
+    files = state.get("_data_files")
+    if not isinstance(files, list):
+        return None
+    if state.get("_indices_data_files"):
+        raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it anew after flatten_indices()")
+    paths = [folder / str(file["filename"]) for file in files]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise UserError(f"{name} = {missing[0]}, is missing, state.json lists it; save the dataset anew")
+    return paths
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _belongs_to_folder(path: PurePath) -> bool:
     return not any(part.startswith((".", "_")) for part in path.parts) and _data_suffix(path) in KINDS_OF_FOLDERS
 
 
-def _data_suffix(path: Path) -> str:
+def _data_suffix(path: Place | PurePath) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
         suffixes.pop()
@@ -103,19 +156,23 @@ def _data_suffix(path: Path) -> str:
 
 
 def _nothing_found(part: str, name: str) -> str:
-    if "://" in part:
-        return f"{name} = {part}, is an address; only local files are read, download it first"
+    if is_address(part) and local_path(part) is None:
+        return f"{name} = {public(part)}, holds no data file; name a file, a folder or a glob with *"
     if Path(part).is_dir():
         return f"{name} = {part}, holds no data file; known endings: {', '.join(KINDS_OF_FOLDERS)}"
     return f"{name} = {part}, no such file; name a file, a folder or a glob"
 
 
-def _detect(path: Path, name: str) -> Source:
-    try:
-        with path.open("rb") as file:
+def _detect(path: Place, name: str, part: int = 0) -> Source:
+    if isinstance(path, Path):
+        try:
+            with path.open("rb") as file:
+                start = file.read(8)
+        except OSError as error:
+            raise UserError(f"{name} = {path}, cannot be read: {error.strerror or error}") from None
+    else:
+        with readable(f"{name} = {path}"), path.open("rb") as file:
             start = file.read(8)
-    except OSError as error:
-        raise UserError(f"{name} = {path}, cannot be read: {error.strerror or error}") from None
     if not start:
         raise UserError(f"{name} = {path}, is empty; name a file with rows")
     kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)
@@ -123,22 +180,30 @@ def _detect(path: Path, name: str) -> Source:
     if compression:
         if kind in TABLES:
             raise UserError(f"{name} = {path}, is packed with {compression}; unpack it first, {kind} packs by itself")
-        return Source(path, kind, compression)
+        return Source(path, kind, compression, part)
     if start.startswith(b"PAR1"):
-        return Source(path, PARQUET)
+        return Source(path, PARQUET, part=part)
     if start.startswith(b"ARROW1"):
-        return Source(path, ARROW_FILE)
+        return Source(path, ARROW_FILE, part=part)
     if start.startswith(b"\xff\xff\xff\xff") and len(start) == 8:
-        return Source(path, ARROW_STREAM)
+        return Source(path, ARROW_STREAM, part=part)
     if kind in TABLES:
         raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it anew")
-    return Source(path, kind)
+    return Source(path, kind, part=part)
+
+
+def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
+    """Name, kind, size and time of change of each source, for the manifest."""
+    facts = []
+    for source in sources:
+        state = source.path.stat()
+        facts.append(
+            {"path": str(source.path.resolve()), "kind": source.kind, "bytes": state.st_size,
+             "modified_ns": state.st_mtime_ns, "part": source.part}
+        )  # fmt: skip
+    return facts
 
 
 def sources_fingerprint(sources: Iterable[Source]) -> str:
     """Hash names, sizes and times of change: another value means that the data may have changed."""
-    facts = []
-    for source in sources:
-        state = source.path.stat()
-        facts.append([str(source.path.resolve()), source.kind, state.st_size, state.st_mtime_ns])
-    return fingerprint(facts)
+    return fingerprint(source_facts(sources))

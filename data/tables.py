@@ -1,8 +1,9 @@
 """How are the text columns of Parquet and Arrow files read in small pieces, and what is wrong with a broken one?
 
-Parquet is read without `pre_buffer`: with it, the reader keeps every row group it has seen. Arrow files are mapped, so
-their pages can be given back at any time; each batch is validated before it is trusted, because a corrupt offset would
-otherwise be followed.
+Parquet is read without `pre_buffer`: with it, the reader keeps every row group it has seen; and in batches of about
+8 MiB, whatever the row groups. Local Arrow files are mapped, so their pages can be given back at any time; each batch is
+validated before it is trusted, because a corrupt offset would otherwise be followed. A text over 16 MiB is a bad row and
+is never turned into a Python string.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data.places import Place
 from data.sources import ARROW_STREAM, PARQUET, Source
 from settings import UserError
 
-ReportBadRow = Callable[[Path, str, str], None]
+ReportBadRow = Callable[[Place, str, str], None]
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
+LONGEST_TEXT_BYTES = 16 * 1024**2
+PARQUET_BATCH_BYTES = 8 * 1024**2
+PART_BYTES = 1024**2  # text turned into Python strings at a time
 
 
 @contextmanager
-def broken_file_is_user_error(path: Path, what: str) -> Iterator[None]:
+def broken_file_is_user_error(path: Place, what: str) -> Iterator[None]:
     """Turn Arrow's complaints about a file into one sentence."""
     try:
         yield
@@ -31,12 +37,30 @@ def broken_file_is_user_error(path: Path, what: str) -> Iterator[None]:
         raise UserError(f"{path}: is cut off or broken, or not {what} ({reason}); write or fetch it anew") from None
 
 
+@contextmanager
+def open_arrow(path: Place) -> Iterator[pa.NativeFile]:
+    """Map a local file; open a remote one."""
+    with pa.memory_map(str(path)) if isinstance(path, Path) else path.open() as file:
+        yield file
+
+
+@contextmanager
+def open_parquet(path: Place) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file so that nothing that was read stays."""
+    if isinstance(path, Path):
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            yield file
+    else:
+        with path.open() as handle, pq.ParquetFile(handle, pre_buffer=False) as file:
+            yield file
+
+
 def _schema(source: Source) -> pa.Schema:
     with broken_file_is_user_error(source.path, source.kind):
         if source.kind == PARQUET:
-            with pq.ParquetFile(source.path, pre_buffer=False) as file:
+            with open_parquet(source.path) as file:
                 return file.schema_arrow
-        with pa.memory_map(str(source.path)) as file:
+        with open_arrow(source.path) as file:
             return (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
 
 
@@ -51,31 +75,51 @@ def table_batches(
     """Read text columns in batches.
 
     Args:
-        source: a Parquet or Arrow file that has these columns, each once.
+        source: a Parquet or Arrow file that has these columns, each once, as text (`check_types`).
         batch_rows: most rows of one batch.
         report_bad_row: called with file, place and problem for a null or a text that is not UTF-8.
     Raises:
-        UserError: the file is broken, or a column holds no text.
+        UserError: the file is broken.
     """
-    _check_types(source, columns)
     first = 1
     with broken_file_is_user_error(source.path, source.kind):
         for batch in _record_batches(source, columns, batch_rows):
-            cells = [_texts(batch.column(name)) for name in columns]
-            rows = []
-            for offset, row in enumerate(zip(*cells, strict=True)):
-                wrong = next((place for place, cell in enumerate(row) if not isinstance(cell, str)), None)
-                if wrong is None:
-                    rows.append(row)
-                else:
-                    problem = "is null" if row[wrong] is None else "is not UTF-8"
-                    report_bad_row(source.path, f"row {first + offset}", f"{columns[wrong]} {problem}")
-            first += batch.num_rows
-            if rows:
-                yield rows
+            for part in _parts(batch):
+                cells = [_texts(column) for column in part.columns]
+                rows = []
+                for offset, row in enumerate(zip(*cells, strict=True)):
+                    wrong = next((place for place, cell in enumerate(row) if not isinstance(cell, str)), None)
+                    if wrong is None:
+                        rows.append(row)
+                    else:
+                        report_bad_row(source.path, f"row {first + offset}", f"{columns[wrong]} {_problem(row[wrong])}")
+                first += part.num_rows
+                if rows:
+                    yield rows
 
 
-def _check_types(source: Source, columns: Sequence[str]) -> None:
+def _problem(cell: object) -> str:
+    if cell is TOO_LONG:
+        return f"is longer than {LONGEST_TEXT_BYTES // 1024**2} MiB"
+    return "is null" if cell is None else "is not UTF-8"
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch so that a part holds about 1 MiB of text, or one row."""
+    if batch.nbytes <= PART_BYTES or batch.num_rows <= 1:
+        yield batch
+    else:
+        half = batch.num_rows // 2
+        yield from _parts(batch.slice(0, half))
+        yield from _parts(batch.slice(half))
+
+
+def check_types(source: Source, columns: Sequence[str]) -> None:
+    """Refuse columns that hold something else than text.
+
+    Raises:
+        UserError: all of them at once.
+    """
     schema = _schema(source)
     problems = [
         f"{source.path}: column {name} holds {schema.field(name).type}, not text; name a text column"
@@ -96,16 +140,29 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     if source.kind == PARQUET:
-        with pq.ParquetFile(source.path, pre_buffer=False) as file:
-            yield from file.iter_batches(batch_size=batch_rows, columns=list(columns), use_threads=False)
+        with open_parquet(source.path) as file:
+            rows = min(batch_rows, parquet_batch_rows(file.metadata, columns))
+            for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
+                yield batch.select(list(columns))  # in our order, not in the file's
         return
-    with pa.memory_map(str(source.path)) as file:
+    with open_arrow(source.path) as file:
         for batch in _ipc_batches(file, source.kind):
             picked = batch.select(list(columns))
             for start in range(0, picked.num_rows, batch_rows):
                 part = picked.slice(start, batch_rows)
                 _validate(part)
                 yield part
+
+
+def parquet_batch_rows(metadata: pq.FileMetaData, columns: Sequence[str], most_bytes: int | None = None) -> int:
+    """How many rows of the wanted columns make about `most_bytes`, or 8 MiB, by the group with the longest rows."""
+    widest = 1.0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        places = (group.column(place) for place in range(group.num_columns))
+        size = sum(c.total_uncompressed_size for c in places if c.path_in_schema.split(".")[0] in columns)
+        widest = max(widest, size / max(group.num_rows, 1))
+    return max(1, int((most_bytes or PARQUET_BATCH_BYTES) / widest))
 
 
 def _validate(batch: pa.RecordBatch) -> None:
@@ -127,10 +184,24 @@ def _ipc_batches(file: pa.NativeFile, kind: str) -> Iterator[pa.RecordBatch]:
         yield reader.get_batch(number)
 
 
-def _texts(column: pa.Array) -> list[str | bytes | None]:
-    """Cells as strings; None for a null, bytes where they are not UTF-8."""
+class _TooLong:
+    """Stands in for a text over `LONGEST_TEXT_BYTES`."""
+
+
+TOO_LONG = _TooLong()
+Cell = str | bytes | _TooLong | None
+
+
+def _texts(column: pa.Array) -> Sequence[Cell]:
+    """Cells as strings; None for a null, bytes where they are not UTF-8, `TOO_LONG` where they are too long."""
+    if column.nbytes > LONGEST_TEXT_BYTES:
+        if len(column) > 1:
+            return [cell for place in range(len(column)) for cell in _texts(column.slice(place, 1))]
+        values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if (pc.binary_length(values.cast(pa.large_binary()))[0].as_py() or 0) > LONGEST_TEXT_BYTES:
+            return [TOO_LONG]
     try:
-        return column.to_pylist()
+        return list(column.to_pylist())
     except UnicodeDecodeError:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()

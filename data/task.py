@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from config import Config
+from config import Config, DataConfig
 from data.cache import Once, fingerprint, make_once
 from data.corpus import SampleCorpus, build_sample_corpus
 from data.encoding import limited
 from data.lines import BadRows
 from data.objectives import STREAM_OBJECTIVES
-from data.reading import column_names, read_rows
-from data.shards import PAIRS, STREAM, Manifest, is_shards
-from data.sources import JSONL, Source, find, sources_fingerprint
-from data.tokenizer import Tokenizer
+from data.places import public
+from data.reading import Row, column_names, read_rows
+from data.shards import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
+from data.sources import JSONL, Source, find, parts_of, sources_fingerprint
+from data.tokenizer import Quality, Tokenizer, quality
 from data.tokenizer_training import train_tokenizer
 from settings import AUTO, UserError
 
+QUALITY_CHARS = 1024**2
 TOKENIZER_FORMAT = 1  # raise it when the same text would give another tokenizer
 
 
@@ -26,20 +29,27 @@ class Task:
     """What the user asks for, with `auto` decided.
 
     Args:
-        objective: span, ul2, prefix or pairs.
+        objective: span, ul2, prefix, pairs or preferences.
         sources, columns: the text to train on; none where shards are given.
         shards: a shards folder, or one split of it.
+        parts: what the user named, parted at commas; `Source.part` counts these.
     """
 
     objective: str
     sources: list[Source]
     columns: list[str]
     shards: Path | None = None
+    parts: Sequence[str] = ("",)
 
     @property
     def kind(self) -> str:
         """Which shards the objective reads: stream or pairs."""
-        return STREAM if self.objective in STREAM_OBJECTIVES else PAIRS
+        return kind_of(self.objective)
+
+
+def kind_of(objective: str) -> str:
+    """Which shards an objective reads."""
+    return STREAM if objective in STREAM_OBJECTIVES else PREFERENCES if objective == PREFERENCES else PAIRS
 
 
 def decide(config: Config, once: Once = make_once) -> Task:
@@ -53,6 +63,10 @@ def decide(config: Config, once: Once = make_once) -> Task:
     data = config.data
     asked = "pairs" if config.train.is_finetune else data.objective
     if data.train_file is None:
+        if asked == PREFERENCES:
+            raise UserError(
+                "--train_file = none, preferences need a file with columns prompt, chosen, rejected; name it"
+            )
         return _sample_task("span" if asked == AUTO else asked, build_sample_corpus(data.cache_dir, once))
     if is_shards(data.train_file):
         return _shards_task(Path(data.train_file), asked)
@@ -61,7 +75,19 @@ def decide(config: Config, once: Once = make_once) -> Task:
     objective = asked
     if asked == AUTO:
         objective = "pairs" if set(pair) <= set(column_names(sources[0], data.text_column)) else "span"
-    return Task(objective, sources, pair if objective == "pairs" else [data.text_column])
+    return Task(
+        objective,
+        sources,
+        columns_of(data, kind_of(objective)),
+        parts=[public(part) for part in parts_of(data.train_file)],
+    )
+
+
+def columns_of(data: DataConfig, kind: str) -> list[str]:
+    """The text columns that shards of a kind are made of."""
+    if kind == STREAM:
+        return [data.text_column]
+    return [data.prompt_column, *((data.response_column,) if kind == PAIRS else ("chosen", "rejected"))]
 
 
 def _sample_task(objective: str, sample: SampleCorpus) -> Task:
@@ -72,7 +98,7 @@ def _sample_task(objective: str, sample: SampleCorpus) -> Task:
 
 def _shards_task(path: Path, asked: str) -> Task:
     kind = Manifest.of(path).kind
-    objective = ("pairs" if kind == PAIRS else "span") if asked == AUTO else asked
+    objective = ("span" if kind == STREAM else kind) if asked == AUTO else asked
     task = Task(objective, [], [], path)
     if task.kind != kind:
         raise UserError(
@@ -111,3 +137,28 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     texts = (text for batch in limited(rows, config.data.max_samples) for row in batch for text in row)
     settings = config.tokenizer
     return train_tokenizer(texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample)
+
+
+def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:
+    """Measure a tokenizer on the beginning of each part of the training data, 1 Mi characters of each.
+
+    Returns:
+        name of the part -> its quality; parts without text are left out.
+    """
+    found = {}
+    for number, name in enumerate(task.parts):
+        sources = [source for source in task.sources if source.part == number]
+        rows = read_rows(sources, task.columns, BadRows(skip=True))
+        measured = quality(tokenizer, _first_chars(rows, QUALITY_CHARS))
+        if measured.chars:
+            found[name or "the built-in sample"] = measured
+    return found
+
+
+def _first_chars(batches: Iterable[list[Row]], most: int) -> Iterator[str]:
+    left = most
+    for text in (text for batch in batches for row in batch for text in row):
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return

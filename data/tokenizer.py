@@ -1,7 +1,7 @@
 """How does text become token ids and back?
 
 A tokenizer is a folder with `tokenizer.json`, the format of the `tokenizers` library, so Hugging Face folders load as
-they are and ours load there. T5's special tokens are found by name: padding, end of text, unknown, and the sentinels
+they are and ours load there; a SentencePiece model is turned into one. T5's special tokens are found by name: padding, end of text, unknown, and the sentinels
 <extra_id_0>, <extra_id_1>, ... that span corruption uses. In training text these names are plain text, never ids: a
 page about T5 must not end a document.
 """
@@ -13,7 +13,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from data.spiece import load_sentencepiece
 from settings import UserError
 
 # Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
@@ -65,27 +68,27 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Read the tokenizer of a folder.
+        """Read the tokenizer of a folder: `tokenizer.json`, else a SentencePiece model; or one of these files itself.
 
         Raises:
-            UserError: no `tokenizer.json` there, it is broken, or it lacks a special token.
+            UserError: there is none, it is broken, or it lacks a special token.
         """
-        path = Path(folder) / FILE_NAME
-        if not path.is_file():
-            spiece = (Path(folder) / "spiece.model").is_file()
-            hint = (
-                "a SentencePiece model alone is not read, save it once as tokenizer.json"
-                if spiece
-                else "name a tokenizer's folder"
-            )
-            raise UserError(f"--tokenizer_dir = {folder}, holds no {FILE_NAME}; {hint}")
+        folder = Path(folder)
+        path = folder if folder.is_file() else folder / FILE_NAME
+        found = sorted(folder.glob("*.model")) if not path.is_file() else [path]
+        if len(found) != 1:
+            hint = "holds several *.model files" if found else f"holds no {FILE_NAME} and no SentencePiece *.model"
+            raise UserError(f"--tokenizer_dir = {folder}, {hint}; name a tokenizer's folder or file")
+        path = found[0]
+        if path.suffix == ".model":
+            return cls(load_sentencepiece(path), _token_names(path.parent), str(path))
         try:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf8"))
         except Exception as error:  # the library raises bare Exception
             raise UserError(
                 f"{path}: is no tokenizer ({' '.join(str(error).split())[:200]}); fetch or train it anew"
             ) from None
-        return cls(backend, _token_names(Path(folder)), str(path))
+        return cls(backend, _token_names(path.parent), str(path))
 
     def save(self, folder: str | Path) -> None:
         """Write the files that Hugging Face's `AutoTokenizer` reads, too."""
@@ -160,6 +163,36 @@ class Tokenizer:
         while (token_id := self._backend.token_to_id(f"<extra_id_{number}>")) is not None:
             yield token_id
             number += 1
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a tokenizer fits a text.
+
+    Args:
+        chars, tokens: of the text; unknown: tokens that stand for what the vocabulary cannot spell.
+    """
+
+    chars: int
+    tokens: int
+    unknown: int
+
+    def __str__(self) -> str:
+        per_char, per_token = self.tokens / max(self.chars, 1), self.chars / max(self.tokens, 1)
+        share = self.unknown / max(self.tokens, 1)
+        return f"{per_char:.3f} tokens a character ({per_token:.2f} characters a token), {share:.2%} unknown"
+
+
+def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> Quality:
+    """Measure a tokenizer on texts. Memory: one batch of 256 texts at a time."""
+    chars = tokens = unknown = 0
+    texts = iter(texts)
+    while batch := list(islice(texts, 256)):
+        encoded = tokenizer.encode_batch(batch)
+        chars += sum(map(len, batch))
+        tokens += sum(map(len, encoded))
+        unknown += sum(int((ids == tokenizer.unk_id).sum()) for ids in encoded)
+    return Quality(chars, tokens, unknown)
 
 
 def _token_names(folder: Path) -> dict[str, str]:

@@ -18,8 +18,8 @@ SWITCHES = {"-c", "-r"}
 def commands_of(page: str) -> list[str]:
     """Lines of the unmarked code blocks."""
     text = (ROOT / page).read_text(encoding="utf8")
-    blocks = re.findall(r"^```\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.splitlines() if line.strip()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [line for language, block in blocks if not language for line in block.splitlines() if line.strip()]
 
 
 ALL = [(page, line) for page in PAGES for line in commands_of(page)]

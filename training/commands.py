@@ -8,7 +8,8 @@ from pathlib import Path
 
 import data.prepare
 from config import Config, UserError
-from data.task import decide, train_task_tokenizer
+from data.shards import Manifest
+from data.task import decide, tokenizer_quality, train_task_tokenizer
 from settings import AUTO
 from training.answering import evaluate, generate
 from training.progress import Progress
@@ -51,6 +52,7 @@ def tokenizer(config: Config) -> None:
     rows = [
         ("folder", str(folder)),
         ("ids", f"{trained.size:,}, {trained.num_sentinels} of them sentinels"),
+        *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
         ("next", f"python train_low_mem.py train{source} --tokenizer_dir={folder}"),
     ]
     Progress(1).table(f"{config.tokenizer.tokenizer_type} tokenizer", rows)
@@ -68,4 +70,13 @@ def prepare(config: Config) -> None:
     folder = prepared.train_dir.parent
     rows = [("folder", str(folder)), ("objective", prepared.objective), ("tokenizer", str(prepared.tokenizer_dir))]
     rows += [(name.replace("_", " "), f"{count:,}") for name, count in prepared.counts.items() if count]
+    manifest = Manifest.of(prepared.train_dir)
+    for column, facts in manifest.lengths(prepared.train_dir.name).items():
+        longest = f"longest {facts['longest']:,}" + (
+            f" (uncut {facts['longest_uncut']:,})" if facts["longest_uncut"] > facts["longest"] else ""
+        )
+        rows.append((f"tokens of {column}", f"mean {facts['mean']:,}, {longest}"))
+    for reason, entry in manifest.content["dropped"].items():
+        samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
+        rows.append((f"left out: {reason}", f"{entry['count']:,}, such as {samples}"))
     Progress(1).table("token shards", [*rows, ("next", f"python train_low_mem.py train --train_file={folder}")])

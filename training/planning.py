@@ -29,11 +29,12 @@ def make_plan(begin: Start, device: Device, budget: Budget, base_bytes: int, num
         rates=tuple((str(dtype).removeprefix("torch."), device.multiply_rate(dtype)) for dtype in RATES),
         num_processes=num_processes,
     )
-    lengths, choice = begin.loader.lengths, begin.state.choice
+    choice = begin.state.choice
+    source_tokens, target_tokens = map(max, begin.loader.longest, begin.validation.longest)
     return plan(
         begin.config,
         machine,
-        source_tokens=lengths.input_tokens,
-        target_tokens=lengths.target_tokens,
+        source_tokens=source_tokens,
+        target_tokens=target_tokens,
         earlier=Choice(**choice) if choice else None,
     )

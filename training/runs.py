@@ -36,9 +36,7 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     problems = []
     if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
         problems.append(f"--run_name = {name}, is no folder name; use letters, digits, _ and -")
-    obstacle = _why_unwritable(Path(output_dir))
-    if obstacle:
-        problems.append(f"--output_dir = {output_dir}, cannot be written: {obstacle}; name another folder")
+    problems += check_writable("output_dir", output_dir)
     if problems:
         return problems
     run_dir = Path(output_dir) / name
@@ -53,6 +51,12 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
                 f"--run_name = {name}, {run_dir} is no run of this program and is not replaced; name another"
             )
     return problems
+
+
+def check_writable(flag: str, folder: str | Path) -> list[str]:
+    """Find what keeps the folder that a flag names from being made or written, creating nothing."""
+    obstacle = _why_unwritable(Path(folder))
+    return [f"--{flag} = {folder}, cannot be written: {obstacle}; name another folder"] if obstacle else []
 
 
 def create_run(output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, is_main: bool = True) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from data import dataset as dataset_module
+from data import row_access, tables
 from data.child import ROOT
 from data.dataset import LowMemDataset, TokenStream
-from data.row_access import ROWS_PER_BATCH_KEY
+from data.row_access import MODES, ROWS_PER_BATCH_KEY
 from settings import UserError
 
 N = 1000
@@ -45,18 +47,78 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(tmp_path / f"a.{request.param}", request.param)
 
 
-@pytest.mark.parametrize("ultra_low_mem", [False, True])
-def test_rows_come_as_plain_values(path: Path, ultra_low_mem: bool) -> None:
-    dataset = LowMemDataset(path, ultra_low_mem=ultra_low_mem)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("drop", [False, True])
+def test_rows_come_as_plain_values(path: Path, mode: str, drop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_module, "DROP_EVERY_READS", 7)
+    dataset = LowMemDataset(path, mode=mode, drop_page_cache=drop and hasattr(os, "posix_fadvise"))
     assert len(dataset) == N and dataset.columns == TABLE.column_names
     for index in np.random.default_rng(0).integers(N, size=60):
         row = dataset[index]
+        few = LowMemDataset(path, ["ids", "text"], mode=mode)  # columns that can be read by range
+        assert [few[index]["ids"].tolist() for _ in range(2)] == [row["ids"].tolist()] * 2
+        assert [few[index]["text"] for _ in range(2)] == [row["text"]] * 2
         assert row["number"] == index and type(row["number"]) is int
         assert row["text"] == f"row {index} " * (index % 5) and type(row["text"]) is str
         assert row["ids"].dtype == np.uint16 and row["ids"].tolist() == list(range(index % 9))
         assert row["ids"].flags.owndata and row["ids"].flags.writeable
         assert row["maybe"] == (None if index % 3 == 0 else [1.5, None])
         assert row["nested"] == {"a": [str(index)]}
+
+
+def test_a_row_is_read_by_its_range_once_its_batch_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = LowMemDataset(write(tmp_path / "a.arrow", "file"), ["text", "ids"], ultra_low_mem=True)
+    first = dataset[130]
+    monkeypatch.setattr(pa, "memory_map", None)
+    for index in (130, 128, 255):
+        assert dataset[index]["text"] == f"row {index} " * (index % 5)
+        assert dataset[index]["ids"].tolist() == list(range(index % 9))
+    assert dataset[130]["ids"].flags.owndata and first["text"] == dataset[130]["text"]
+    with pytest.raises(TypeError):  # another batch is not known yet
+        dataset[500]
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_batches_are_read_in_every_mode(tmp_path: Path, codec: str, mode: str) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.OSFile(str(tmp_path / "a"), "wb") as file, pa.ipc.new_file(file, TABLE.schema, options=options) as writer:
+        writer.write_table(TABLE, max_chunksize=100)
+    dataset = LowMemDataset(tmp_path / "a", ["text", "ids"], mode=mode)
+    for index in (5, 6, 999, 5):
+        assert dataset[index]["text"] == f"row {index} " * (index % 5)
+
+
+@pytest.mark.parametrize("mode", ["file", "reopen"])
+def test_a_file_that_changed_is_a_user_error(tmp_path: Path, mode: str) -> None:
+    path = write(tmp_path / "a.arrow", "file")
+    dataset = LowMemDataset(path, ["text"], mode=mode)
+    assert dataset[1] == {"text": "row 1 "}
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="its size has changed"):
+        dataset[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_large_row_group_is_not_decoded_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(row_access, "LARGEST_GROUP_BYTES", 1000)
+    monkeypatch.setattr(tables, "PARQUET_BATCH_BYTES", 1000)
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=400)
+    dataset = LowMemDataset(tmp_path / "a.parquet", ["number", "text"], mode=mode)
+    for index in (0, 1, 399, 398, 400, 999, 3, 700):
+        assert dataset[index] == {"number": index, "text": f"row {index} " * (index % 5)}
+    if mode != "reopen":
+        assert dataset._files[0]._batch.num_rows < 400  # type: ignore[attr-defined]
+
+
+def test_modes_that_do_not_exist_or_contradict_are_user_errors(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", "file")
+    with pytest.raises(UserError, match="mode = fast, is not known; allowed: mmap, file, reopen"):
+        LowMemDataset(path, mode="fast")
+    with pytest.raises(UserError, match="contradicts ultra_low_mem"):
+        LowMemDataset(path, ultra_low_mem=True, mode="mmap")
 
 
 def test_indices_count_from_either_end_and_no_further(path: Path) -> None:
@@ -158,7 +220,7 @@ def anonymous():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
 
-dataset = LowMemDataset(sys.argv[1], ultra_low_mem=sys.argv[2] == "True")
+dataset = LowMemDataset(sys.argv[1], mode=sys.argv[2])
 draw = random.Random(0)
 def read(times):
     for _ in range(times):
@@ -183,11 +245,11 @@ def large_file(path: Path, kind: str) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
 @pytest.mark.parametrize("reads", [10_000, pytest.param(300_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("ultra_low_mem", [False, True])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["file", "stream"])
-def test_random_reads_leave_no_anonymous_memory(tmp_path: Path, kind: str, ultra_low_mem: bool, reads: int) -> None:
+def test_random_reads_leave_no_anonymous_memory(tmp_path: Path, kind: str, mode: str, reads: int) -> None:
     path = large_file(tmp_path / "a.arrow", kind)
-    command = [sys.executable, "-c", MEMORY_OF_READS, str(path), str(ultra_low_mem), str(reads)]
+    command = [sys.executable, "-c", MEMORY_OF_READS, str(path), mode, str(reads)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(done.stdout) <= 5.0, f"{done.stdout} MiB more after {reads} reads"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data import loader as loader_module
 from data.collate import Batch
 from data.loader import StepLoader
 from data.order import Order, row_keys
@@ -138,3 +140,92 @@ def test_pairs_of_longer_shards_are_cut(configure: Any, pairs_file: Path) -> Non
     loader = StepLoader(train_dir, "pairs", configure(train_file=pairs_file, max_seq_len=8, max_target_len=4))
     for _, inputs, labels in rows_of(step(loader, 0, 50, 50)[0]):
         assert len(inputs) <= 8 and inputs[-1] == 1 and len(labels) <= 4 and labels[-1] == 1
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path, num_processes: int) -> None:
+    config = configure(train_file=pairs_file)
+    loader = StepLoader(prepare(config).train_dir, "pairs", config)
+    limited = StepLoader(prepare(config).train_dir, "pairs", configure(train_file=pairs_file, batch_tokens=150))
+    arguments = {"effective_batch_size": 60, "num_processes": num_processes}
+    for rank in range(num_processes):
+        alone = loader.micro_batches(2, batch_size=60, rank=rank, **arguments)
+        by_tokens = loader.micro_batches(2, batch_size=60, rank=rank, max_tokens=150, **arguments)
+        assert rows_of(by_tokens) == rows_of(alone)
+        assert all(batch.num_tokens <= 150 for batch in by_tokens)
+        sizes = [batch.num_rows for batch in by_tokens]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]  # short rows come first, and many at once
+        assert rows_of(limited.micro_batches(2, batch_size=60, rank=rank, **arguments)) == rows_of(alone)
+        assert [b.num_rows for b in limited.micro_batches(2, batch_size=60, rank=rank, **arguments)] == sizes
+        assert max(b.num_rows for b in limited.micro_batches(2, batch_size=5, rank=rank, **arguments)) <= 5
+
+
+def test_a_row_over_the_limit_is_a_batch_of_its_own(configure: Any, pairs_file: Path) -> None:
+    config = configure(train_file=pairs_file)
+    loader = StepLoader(prepare(config).train_dir, "pairs", config)
+    batches = loader.micro_batches(0, effective_batch_size=9, batch_size=9, max_tokens=1)
+    assert [batch.num_rows for batch in batches] == [1] * 9
+
+
+def test_the_longest_rows_are_known(configure: Any, pairs_file: Path, text_file: Path) -> None:
+    for flags in ({}, {"max_seq_len": 16, "max_target_len": 4}):
+        config = configure(train_file=pairs_file, **flags)
+        loader = StepLoader(prepare(config).train_dir, "pairs", config)
+        seen = loader.micro_batches(0, effective_batch_size=loader.num_rows, batch_size=1)
+        lengths = [(int(batch.input_lengths[0]), int(batch.target_lengths[0])) for batch in seen]
+        assert loader.longest == tuple(max(side) for side in zip(*lengths, strict=True))
+    shorter = StepLoader(prepare(configure(train_file=pairs_file)).train_dir, "pairs", config)
+    assert shorter.longest == (16, 4)
+    config = configure(train_file=text_file)
+    loader = StepLoader(prepare(config).train_dir, "span", config)
+    assert loader.longest == (64, loader.lengths.target_tokens)
+
+
+def test_blocks_are_chosen_by_the_data_alone(configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(train_file=text_file)
+    train_dir = prepare(config).train_dir
+    assert StepLoader(train_dir, "span", config)._order.block_rows == 0  # type: ignore[union-attr]
+    monkeypatch.setattr(loader_module, "BLOCKS_FROM_BYTES", 1)
+    monkeypatch.setattr(loader_module, "AUTO_BLOCK_ROWS", 2)
+    assert StepLoader(train_dir, "span", config)._order.block_rows == 2  # type: ignore[union-attr]
+    assert StepLoader(train_dir, "span", configure(train_file=text_file, shuffle_block_rows=0))._order.block_rows == 0  # type: ignore[union-attr]
+
+
+def test_a_resume_on_other_processes_sees_every_row_once(configure: Any, pairs_file: Path) -> None:
+    config = configure(train_file=pairs_file)
+    loader = StepLoader(prepare(config).train_dir, "pairs", config)
+    rows = loader.num_rows
+    size = next(size for size in range(5, rows) if rows % size == 0)
+    seen: list[tuple[int, ...]] = []
+    for number in range(rows // size):  # 1, 2, 3, 4, 1 ... processes, one change after each step
+        for batches in step(StepLoader(prepare(config).train_dir, "pairs", config), number, size, 2, 1 + number % 4):
+            seen += [inputs for _, inputs, _ in rows_of(batches)]
+    assert len(seen) == len(set(seen)) == rows
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_preferences_come_as_two_batches_with_the_same_prompts(
+    configure: Any, tmp_path: Path, num_processes: int
+) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"prompt": f"p{n} " + "x" * (n % 50), "chosen": f"good {n}", "rejected": f"bad {n}" * 9} for n in range(120)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = configure(train_file=path, max_seq_len=40, max_target_len=30)
+    config.data.objective = "preferences"
+    prepared = prepare(config)
+    assert prepared.objective == "preferences" and prepared.counts["train_rows"] >= 118
+    rows_left = prepared.counts["train_rows"]
+    loader = StepLoader(prepared.train_dir, "preferences", config)
+    assert loader.longest == (40, 30)
+    seen = []
+    for rank in range(num_processes):
+        for chosen, rejected in loader.preference_batches(
+            0, effective_batch_size=rows_left, batch_size=7, rank=rank, num_processes=num_processes
+        ):
+            for (key, prompt, good), (other, same, bad) in zip(rows_of([chosen]), rows_of([rejected]), strict=True):
+                assert (key, prompt) == (other, same) and bytes(i - 3 for i in good[:-1]).startswith(b"good")
+                assert bytes(i - 3 for i in bad[:-1]).startswith(b"bad") and len(bad) <= 30 and bad[-1] == 1
+                seen.append((prompt, good))
+    assert len(seen) == rows_left == len(set(seen))

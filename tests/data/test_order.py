@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.order import Order, mix, row_keys
+from data.order import WINDOW_BLOCKS, Order, mix, row_keys
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**9))
@@ -59,3 +59,27 @@ def test_mix_is_one_to_one_and_keys_are_distinct() -> None:
 def test_order_is_pinned() -> None:
     """Changing the permutation would break the resume of runs made before."""
     assert Order(10, 42).rows(0, 10).tolist() == [6, 2, 1, 9, 4, 5, 7, 8, 3, 0]
+
+
+@given(st.integers(1, 5000), st.integers(1, 40), st.integers(0, 5), st.integers(0, 2**63 - 1))
+def test_with_blocks_every_epoch_is_a_permutation_too(num_rows: int, block: int, epoch: int, seed: int) -> None:
+    rows = Order(num_rows, seed, block).rows(epoch * num_rows, num_rows)
+    assert np.array_equal(np.sort(rows), np.arange(num_rows))
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**7), st.integers(0, 300), st.integers(0, 300))
+def test_blocks_do_not_depend_on_how_they_are_asked_for(num_rows: int, start: int, first: int, second: int) -> None:
+    order = Order(num_rows, 5, 16)
+    whole = order.rows(start, first + second)
+    parts = [order.rows(start, first), order.rows(start + first, second)]
+    assert np.array_equal(whole, np.concatenate(parts))
+
+
+def test_a_window_reads_few_places_of_the_file() -> None:
+    block, n = 32, 100_000
+    order = Order(n, 3, block)
+    window = order.rows(0, WINDOW_BLOCKS * block)
+    assert len(np.unique(window // block)) == WINDOW_BLOCKS  # whole blocks from all over the file
+    assert (window // block).max() - (window // block).min() > n // block * 0.9
+    assert (np.diff(window) == 1).mean() < 0.05  # mixed inside
+    assert len(np.unique(Order(n, 3).rows(0, WINDOW_BLOCKS * block) // block)) > 10 * WINDOW_BLOCKS

@@ -96,7 +96,7 @@ def test_the_second_time_nothing_is_made(configure: Any, text_file: Path, monkey
     config = configure(train_file=text_file)
     assert find_prepared(config) is None
     first = prepare(config)
-    monkeypatch.setattr(encoding, "read_rows", None)
+    monkeypatch.setattr(encoding, "chunks", None)
     assert prepare(config) == first == find_prepared(config) == prepare_in_child(config)
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data import lines
+from data import lines, reading, tables
+from data.child import ROOT
 from data.lines import BadRows
 from data.reading import BATCH_ROWS, column_names, read_rows
 from data.sources import find
@@ -267,3 +270,113 @@ def test_packed_files_that_are_cut_off_are_user_errors(tmp_path: Path, name: str
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
     with pytest.raises(UserError, match=name.replace(".", r"\.")):
         rows_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([["a"], ["b"]]), pa.array([{"a": "b"}] * 2), pa.array([b"a", b"b"]), pa.array([1.5, 2.5])],
+    ids=["list", "struct", "bytes", "numbers"],
+)
+def test_what_is_not_text_is_refused_by_its_type(tmp_path: Path, column: pa.Array) -> None:
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: column text holds (list|struct|binary|double)"):
+        rows_of(tmp_path / "a.parquet", ("text",))
+
+
+def test_files_of_other_schemas_are_refused_before_the_first_is_read(tmp_path: Path) -> None:
+    write_arrow(tmp_path / "a.arrow", pa.table({"text": ["good"]}))
+    write_arrow(tmp_path / "b.arrow", pa.table({"text": [1, 2]}))
+    pq.write_table(pa.table({"other": ["x"]}), tmp_path / "c.parquet")
+    with pytest.raises(UserError) as caught:
+        next(read_rows(find(str(tmp_path)), ["text"], BadRows()))
+    assert len(caught.value.problems) == 2
+    assert "b.arrow: column text holds int64" in caught.value.problems[0]
+    assert "c.parquet: column text is missing; columns: other" in caught.value.problems[1]
+
+
+def test_columns_come_in_the_order_that_is_wanted(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    write_arrow(tmp_path / "b.arrow", TABLE)
+    assert rows_of(tmp_path, ("response", "prompt"))[:1] == [ROWS[0][::-1]]
+    assert rows_of(tmp_path, ("response", "prompt"))[600:601] == [ROWS[0][::-1]]
+
+
+def test_empty_shards_hold_no_rows_and_are_no_problem(tmp_path: Path) -> None:
+    nothing = pa.table({"text": pa.array([], pa.string())})
+    pq.write_table(nothing, tmp_path / "a.parquet")
+    write_arrow(tmp_path / "b.arrow", nothing)
+    write_arrow(tmp_path / "c.arrow", nothing, stream=True)
+    (tmp_path / "d.csv").write_text("text\n")
+    write_arrow(tmp_path / "e.arrow", pa.table({"text": ["one", ""]}))
+    assert rows_of(tmp_path, ("text",)) == [("one",), ("",)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream", "dictionary"])
+def test_a_huge_text_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(tables, "LONGEST_TEXT_BYTES", 1000)
+    monkeypatch.setattr(tables, "PARQUET_BATCH_BYTES", 3000)
+    texts = [f"row {number}" * (1 + number % 30) for number in range(100)]
+    texts[40] = texts[77] = "x" * 1001
+    table = pa.table({"text": pa.array(texts).dictionary_encode() if kind == "dictionary" else texts})
+    if kind == "parquet":
+        pq.write_table(table, tmp_path / "a")
+    else:
+        write_arrow(tmp_path / "a", table, kind == "stream")
+    with pytest.raises(UserError, match="row 41: text is longer than 0 MiB"):
+        rows_of(tmp_path / "a", ("text",))
+    bad_rows = BadRows(skip=True)
+    expected = [(text,) for text in texts if len(text) <= 1000]
+    assert rows_of(tmp_path / "a", ("text",), bad_rows) == expected and bad_rows.count == 2
+
+
+def test_a_huge_csv_line_is_a_bad_row_and_the_next_ones_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines.numbered_lines, "__defaults__", (64,))
+    monkeypatch.setattr(reading, "LONGEST_LINE_BYTES", 64)
+    (tmp_path / "a.csv").write_text('text\none\n"' + "x" * 300 + '"\ntwo\n')
+    with pytest.raises(UserError, match="line 3: is longer than"):
+        rows_of(tmp_path / "a.csv", ("text",))
+    bad_rows = BadRows(skip=True)
+    assert rows_of(tmp_path / "a.csv", ("text",), bad_rows) == [("one",), ("two",)] and bad_rows.count == 1
+
+
+def test_batches_of_long_rows_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BATCH_CHARS", 1000)
+    monkeypatch.setattr(tables, "PART_BYTES", 1000)
+    texts = ["x" * 300 for _ in range(40)]
+    write_arrow(tmp_path / "a.arrow", pa.table({"text": texts}))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sizes = [len(batch) for batch in read_rows(find(str(tmp_path)), ["text"], BadRows())]
+    assert max(sizes) <= 4 and sum(sizes) == 80
+
+
+READ = """
+import sys
+from data.lines import BadRows
+from data.reading import read_rows
+from data.sources import find
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+sources, before, bad_rows = find(sys.argv[1]), peak(), BadRows(skip=True)
+assert sum(map(len, read_rows(sources, ["text"], bad_rows))) == 2 and bad_rows.count == 1
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
+@pytest.mark.parametrize("name, allowed", [("a.jsonl", 60), ("a.csv", 60), ("a.parquet", 660)])
+def test_a_row_of_200_mb_is_reported_and_not_kept_twice(tmp_path: Path, name: str, allowed: int) -> None:
+    texts = ["one", "y" * 200 * 10**6, "two"]
+    if name == "a.parquet":  # Arrow holds its page, its dictionary and the column; nothing is added
+        pq.write_table(pa.table({"text": texts}), tmp_path / name)
+    elif name == "a.csv":
+        (tmp_path / name).write_text("text\n" + "\n".join(texts) + "\n")
+    else:
+        (tmp_path / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path / name)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < allowed, f"{done.stdout} MiB"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data.dataset import LowMemDataset
 from data.sources import find, sources_fingerprint
 from settings import UserError
 
@@ -92,7 +96,7 @@ def test_problems_name_the_file_and_what_to_do(tmp_path: Path, name: str, conten
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
     write(tmp_path / "empty.txt", b"")
     with pytest.raises(UserError) as caught:
-        find(f"{tmp_path}/empty.txt,{tmp_path}/missing.txt,s3://bucket/a.parquet")
+        find(f"{tmp_path}/empty.txt,{tmp_path}/missing.txt,nonsense://bucket/a.parquet")
     assert len(caught.value.problems) == 3
 
 
@@ -114,3 +118,60 @@ def test_the_fingerprint_changes_with_name_size_and_time(tmp_path: Path) -> None
     path.rename(tmp_path / "b.txt")
     fourth = sources_fingerprint(find(str(tmp_path / "b.txt")))
     assert len({first, second, third, fourth}) == 4
+
+
+def saved(folder: Path, texts: list[str], **state: object) -> Path:
+    """What `Dataset.save_to_disk` writes: two streams whose names do not sort, state.json and dataset_info.json."""
+    folder.mkdir(parents=True)
+    half = len(texts) // 2
+    for name, part in (("data-b.arrow", texts[:half]), ("data-a.arrow", texts[half:])):
+        with (
+            pa.OSFile(str(folder / name), "wb") as file,
+            pa.ipc.new_stream(file, pa.schema([("text", pa.string())])) as out,
+        ):
+            out.write_table(pa.table({"text": part}))
+    write(folder / "cache-1234.arrow", b"\xff\xff\xff\xffxxxx")
+    files = [{"filename": "data-b.arrow"}, {"filename": "data-a.arrow"}]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files, **state}))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def test_a_saved_dataset_gives_the_files_that_it_lists_in_their_order(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved", ["1", "2", "3", "4"])
+    assert [source.path.name for source in find(str(folder))] == ["data-b.arrow", "data-a.arrow"]
+    assert [row["text"] for row in LowMemDataset(folder)] == ["1", "2", "3", "4"]
+    (folder / "data-a.arrow").unlink()
+    with pytest.raises(UserError, match=r"data-a\.arrow, is missing, state\.json lists it"):
+        find(str(folder))
+
+
+def test_a_saved_dictionary_gives_the_split_that_is_wanted(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        saved(tmp_path / "all" / split, [split, split])
+    (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for name, split in (("--train_file", "train"), ("--validation_file", "test")):
+        assert {source.path.parent.name for source in find(str(tmp_path / "all"), name)} == {split}
+    (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["dev"]}')
+    with pytest.raises(UserError, match="has the splits dev and no train"):
+        find(str(tmp_path / "all"))
+
+
+def test_a_saved_selection_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved", ["1", "2"], _indices_data_files=[{"filename": "indices.arrow"}])
+    with pytest.raises(UserError, match="flatten_indices"):
+        find(str(folder))
+
+
+@pytest.mark.slow
+def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
+    script = (
+        "import sys, datasets\n"
+        "data = datasets.Dataset.from_dict({'text': [str(n) for n in range(50)]})\n"
+        "data.shuffle(seed=1).save_to_disk(sys.argv[1] + '/one', num_shards=3)\n"
+        "datasets.DatasetDict({'train': data, 'test': data}).save_to_disk(sys.argv[1] + '/all')\n"
+    )
+    pytest.importorskip("datasets")
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
+    assert sorted(int(row["text"]) for row in LowMemDataset(tmp_path / "one")) == list(range(50))
+    assert [row["text"] for row in LowMemDataset(find(str(tmp_path / "all"))[0].path)] == [str(n) for n in range(50)]

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from data.child import ROOT
 from data.tokenizer import Tokenizer
 from data.tokenizer_training import sample_texts, train_tokenizer
 from settings import UserError
@@ -95,3 +99,30 @@ def test_every_row_has_the_same_chance_to_be_sampled() -> None:
     chosen = [int(text) for seed in range(20) for text in sample_texts(texts, 400, seed)]
     thirds = [sum(third * 333 <= number < (third + 1) * 333 for number in chosen) for third in range(3)]
     assert min(thirds) > 550 and max(thirds) < 780
+
+
+PEAK_OF_TRAINING = """
+import random, sys
+from data.tokenizer_training import train_tokenizer
+draw = random.Random(0)
+def texts(megabytes):
+    size = 0
+    while size < megabytes * 10**6:
+        text = " ".join(str(draw.randrange(3000)) for _ in range(60)) + "".join(chr(draw.randrange(0x4E00, 0x5000)) for _ in range(20))
+        size += len(text.encode())
+        yield text
+train_tokenizer(texts(int(sys.argv[1])), "bpe", 2000, 2**20)
+with open("/proc/self/status") as status:
+    print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
+def test_training_takes_the_same_memory_for_any_corpus() -> None:
+    peaks = []
+    for megabytes in (4, 40):
+        command = [sys.executable, "-c", PEAK_OF_TRAINING, str(megabytes)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(float(done.stdout))
+    assert peaks[1] < peaks[0] + 15, f"{peaks} MiB"

@@ -66,7 +66,7 @@ def test_metrics_hold_what_programs_read(pretrained: World) -> None:
 
 
 def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
-    (log,) = pretrained.place.logs.glob("chat_trainer_low_mem_*.log")
+    log = min(pretrained.place.logs.glob("chat_trainer_low_mem_*.log"))
     assert re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}\.log", log.name)
     lines = [line for line in log.read_text("utf8").splitlines() if "内存监控" in line]
     records = [event for event in pretrained.place.events("whole") if event["event"] == "memory"]
@@ -86,7 +86,7 @@ def test_the_screen_ends_with_plan_against_measured_and_samples(pretrained: Worl
         pytest.param(8, signal.SIGINT, id="Ctrl-C"),
         pytest.param(2, signal.SIGKILL, id="killed before the first checkpoint", marks=pytest.mark.slow),
         pytest.param(20, signal.SIGKILL, id="killed while saving", marks=pytest.mark.slow),
-        pytest.param(23, signal.SIGTERM, id="terminated at the end", marks=pytest.mark.slow),
+        pytest.param(17, signal.SIGTERM, id="terminated", marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not(pretrained: World, tmp_path: Path, step: int, number: int) -> None:

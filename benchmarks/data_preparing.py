@@ -1,0 +1,116 @@
+"""Is preparing as fast as the tokenizers library alone? `python -m benchmarks.data_preparing [MEGABYTES]`.
+
+The same text, the same tokenizer, the same cores: once `encode_batch` of the library over batches of 1000 texts in
+memory, once `prepare` from the JSONL file to finished shards. Each runs in a process of its own, in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import ROOT, markdown, write_section
+from config import load
+from data.corpus import build_sample_corpus
+from data.task import decide, train_task_tokenizer
+from memory.processes import ProcessTree
+from memory.units import format_size
+
+REPEATS = 3
+
+
+def library(path: str, tokenizer_dir: str) -> float:
+    """Seconds that the library takes to encode all texts of a file, reading not counted."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(f"{tokenizer_dir}/tokenizer.json")
+    seconds, tokens = 0.0, 0
+    batch: list[str] = []
+    with open(path, encoding="utf8") as file:
+        for line in [*file, ""]:
+            if line:
+                batch.append(json.loads(line)["text"])
+            if len(batch) == 1000 or not line:
+                began = time.perf_counter()
+                tokens += sum(len(encoding.ids) for encoding in backend.encode_batch(batch, add_special_tokens=False))
+                seconds += time.perf_counter() - began
+                batch = []
+    print(f"{tokens:,} tokens", file=sys.stderr)
+    return seconds
+
+
+def ours(path: str, tokenizer_dir: str, folder: str) -> float:
+    """Seconds that `prepare` takes, from the file to the shards."""
+    from data.prepare import prepare
+
+    flags = {"train_file": path, "tokenizer_dir": tokenizer_dir, "cache_dir": folder, "shards_dir": f"{folder}/shards"}
+    began = time.perf_counter()
+    prepare(load("prepare", flags))
+    return time.perf_counter() - began
+
+
+def corpus(path: Path, folder: Path, megabytes: int) -> int:
+    """Write the built-in prose over and over, each time with other words at the begin of each text; its bytes."""
+    lines = build_sample_corpus(folder).text.read_text(encoding="utf8").splitlines()
+    size = turn = 0
+    with path.open("w", encoding="utf8") as file:
+        while size < megabytes * 10**6:
+            for line in lines:
+                size += file.write(
+                    json.dumps({"text": f"{turn} {json.loads(line)['text']}"}, ensure_ascii=False) + "\n"
+                )
+            turn += 1
+    return path.stat().st_size
+
+
+def measure(name: str, *arguments: str) -> dict[str, Any]:
+    """Run one of the two in a child process; its seconds and the peak of anonymous memory of its tree."""
+    code = f"from benchmarks.data_preparing import {name}; print({name}(*{arguments!r}))"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    tree, peak = ProcessTree(child.pid), 0
+    while child.poll() is None:
+        peak = max(peak, tree.usage().anon_bytes)
+        time.sleep(0.05)
+    assert child.stdout is not None
+    return {"name": name, "seconds": float(child.stdout.read().strip().splitlines()[-1]), "peak_bytes": peak}
+
+
+def main(megabytes: int) -> None:
+    """Measure in turn and write the table."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        path = folder / "text.jsonl"
+        size = corpus(path, folder, megabytes)
+        config = load("tokenizer", {"train_file": str(path), "cache_dir": place, "vocab_size": "16384"})
+        train_task_tokenizer(config, decide(config)).save(folder / "tokenizer")
+        runs = []
+        for turn in range(REPEATS):
+            runs.append(measure("library", str(path), str(folder / "tokenizer")))
+            runs.append(measure("ours", str(path), str(folder / "tokenizer"), f"{place}/{turn}"))
+            print(runs[-2:], flush=True)
+    rows = []
+    for name, what in (
+        ("library", "`encode_batch` of tokenizers, text in memory"),
+        ("ours", "`prepare`, file to shards"),
+    ):
+        own = [run for run in runs if run["name"] == name]
+        best, peak = min(run["seconds"] for run in own), max(run["peak_bytes"] for run in own)
+        rows.append([what, f"{best:.1f}", f"{size / best / 1e6:.2f}", format_size(peak)])
+    pairs = zip(runs[::2], runs[1::2], strict=True)
+    ratios = sorted(theirs["seconds"] / mine["seconds"] for theirs, mine in pairs)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    body = markdown(["what", "seconds", "MB/s", "peak (anonymous, whole tree)"], rows)
+    body += f"\n\n`prepare` runs at {ratios[0]:.2f}-{ratios[-1]:.2f} of the library's own speed, on {cores} core(s)."
+    print(body)
+    write_section("data-preparing", f"Preparing {size / 1e6:.0f} MB of JSONL", body, runs)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 64)

@@ -1,0 +1,99 @@
+"""Addresses: the same rows from a service as from files here. The service is a real S3 server on this machine (moto)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.dataset import LowMemDataset
+from data.lines import BadRows
+from data.places import is_address, public
+from data.reading import read_rows
+from data.sources import find, sources_fingerprint
+from settings import UserError
+
+ROWS = [(f"row {number}",) for number in range(700)]
+TABLE = pa.table({"text": [text for (text,) in ROWS]})
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """Query of addresses in the bucket `bucket`; `put` fills it."""
+    server_module = pytest.importorskip("moto.server", reason="needs moto[server]")
+    boto3 = pytest.importorskip("boto3")
+    patch = pytest.MonkeyPatch()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        patch.setenv(name, "test")
+    server = server_module.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    for key, body in contents().items():
+        client.put_object(Bucket="bucket", Key=key, Body=body)
+    yield f"endpoint_override={host}%3A{port}&scheme=http&region=us-east-1"
+    client.close()
+    server.stop()
+    patch.undo()
+
+
+def contents() -> dict[str, bytes]:
+    sinks = {name: pa.BufferOutputStream() for name in ("parquet", "file", "stream")}
+    pq.write_table(TABLE, sinks["parquet"], row_group_size=100)
+    for name, new in (("file", pa.ipc.new_file), ("stream", pa.ipc.new_stream)):
+        with new(sinks[name], TABLE.schema) as writer:
+            writer.write_table(TABLE, max_chunksize=64)
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for (text,) in ROWS)
+    return {
+        "d/a.parquet": sinks["parquet"].getvalue().to_pybytes(), "d/b.arrow": sinks["file"].getvalue().to_pybytes(),
+        "d/c.arrow": sinks["stream"].getvalue().to_pybytes(), "d/e.jsonl": lines, "d/f.jsonl.gz": gzip.compress(lines),
+        "d/g.csv": b"text\n" + b"".join(text.encode() + b"\n" for (text,) in ROWS), "d/_hidden.jsonl": b"x", "d/readme.md": b"x",
+        "empty/x.jsonl": b"",
+    }  # fmt: skip
+
+
+def rows_of(spec: str) -> list[tuple[str, ...]]:
+    return [row for batch in read_rows(find(spec), ["text"], BadRows()) for row in batch]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "b.arrow", "c.arrow", "e.jsonl", "f.jsonl.gz", "g.csv"])
+def test_every_format_is_read_from_an_address(bucket: str, name: str) -> None:
+    assert rows_of(f"s3://bucket/d/{name}?{bucket}") == ROWS
+
+
+def test_folders_globs_and_lists_of_addresses(bucket: str) -> None:
+    assert [source.path.name for source in find(f"s3://bucket/d?{bucket}")] == [
+        "a.parquet", "b.arrow", "c.arrow", "e.jsonl", "f.jsonl.gz", "g.csv",
+    ]  # fmt: skip
+    assert [source.path.name for source in find(f"s3://bucket/d/*.arrow?{bucket}")] == ["b.arrow", "c.arrow"]
+    both = find(f"s3://bucket/d/e.jsonl?{bucket},s3://bucket/d/g.csv?{bucket}")
+    assert [source.part for source in both] == [0, 1]
+    assert sources_fingerprint(both) != sources_fingerprint(both[:1])
+
+
+def test_problems_with_addresses_are_user_errors(bucket: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"s3://bucket/none.*holds no data file"):
+        find(f"s3://bucket/none?{bucket}")
+    with pytest.raises(UserError, match="is empty"):
+        find(f"s3://bucket/empty/x.jsonl?{bucket}")
+    with pytest.raises(UserError, match="no rows by number"):
+        LowMemDataset(f"s3://bucket/d/b.arrow?{bucket}")
+    with pytest.raises(UserError, match="cannot be read"):
+        find("nonsense://b/a.jsonl")
+
+
+def test_file_addresses_are_paths(tmp_path: Path) -> None:
+    (tmp_path / "with space.jsonl").write_text('{"text": "x"}\n')
+    source = find((tmp_path / "with space.jsonl").as_uri())[0]
+    assert source.path == tmp_path / "with space.jsonl" and rows_of(source.path.as_uri()) == [("x",)]
+
+
+def test_secrets_are_not_shown() -> None:
+    assert public("s3://key:secret@bucket/a?x=1") == "s3://bucket/a?x=1" == public("s3://bucket/a?x=1")
+    assert is_address("s3://b") and not is_address("C:\\x") and not is_address("a/b")

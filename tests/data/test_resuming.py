@@ -1,0 +1,121 @@
+"""A preparing that is killed goes on where it stood, and nobody can tell from the shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.child import ROOT
+
+# Runs `prepare` and kills itself at the n-th call of any function; writes how many calls an unbroken run makes.
+PREPARING = """
+import json, os, signal, sys
+from config import load
+from data import duplicates, encoding, prepare
+flags, kill_at, counted = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+encoding.CHECKPOINT_SECONDS = duplicates.SAVE_SECONDS = 0.01
+config = load("prepare", flags)
+calls = 0
+def count(frame, event, argument):
+    global calls
+    calls += 1
+    if calls == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.setprofile(count)
+prepare.prepare(config)
+sys.setprofile(None)
+with open(counted, "w") as file:
+    file.write(str(calls))
+"""
+
+
+def corpus(path: Path, rows: int) -> Path:
+    draw = random.Random(0)
+    words = [str(number) for number in range(300)]
+    with path.open("w", encoding="utf8") as file:
+        for row in range(rows):
+            text = " ".join(draw.choices(words, k=draw.randrange(1, 120))) if row % 10 else "the same each time"
+            broken = row % 97 == 5
+            file.write(
+                "{broken\n" if broken else json.dumps({"prompt": f"{row % 10 and row} {text}", "response": text}) + "\n"
+            )
+    return path
+
+
+def run(flags: dict[str, str], kill_at: int, counted: Path) -> int:
+    command = [sys.executable, "-c", PREPARING, json.dumps(flags), str(kill_at), str(counted)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Digest of every file, without the manifest's mention of nothing but names."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize(
+    "kills, rows, more",
+    [
+        (5, 1500, {"dedup": "exact"}),
+        pytest.param(20, 6000, {"dedup": "near", "clean": "True"}, marks=pytest.mark.slow),
+        pytest.param(
+            20, 6000, {"objective": "span", "text_column": "response", "prepare_workers": "2"}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_killed_preparing_ends_with_the_same_bytes(
+    tmp_path: Path, byte_dir: Path, kills: int, rows: int, more: dict[str, str]
+) -> None:
+    flags = {
+        "train_file": str(corpus(tmp_path / "a.jsonl", rows)), "tokenizer_dir": str(byte_dir), "shard_rows": "256",
+        "max_seq_len": "64", "skip_bad_rows": "True", "cache_dir": str(tmp_path / "cache"), "prepare_workers": "0", **more,
+    }  # fmt: skip
+    counted = tmp_path / "calls"
+    assert run({**flags, "shards_dir": str(tmp_path / "unbroken")}, 0, counted) == 0
+    calls = int(counted.read_text())
+    draw, killed = random.Random(1), 0
+    broken = {**flags, "shards_dir": str(tmp_path / "broken")}
+    while killed < kills:
+        code = run(broken, draw.randrange(1, calls * 2 // kills), counted)
+        if code == 0:  # came through between two kills: begin anew, so that all kills are counted
+            break
+        assert code == -signal.SIGKILL
+        killed += 1
+    assert killed >= min(kills, 4)
+    assert run(broken, 0, counted) == 0
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+    assert len(list((tmp_path / "broken" / "train").glob("*.arrow"))) > 2
+    assert not list(tmp_path.glob("broken.*partial*"))
+
+
+def test_an_attempt_at_another_job_is_not_taken_over(tmp_path: Path, byte_dir: Path) -> None:
+    flags = {
+        "train_file": str(corpus(tmp_path / "a.jsonl", 600)), "tokenizer_dir": str(byte_dir), "skip_bad_rows": "True",
+        "cache_dir": str(tmp_path / "cache"), "shards_dir": str(tmp_path / "shards"), "shard_rows": "64",
+    }  # fmt: skip
+    counted = tmp_path / "calls"
+    assert run({**flags, "max_seq_len": "32", "shards_dir": str(tmp_path / "other")}, 0, counted) == 0
+    assert run({**flags, "max_seq_len": "32"}, int(counted.read_text()) * 2 // 3, counted) == -signal.SIGKILL
+    assert (tmp_path / "shards.partial").is_dir()
+    assert run({**flags, "max_seq_len": "48"}, 0, counted) == 0
+    assert run({**flags, "max_seq_len": "48", "shards_dir": str(tmp_path / "alone")}, 0, counted) == 0
+    assert content(tmp_path / "shards") == content(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_number_of_processes_changes_nothing(tmp_path: Path, byte_dir: Path, workers: int) -> None:
+    flags = {
+        "train_file": str(corpus(tmp_path / "a.jsonl", 800)), "tokenizer_dir": str(byte_dir), "skip_bad_rows": "True",
+        "cache_dir": str(tmp_path / "cache"), "shard_rows": "128", "dedup": "exact", "clean": "True",
+    }  # fmt: skip
+    counted = tmp_path / "calls"
+    assert run({**flags, "prepare_workers": "0", "shards_dir": str(tmp_path / "a")}, 0, counted) == 0
+    assert run({**flags, "prepare_workers": str(workers), "shards_dir": str(tmp_path / "b")}, 0, counted) == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")

@@ -1,0 +1,101 @@
+"""How do the end-to-end tests run the program? As users do: real processes, real files, the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# models this small only wait for each other with two threads, above all on a busy machine
+ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+Run = subprocess.CompletedProcess[str]
+ENGLISH = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
+WORDS = ENGLISH.split()
+LETTERS = "春天的河水从石桥下流过小船在晨光里等待安静人们谈论着雨和收成"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Folders of one test: runs, logs and caches apart from everybody else's."""
+
+    folder: Path
+    cache: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def flags(self) -> list[str]:
+        return [f"--output_dir={self.runs}", f"--log_dir={self.logs}", f"--cache_dir={self.cache}"]
+
+    def command(self, name: str, *flags: str) -> list[str]:
+        own = [flag for flag in self.flags() if not (name == "generate" and flag.startswith("--cache_dir"))]
+        return [str(ROOT / "train_low_mem.py"), name, *own, *flags]
+
+    def run(self, name: str, *flags: str, launcher: tuple[str, ...] = (sys.executable,)) -> Run:
+        """Run a command to its end."""
+        return subprocess.run(
+            [*launcher, *self.command(name, *flags)], cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True
+        )
+
+    def do(self, name: str, *flags: str, launcher: tuple[str, ...] = (sys.executable,)) -> Run:
+        """Run a command that has to succeed."""
+        done = self.run(name, *flags, launcher=launcher)
+        assert done.returncode == 0, f"{name} {flags}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def stop_at(self, step: int, signal_number: int, name: str, *flags: str) -> Run:
+        """Start a command, send a signal when it tells of a step (with --log_steps=1), and wait for its end."""
+        lines = []
+        with subprocess.Popen(
+            [sys.executable, *self.command(name, "--log_steps=1", *flags)],
+            cwd=self.folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if line.split("/")[0].split() == ["step", str(step)]:
+                    process.send_signal(signal_number)
+        return Run(process.args, process.returncode, "".join(lines), "")
+
+    def events(self, run_name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.logs / run_name / "metrics.jsonl").read_text("utf8").splitlines()]
+
+    def losses(self, run_name: str) -> dict[int, float]:
+        """Step -> loss; each step may stand once."""
+        steps = [event for event in self.events(run_name) if event["event"] == "step"]
+        losses = {event["step"]: event["loss"] for event in steps}
+        assert len(losses) == len(steps), "a step stands twice"
+        return losses
+
+
+def write_text(path: Path, lines: int = 400) -> Path:
+    """English and Chinese lines of many lengths."""
+    draw = random.Random(7)
+    with path.open("w", encoding="utf8") as file:
+        for number in range(lines):
+            english = " ".join(draw.choices(WORDS, k=draw.randint(5, 40)))
+            chinese = "".join(draw.choices(LETTERS, k=draw.randint(5, 60)))
+            file.write((chinese if number % 2 else english) + "\n")
+    return path
+
+
+def write_pairs(path: Path, rows: int = 120) -> Path:
+    """Questions and answers in both languages."""
+    draw = random.Random(8)
+    with path.open("w", encoding="utf8") as file:
+        for _ in range(rows):
+            word, other = draw.choice(WORDS), draw.choice(WORDS)
+            row = {"prompt": f"{word} 是什么？", "response": f"{word} is {other}, {draw.choice(LETTERS)}"}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
