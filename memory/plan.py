@@ -28,7 +28,7 @@ class Plan:
 
     Args:
         components: name -> bytes at the peak, largest first. phases: phase -> predicted peak bytes.
-        seconds: predicted duration of a step.
+        seconds: predicted duration of a step. num_blocks: of the model.
     """
 
     choice: Choice
@@ -38,6 +38,7 @@ class Plan:
     components: dict[str, int]
     phases: dict[str, int]
     seconds: float
+    num_blocks: int
     reasons: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -166,7 +167,10 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
     components = dict(sorted(phases[highest].items(), key=lambda item: -item[1]))
     totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
     seconds = predict_seconds(work, choice, machine)
-    return Plan(choice, effective_batch(config, machine), machine.budget_bytes, peak, components, totals, seconds)
+    blocks = work.model.num_layers + work.model.num_decoder_layers
+    return Plan(
+        choice, effective_batch(config, machine), machine.budget_bytes, peak, components, totals, seconds, blocks
+    )
 
 
 def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
@@ -178,20 +182,13 @@ def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
 def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
     micro, _, accumulation = table_guess(machine.available_bytes)
     choice = chosen.choice
-    ways = (
-        f"{choice.num_slices} slices through each block"
-        if choice.num_walks == 1
-        else f"{choice.num_walks} accumulated walks"
-    )
+    ways = "through each block together" if choice.num_walks == 1 else "one after the other, gradients held"
     notes = [
-        f"first guess by available memory: micro-batch {micro} x {accumulation}; "
-        f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps} ({ways}), "
-        f"effective batch {chosen.effective_batch_size}"
+        f"first guess by available memory: micro-batch {micro} x {accumulation}",
+        f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
     ]
     if choice.storage != choice.compute:
-        notes.append(
-            f"weights stored in {choice.storage}, computed in {choice.compute}: products in {choice.storage} are slow here"
-        )
+        notes.append(f"{choice.storage} at rest saves memory; products in {choice.storage} are slow here")
     return tuple(notes)
 
 

@@ -10,6 +10,7 @@ from memory.units import format_size
 from training.progress import duration
 
 Rows = list[tuple[str, str]]
+PHASES = ("prepare", "load", "evaluation", "train", "save")  # shown at the end
 PROMPT_LETTERS = 60  # of the example prompt in the next command
 
 
@@ -41,11 +42,17 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
             "effective batch",
             f"{plan.effective_batch_size} rows = {batch}" if total > 1 else f"{plan.effective_batch_size} rows",
         ),
-        ("graphs kept", f"{choice.kept_blocks} blocks, the others recomputed"),
+        ("graphs kept", _kept(choice.kept_blocks, plan.num_blocks)),
         ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),
     ]
     rows += [(f"  {name}", format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
-    return rows + [("", reason) for reason in plan.reasons]
+    return rows + [("why", reason) for reason in plan.reasons]
+
+
+def _kept(kept: int, total: int) -> str:
+    if kept == total:
+        return f"all {total} blocks"
+    return f"{kept} of {total} blocks, the others are run again" if kept else "none, all blocks are run again"
 
 
 def summary_rows(summary: Summary) -> Rows:
@@ -60,7 +67,7 @@ def summary_rows(summary: Summary) -> Rows:
             f"planned {format_size(s.planned_peak_bytes)}, measured {format_size(s.measured_peak_bytes)} ({deviation:+.0%})",
         ),
         ("budget", f"{format_size(s.budget_bytes)}: {verdict}"),
-        ("peak by phase", ", ".join(f"{phase} {format_size(size)}" for phase, size in s.phase_peaks.items())),
+        *((f"  in {phase}", format_size(size)) for phase, size in s.phase_peaks.items() if phase in PHASES),
         ("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / max(s.seconds, 1e-9):.1%} of the run"),
     ]
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
@@ -68,9 +75,20 @@ def summary_rows(summary: Summary) -> Rows:
     return [*rows, ("model", s.model_dir)]
 
 
+def _example(prompt: str) -> str:
+    """A short piece of a prompt that a shell takes between quotes; around the first gap where there is one to fill."""
+    words = " ".join(prompt.replace("'", " ").split())
+    middle = words.find("<extra_id_0>")
+    start = words.rfind(" ", 0, max(0, middle - PROMPT_LETTERS // 2)) + 1 if middle > 0 else 0
+    piece = words[start : start + PROMPT_LETTERS + 12]
+    return piece if len(piece) < PROMPT_LETTERS else piece.rpartition(" ")[0] or piece
+
+
 def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[str]:
     """What the user may type next."""
     program = "python train_low_mem.py"
-    words = " ".join(prompt.replace("'", " ").split())[:PROMPT_LETTERS].rpartition(" ")[0] or prompt[:PROMPT_LETTERS]
-    lines = [f"{program} generate --model={model_dir} --input='{words}'", f"{program} evaluate --model={model_dir}"]
+    lines = [
+        f"{program} generate --model={model_dir} --input='{_example(prompt)}'",
+        f"{program} evaluate --model={model_dir}",
+    ]
     return lines if is_finetune else [*lines, f"{program} train --is_finetune=True --finetune_from={model_dir}"]

@@ -28,6 +28,8 @@ SETTINGS_FILE = "settings.json"
 DEFINING = (
     "train_file", "validation_file", "objective", "max_seq_len", "max_target_len", "noise_density", "mean_noise_span_length",
     "max_samples", "is_finetune", "effective_batch_size", "optimizer", "seed", "mixed_precision", "group_by_length", "bf16_rounding",
+    "clean", "min_chars", "max_chars", "min_letters", "max_repetition", "dedup",
+    "mixture_weights", "mixture_temperature", "shuffle_block_rows", "batch_tokens",
 )  # fmt: skip
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
