@@ -30,13 +30,13 @@ class Rounding(ABC):
         """fp32 values of a slice, to be overwritten and written back; of an fp32 weight, the slice itself."""
         return weight.float()
 
-    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int) -> None:
         """Store fp32 values into a slice.
 
         Args:
             weight: fp32 or bf16. values: fp32, same shape; overwritten.
             remainder: int8, same shape, where the rounding keeps one.
-            key: scalar from `rounding_key`. offset: place of the slice's first element in its weight.
+            key: scalar from `rounding_key`, for bf16. offset: place of the slice's first element in its weight.
         """
         if weight.dtype == torch.float32:
             if values.data_ptr() != weight.data_ptr():
@@ -46,14 +46,17 @@ class Rounding(ABC):
 
     @abstractmethod
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
     ) -> None: ...
 
 
 class Stochastic(Rounding):
     """Rounds by chance."""
 
-    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+    def _write_bf16(
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
+    ) -> None:
+        assert key is not None
         weight.copy_(round_stochastically(values, key, offset))
 
 
@@ -69,7 +72,9 @@ class Compensated(Rounding):
             values.addcmul_(remainder.float(), half_last_place(weight), value=1 / CORRECTION_STEPS)
         return values
 
-    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+    def _write_bf16(
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
+    ) -> None:
         assert remainder is not None
         weight.copy_(values)
         left = values.sub_(weight.float()).div_(half_last_place(weight)).mul_(CORRECTION_STEPS)
@@ -79,7 +84,9 @@ class Compensated(Rounding):
 class Nearest(Rounding):
     """Rounds to nearest: steps below half of the last place are lost."""
 
-    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor, offset: int) -> None:
+    def _write_bf16(
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
+    ) -> None:
         weight.copy_(values)
 
 

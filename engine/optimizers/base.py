@@ -77,7 +77,9 @@ class Optimizer(ABC):
         return self.rounding.read(weight[rows], self._remainder(name, rows, weight))
 
     def _write(self, name: str, rows: slice, weight: Tensor, values: Tensor, step: Step) -> None:
-        key = rounding_key(step.seed, step.number, self.index[name], weight.device)
+        key = None  # drawn for bf16 alone: fp32 is not rounded, and this runs for every chunk
+        if weight.dtype == torch.bfloat16:
+            key = rounding_key(step.seed, step.number, self.index[name], weight.device)
         offset = rows.start * weight[0].numel()
         self.rounding.write(weight[rows], values, self._remainder(name, rows, weight), key, offset)
 
