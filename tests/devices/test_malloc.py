@@ -73,6 +73,7 @@ assert tune_malloc("{tuning}", {{}})
 held = lambda: process_usage(os.getpid()).anon_bytes
 start = held()
 blocks = [b"x" * 2**18 for _ in range(320)]
+above = b"x" * 2**18  # holds the top of the heap, where malloc would trim by itself
 full = held() - start
 blocks.clear()
 freed = held() - start
