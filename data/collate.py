@@ -1,4 +1,4 @@
-"""How do rows of different length become one rectangular batch?"""
+"""How do rows of different length become one rectangular batch? And pairs of answers to one prompt?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+LENGTH_MULTIPLE = 8
 IGNORED_LABEL = -100  # the loss skips these places, as in Hugging Face models
 
 
@@ -29,6 +30,28 @@ class Row:
     def lengths(self) -> tuple[int, int]:
         """Encoder and decoder tokens."""
         return len(self.input_ids), len(self.labels)
+
+
+@dataclass(frozen=True)
+class PreferenceRow:
+    """One prompt with two answers.
+
+    Args:
+        input_ids: (S,) token ids of the encoder; chosen, rejected: (T,) and (T',) of the decoder; all with end of text.
+        key: random key of this row, for both answers.
+        reference: log-probabilities of chosen and rejected under the reference model; None: not known.
+    """
+
+    input_ids: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+    rejected: NDArray[np.int64]
+    key: int
+    reference: NDArray[np.float32] | None = None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Encoder and decoder tokens."""
+        return len(self.input_ids), len(self.chosen) + len(self.rejected)
 
 
 @dataclass(frozen=True)
@@ -59,8 +82,30 @@ class Batch:
         """Encoder and decoder tokens without padding."""
         return int(self.input_lengths.sum() + self.target_lengths.sum())
 
+    @property
+    def num_labels(self) -> int:
+        """What the loss is averaged over: labels that carry one."""
+        return int((self.labels != IGNORED_LABEL).sum())
 
-def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = 8) -> Batch:
+
+@dataclass(frozen=True)
+class PreferenceBatch(Batch):
+    """B prompts with two answers each.
+
+    Args:
+        labels, target_lengths: (2 B, T) and (2 B,): the chosen answers of all prompts, then the rejected ones.
+        reference: (2 B,) float32 log-probabilities of the answers under the reference model, None: not known.
+    """
+
+    reference: NDArray[np.float32] | None = None
+
+    @property
+    def num_labels(self) -> int:
+        """What the loss is averaged over: pairs of answers."""
+        return self.num_rows
+
+
+def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = LENGTH_MULTIPLE) -> Batch:
     """Pad rows to the longest, rounded up.
 
     Args:
@@ -77,6 +122,18 @@ def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = 8) ->
         target_lengths=np.array([len(row.labels) for row in rows], np.int64),
         keys=np.array([row.key for row in rows], np.uint64).view(np.int64),
     )
+
+
+def collate_preferences(rows: Sequence[PreferenceRow], pad_token_id: int) -> PreferenceBatch:
+    """Pad prompts and answers; see `collate`."""
+    answers = [row.chosen for row in rows] + [row.rejected for row in rows]
+    known = [row.reference for row in rows if row.reference is not None]
+    prompts = collate([Row(row.input_ids, row.chosen, row.key) for row in rows], pad_token_id)
+    return PreferenceBatch(
+        prompts.input_ids, prompts.input_lengths, _pad(answers, IGNORED_LABEL, LENGTH_MULTIPLE),
+        np.array([len(answer) for answer in answers], np.int64), prompts.keys,
+        reference=np.stack(known, axis=1).reshape(-1) if known else None,
+    )  # fmt: skip
 
 
 def _pad(sequences: Sequence[NDArray[np.int64]], filler: int, multiple: int) -> NDArray[np.int64]:

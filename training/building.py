@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +29,11 @@ class Engine:
     optimizer: Optimizer
     walk: Walk
     update: Update
+
+    def follow(self, choice: Choice) -> None:
+        """Go on in another way: graphs kept and chunks of the loss as `choice` says; dtypes stay."""
+        self.walk.keep = Keep(choice.kept_blocks)
+        self.walk.loss_settings = replace(self.walk.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
 
 
 def build(begin: Start, choice: Choice, device: Device) -> Engine:

@@ -131,6 +131,15 @@ def start(config: Config, available_bytes: int) -> Start:
     return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes)
 
 
+def at_checkpoint(begin: Start, checkpoint: Path) -> Start:
+    """The same run, going on from one of its checkpoints.
+
+    Raises:
+        UserError: the checkpoint holds no state.
+    """
+    return dataclasses.replace(begin, base=checkpoint, state=read_training_state(checkpoint), is_resumed=True)
+
+
 def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path | None:
     if run_dir is not None:
         latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()

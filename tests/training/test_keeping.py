@@ -1,0 +1,164 @@
+"""A run that is short of memory sees the same rows and gives the same losses as one that is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from config import Config, DoesNotFit, load
+from engine.walk import Walk
+from tests.end_to_end.running import write_text
+from tests.fake_device import OUT_OF_MEMORY
+from trainer_low_mem import LowMemTrainer
+from training import keeping
+
+STEPS, ROWS = 6, 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("keeping")
+    write_text(place / "text.txt")
+    return place
+
+
+def configuration(folder: Path, name: str, **flags: object) -> Config:
+    settings = {
+        "train_file": str(folder / "text.txt"), "output_dir": str(folder / "runs"), "log_dir": str(folder / "logs"),
+        "cache_dir": str(folder / "cache"), "run_name": name, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2,
+        "num_layers": 1, "num_decoder_layers": 2, "vocab_size": 512, "max_seq_len": 64, "max_steps": STEPS,
+        "save_steps": 2, "eval_steps": 3, "effective_batch_size": ROWS, "dropout_rate": 0.1, "mixed_precision": "no",
+        "sample_rows": 0, "num_threads": 1, **flags,
+    }  # fmt: skip
+    return load("train", {key: str(value) for key, value in settings.items()})
+
+
+def events(folder: Path, name: str, kind: str) -> list[dict]:
+    lines = (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def run(folder: Path, name: str, **flags: object) -> list[float]:
+    LowMemTrainer(configuration(folder, name, **flags)).train()
+    steps = events(folder, name, "step")
+    assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+    return [event["loss"] for event in steps]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> list[float]:
+    return run(folder, "undisturbed")
+
+
+class Short:
+    """Lets the walk fail while a micro-batch has more rows than fit, from one step on.
+
+    Args:
+        flavour: of the error. most_rows: that fit. step: the first that may fail.
+        after_updates: weights that are handed over before it fails.
+    """
+
+    def __init__(self, flavour: str, most_rows: int, step: int, after_updates: int = 0) -> None:
+        self.flavour, self.most_rows, self.step, self.after_updates = flavour, most_rows, step, after_updates
+        self.walks = self.failures = 0
+        self.gradients = Walk.gradients
+
+    def __call__(self, walk, slices, total_labels, on_ready, *rest, **named):
+        self.walks += 1
+        handed_over = 0
+
+        def failing(weights):
+            nonlocal handed_over
+            if handed_over == self.after_updates:
+                self.failures += 1
+                raise OUT_OF_MEMORY[self.flavour](2**30)
+            handed_over += 1
+            on_ready(weights)
+
+        too_large = max(len(part.source.lengths) for part in slices) > self.most_rows and self.walks >= self.step
+        return self.gradients(walk, slices, total_labels, failing if too_large else on_ready, *rest, **named)
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch, short: Short) -> None:
+    monkeypatch.setattr(Walk, "gradients", lambda walk, *args, **named: short(walk, *args, **named))
+
+
+@pytest.mark.parametrize("flavour", ["cpu", "python", "c++"])
+def test_the_same_step_runs_again_in_a_smaller_way(folder, undisturbed, monkeypatch, flavour):
+    short = Short(flavour, most_rows=3, step=3)
+    put_in(monkeypatch, short)
+    losses = run(folder, f"again_{flavour}")
+    assert losses == pytest.approx(undisturbed, rel=1e-5) and short.failures >= 1
+    steps, records = events(folder, f"again_{flavour}", "step"), events(folder, f"again_{flavour}", "recovery")
+    assert steps[1]["batch_size_per_gpu"] == ROWS and steps[2]["batch_size_per_gpu"] <= 3
+    assert (
+        len(records) == short.failures
+        and records[0]["step"] == 3
+        and "effective batch unchanged" in records[0]["report"]
+    )
+
+
+@pytest.mark.parametrize(("step", "goes_on_behind"), [(5, 4), (2, 0)])
+def test_weights_that_are_changed_are_taken_back_from_the_last_checkpoint(
+    folder, undisturbed, monkeypatch, step, goes_on_behind
+):
+    name = f"changed_{step}"
+    short = Short("cpu", most_rows=4, step=step, after_updates=2)
+    put_in(monkeypatch, short)
+    told = []
+    monkeypatch.setattr(keeping.Journal, "tell", lambda self, text: told.append(text))
+    assert run(folder, name) == pytest.approx(undisturbed, rel=1e-5)
+    assert short.failures >= 1 and any(f"behind step {goes_on_behind}" in text for text in told)
+
+
+def test_with_nothing_left_the_run_is_saved_and_says_what_helps(folder, monkeypatch):
+    put_in(monkeypatch, Short("python", most_rows=0, step=4))
+    with pytest.raises(DoesNotFit) as caught:
+        LowMemTrainer(configuration(folder, "nothing_left", save_steps=100)).train()
+    for part in ("phase train", "nothing is left to shrink", "--memory_budget", "step 3 is saved"):
+        assert part in str(caught.value)
+    assert (folder / "runs" / "nothing_left" / "checkpoints" / "step_00000003").is_dir()
+
+
+def test_an_evaluation_that_does_not_fit_goes_on_with_fewer_rows(folder, undisturbed, monkeypatch):
+    loss = Walk.loss
+
+    def short(walk, slices, *rest):
+        if len(slices[0].source.lengths) > 1:
+            raise MemoryError
+        return loss(walk, slices, *rest)
+
+    monkeypatch.setattr(Walk, "loss", short)
+    assert run(folder, "evaluation") == undisturbed
+    records = events(folder, "evaluation", "recovery")
+    assert records[-1]["phase"] == "evaluation" and records[-1]["batch_size"] == 1
+    ours, theirs = ([e["loss"] for e in events(folder, name, "eval")] for name in ("evaluation", "undisturbed"))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeypatch):
+    measured = keeping.measure_budget
+    now = []
+
+    def lowered(*args, **named):
+        budget, planned = measured(*args, **named), events(folder, "lowered", "plan")[0]
+        now.append(replace(budget, host_bytes=int(planned["peak_bytes"] * 0.99), binding="test group"))
+        return now[-1]
+
+    monkeypatch.setattr(keeping, "measure_budget", lowered)
+    monkeypatch.setattr(keeping, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "SETTLED_STEPS", 10**9)
+    assert run(folder, "lowered") == pytest.approx(undisturbed, rel=1e-5)
+    records, plans = events(folder, "lowered", "recovery"), events(folder, "lowered", "plan")
+    assert [record["reason"] for record in records] == ["budget"] and "test group" in records[0]["report"]
+    assert plans[-1]["peak_bytes"] <= now[-1].host_bytes < plans[0]["peak_bytes"]
+
+
+def test_pressure_that_stays_after_cleaning_makes_the_run_smaller(folder, undisturbed, monkeypatch):
+    monkeypatch.setattr(keeping.Monitor, "pressure", lambda self: 0.99)
+    assert run(folder, "pressed") == pytest.approx(undisturbed, rel=1e-5)
+    assert [e["reason"] for e in events(folder, "pressed", "recovery")][:1] == ["pressure"]
+    assert [e["reason"] for e in events(folder, "pressed", "cleanup")].count("pressure") >= 1

@@ -1,0 +1,127 @@
+"""What is told of a run, and where? To the screen, to the log, and to metrics.jsonl, each event once.
+
+The trainer says what has happened; which of the three hears of it, and in which words, is decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from loguru import logger
+
+from config import Config
+from memory.cleanup import CleanupRecord
+from memory.monitor import Monitor
+from memory.plan import Plan
+from memory.prediction import Choice, weight_counts
+from memory.recovery import RecoveryRecord
+from training.evaluation import Evaluation
+from training.progress import Progress, Reading
+from training.report import Summary, next_commands, plan_rows, summary_rows
+from training.tracking import MetricsFile, open_log
+
+
+class Journal:
+    """The telling of one run; a context, so that the terminal is whole again whatever happens.
+
+    Args:
+        config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
+        monitor: whose records go into metrics.jsonl.
+        is_main: other processes tell nothing.
+    Raises:
+        UserError: `log_dir` cannot be written.
+    """
+
+    def __init__(self, config: Config, start_step: int, monitor: Monitor, is_main: bool) -> None:
+        run, train = config.run, config.train
+        self.monitor = monitor
+        self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
+        open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
+        self.metrics = MetricsFile(f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training, is_main)
+        if train.is_keep_training:
+            self.metrics.truncate_after(start_step)
+        monitor.on_record = lambda record: self.metrics.write("memory", **record)
+
+    def __enter__(self) -> Journal:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+        self.metrics.close()
+
+    def tell(self, text: str) -> None:
+        """Say something on the screen and in the log."""
+        self.progress.note(text)
+        logger.info(text)
+
+    def begin(self, config: Config, plan: Plan, step: int) -> None:
+        """What will be done, and the plan for it."""
+        self.metrics.write("start", step=step, run_name=config.run.run_name, settings=config.as_dict())
+        self.plan(plan)
+        self.progress.table("plan", plan_rows(plan, weight_counts(config.model)["total"]))
+
+    def plan(self, plan: Plan) -> None:
+        """The choice, for programs."""
+        self.metrics.write("plan", **plan.as_dict())
+
+    def step(self, reading: Reading, tokens: int, seconds: float, choice: Choice, extra: dict[str, float]) -> None:
+        """One optimizer step; `extra` are further figures of it."""
+        self.metrics.write(
+            "step", step=reading.step, loss=reading.loss, learning_rate=reading.learning_rate, tokens=tokens,
+            seconds=round(seconds, 4), tokens_per_second=round(reading.tokens_per_second, 1),
+            batch_size_per_gpu=choice.batch_size_per_gpu,
+            gradient_accumulation_steps=choice.gradient_accumulation_steps, **extra,
+        )  # fmt: skip
+        logger.debug(
+            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s",
+            reading.step, reading.loss, reading.learning_rate, reading.tokens_per_second,
+        )  # fmt: skip
+        self.progress.step(reading)
+
+    def evaluation(self, step: int, result: Evaluation, extra: dict[str, float]) -> None:
+        """The loss on held-out rows; `extra` are further metrics."""
+        self.metrics.write(
+            "eval", step=step, loss=result.loss, perplexity=result.perplexity, rows=result.rows, tokens=result.tokens,
+            **extra,
+        )  # fmt: skip
+        further = "".join(f", {name} {value:.3f}" for name, value in extra.items())
+        self.tell(
+            f"step {step}: evaluation loss {result.loss:.4f}, perplexity {result.perplexity:,.1f}{further} "
+            f"({result.rows} rows)"
+        )
+        self.memory(step, "evaluation")
+
+    def memory(self, step: int, phase: str) -> None:
+        """A memory record: one line of the log, one event."""
+        self.monitor.record(step, phase)
+        logger.info(self.monitor.line(step))
+
+    def cleanup(self, step: int, record: CleanupRecord) -> None:
+        """What a cleaning gave back; those that are full and come inside training leave a memory record."""
+        self.metrics.write("cleanup", step=step, kind=record.kind, freed_bytes=record.freed_bytes, reason=record.reason)
+        if record.kind == "full" and record.reason in ("schedule", "pressure"):
+            self.memory(step, "train")
+
+    def recovery(self, step: int, record: RecoveryRecord) -> None:
+        """What was changed because memory did not suffice."""
+        self.metrics.write("recovery", step=step, **record.as_dict())
+        self.tell(record.report)
+
+    def rolled_back(self, step: int) -> None:
+        """The run goes on from an earlier step: the events behind it did not happen."""
+        self.metrics.truncate_after(step)
+
+    def checkpoint(self, step: int, path: Any, is_best: bool) -> None:
+        """A checkpoint was written."""
+        self.metrics.write("checkpoint", step=step, path=str(path), best=is_best)
+        logger.info("step {} saved to {}", step, path)
+
+    def end(self, summary: Summary, config: Config, prompt: str) -> None:
+        """The summary, and what may be typed next."""
+        figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
+        self.metrics.write("end", step=summary.steps, **figures)
+        self.progress.table("done", summary_rows(summary))
+        lines = next_commands(summary.model_dir, config.train.is_finetune, prompt)
+        self.progress.note("next\n" + "\n".join(f"  {line}" for line in lines))
