@@ -187,8 +187,9 @@ class Keeper:
         return None
 
     def _with_room(self, room_bytes: int) -> Budget:
-        separate = self._device.is_separate_memory
-        return replace(self.budget, **{"device_bytes" if separate else "host_bytes": room_bytes})
+        if self._device.is_separate_memory:
+            return replace(self.budget, device_bytes=room_bytes)
+        return replace(self.budget, host_bytes=room_bytes)
 
     def _share(self, share: float) -> float:
         """Bytes of the present way when what can be changed of it shrinks to this share."""

@@ -162,3 +162,14 @@ def test_pressure_that_stays_after_cleaning_makes_the_run_smaller(folder, undist
     assert run(folder, "pressed") == pytest.approx(undisturbed, rel=1e-5)
     assert [e["reason"] for e in events(folder, "pressed", "recovery")][:1] == ["pressure"]
     assert [e["reason"] for e in events(folder, "pressed", "cleanup")].count("pressure") >= 1
+
+
+@pytest.mark.parametrize("mode", ["standard", "low", "ultra"])
+def test_every_mode_gives_the_same_losses(folder, undisturbed, mode):
+    losses = run(folder, f"mode_{mode}", memory_mode=mode, batch_size_per_gpu=3, ultra_low_mem=mode == "ultra")
+    assert losses == pytest.approx(undisturbed, rel=1e-5)
+
+
+def test_bf16_at_rest_stays_near_fp32(folder, undisturbed):
+    losses = run(folder, "mode_bf16", memory_mode="ultra", mixed_precision="bf16")
+    assert losses != undisturbed and losses == pytest.approx(undisturbed, rel=0.02)

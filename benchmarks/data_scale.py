@@ -1,0 +1,135 @@
+"""Does the data path stay small where the data is large? `python -m benchmarks.data_scale [TOKENIZER_GB] [PREPARE_GB]
+[SIGNED_ROWS] [COMPARED_ROWS]`.
+
+Memory only, of whole process trees: preparing and tokenizer training on many gigabytes of text, near-duplicate removal
+on millions of rows. The rows are made of the built-in prose, cut and numbered so that no two are alike, and one in ten
+of the short ones repeats an earlier one with a word changed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.results import ROOT, markdown, write_section
+from data.corpus import build_sample_corpus
+from data.duplicates import NEAR, NUM_PERM, _names, _near, bands
+from memory.processes import ProcessTree
+from memory.units import GIB, MIB, format_size
+
+ROW_LETTERS = 100
+SHARE_REPEATED = 0.1
+
+
+def long_texts(path: Path, prose: list[str], size_bytes: int) -> Path:
+    """Write numbered texts until the file has this size."""
+    size = turn = 0
+    with path.open("w", encoding="utf8") as file:
+        while size < size_bytes:
+            for text in prose:
+                size += file.write(json.dumps({"text": f"{turn} {text}"}, ensure_ascii=False) + "\n")
+            turn += 1
+    return path
+
+
+def short_rows(path: Path, prose: list[str], count: int) -> Path:
+    """Write rows of about 100 letters, words drawn from the prose; some repeat an earlier one but for one word."""
+    draw, words = random.Random(1), sorted({word for text in prose for word in text.split()})
+    recent: list[list[str]] = []
+    with path.open("w", encoding="utf8") as file:
+        for _ in range(count):
+            if recent and draw.random() < SHARE_REPEATED:
+                row = [*draw.choice(recent)]
+                row[0] = draw.choice(words)
+            else:
+                row = draw.choices(words, k=ROW_LETTERS // 7)
+                recent = [*recent[-99:], row]
+            file.write(json.dumps({"text": " ".join(row)}, ensure_ascii=False) + "\n")
+    return path
+
+
+def compare_signatures(folder: str, count: str) -> None:
+    """Write signatures of `count` rows as signing would, one in ten nearly an earlier one's, and find the repeats."""
+    place, rows, draw = Path(folder), int(count), np.random.default_rng(1)
+    with ExitStack() as stack:
+        files = [stack.enter_context((place / name).open("wb")) for name in _names(NEAR)]
+        for begin in range(0, rows, 65536):
+            signatures = draw.integers(0, 2**16, (min(65536, rows - begin), NUM_PERM), np.uint16)
+            signatures[9::10] = signatures[: len(signatures[9::10])]
+            signatures[9::10, :8] += 1
+            for file, array in zip(files, [*bands(signatures), signatures], strict=True):
+                array.tofile(file)
+    print(f"{int(_near(place).sum()):,} of {rows:,} rows repeat an earlier one")
+
+
+def command(folder: Path, name: str, *flags: str) -> list[str]:
+    """One command of the program."""
+    return ["train_low_mem.py", name, f"--cache_dir={folder / 'cache'}", *flags]
+
+
+def measure(what: str, arguments: list[str]) -> dict[str, Any]:
+    """Run Python with these arguments and sample the anonymous memory of its tree until it ends."""
+    began, peak = time.perf_counter(), 0
+    with subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        tree = ProcessTree(child.pid)
+        while child.poll() is None:
+            peak = max(peak, tree.usage().anon_bytes)
+            time.sleep(0.05)
+        assert child.stdout is not None
+        told = child.stdout.read()
+    if child.returncode:
+        raise SystemExit(told)
+    print(told, flush=True)
+    return {"what": what, "command": " ".join(arguments), "seconds": time.perf_counter() - began, "peak_bytes": peak}
+
+
+def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared_rows: int) -> None:
+    """Measure in turn and write the table."""
+    runs = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        prose = [json.loads(line)["text"] for line in build_sample_corpus(folder).text.open(encoding="utf8")]
+        text = long_texts(folder / "long.jsonl", prose, int(gigabytes * 10**9))
+        for kind in ("bpe", "unigram"):
+            flags = (f"--train_file={text}", f"--tokenizer_dir={folder / kind}", f"--tokenizer_type={kind}")
+            what = f"`tokenizer --tokenizer_type={kind}` on {gigabytes:g} GB"
+            runs.append(measure(what, command(folder, "tokenizer", "--vocab_size=32000", *flags)))
+        text.unlink()
+        works = (
+            (f"`prepare` on {prepared_gigabytes:g} GB", long_texts, int(prepared_gigabytes * 10**9), ()),
+            (
+                f"`prepare --dedup=near` on {signed_rows:,} rows",
+                short_rows,
+                signed_rows,
+                ("--dedup=near", "--clean=True"),
+            ),
+        )
+        for what, write, size, flags in works:
+            path = write(folder / "rows.jsonl", prose, size)
+            shards = folder / f"shards_{len(runs)}"
+            own = (f"--train_file={path}", f"--tokenizer_dir={folder / 'bpe'}", f"--shards_dir={shards}")
+            runs.append(measure(what, command(folder, "prepare", *own, *flags)))
+        code = f"from benchmarks.data_scale import compare_signatures as c; c({place!r}, '{compared_rows}')"
+        runs.append(measure(f"comparing the signatures of {compared_rows:,} rows (near)", ["-c", code]))
+    table = [[run["what"], format_size(run["peak_bytes"]), f"{run['seconds']:,.0f}"] for run in runs]
+    body = markdown(["work", "peak (anonymous, whole tree)", "seconds"], table)
+    body += f"\n\nPromised: tokenizer and duplicates {format_size(GIB)}, preparing {format_size(400 * MIB)}."
+    print(body)
+    write_section("data-scale", "Data that does not fit into memory", body, runs)
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    sizes = [*given, *("10", "10", "1000000", "10000000")[len(given) :]]
+    main(float(sizes[0]), float(sizes[1]), int(sizes[2]), int(sizes[3]))

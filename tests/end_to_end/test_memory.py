@@ -1,0 +1,93 @@
+"""Memory over a whole run: it stays flat, and a limit that is lowered while it runs is kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import SHAPE, World
+from tests.end_to_end.running import ENVIRONMENT
+
+V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+MARGIN = 32 * 2**20  # what the budget leaves free below a limit of this size
+
+
+class Group:
+    """A control group with a memory limit, of version 1 or 2."""
+
+    def __init__(self, folder: Path, limit_file: str) -> None:
+        self.folder, self.limit_file = folder, folder / limit_file
+
+    def limit(self, size_bytes: int) -> None:
+        self.limit_file.write_text(str(size_bytes))
+
+    def enter(self) -> None:
+        """Put this process into the group; for a child, before it becomes another program."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = None
+    for root, limit_file in ((V1, "memory.limit_in_bytes"), (V2, "memory.max")):
+        folder = root / f"frugal_test_{os.getpid()}"
+        try:
+            folder.mkdir()
+            made = Group(folder, limit_file)
+            made.limit(8 * 2**30)
+            break
+        except OSError:
+            if folder.is_dir():
+                folder.rmdir()
+            made = None
+    if made is None:
+        pytest.skip("no control group can be made here")
+    yield made
+    made.folder.rmdir()
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_two_thousand_steps_of_varying_length(world: World) -> None:
+    place = world.place
+    place.do(
+        "train", f"--train_file={world.pairs}", *SHAPE, "--max_steps=2000", "--max_seq_len=64",
+        "--effective_batch_size=4", "--save_steps=1000", "--eval_steps=500", "--full_clean_steps=50",
+        "--run_name=flat", "--mixed_precision=no", "--sample_rows=0",
+    )  # fmt: skip
+    held = {
+        e["step"]: e["anon_bytes"] for e in place.events("flat") if e["event"] == "memory" and e["phase"] == "train"
+    }
+    assert max(size for step, size in held.items() if step > 200) <= 1.01 * held[200]
+
+
+@pytest.mark.slow
+def test_a_limit_that_is_lowered_while_it_runs_is_survived(world: World, group: Group) -> None:
+    flags = (
+        f"--train_file={world.pairs}", "--vocab_size=512", "--d_model=256", "--d_ff=1024", "--num_layers=6",
+        "--num_decoder_layers=6", "--num_heads=4", "--max_seq_len=128", "--max_steps=40", "--save_steps=10",
+        "--eval_steps=20", "--effective_batch_size=24", "--mixed_precision=no", "--sample_rows=0", "--log_steps=1",
+    )  # fmt: skip
+    place = world.place
+    place.do("train", *flags, "--run_name=undisturbed")
+    lines = []
+    with subprocess.Popen(
+        [sys.executable, *place.command("train", *flags, "--run_name=lowered")], cwd=place.folder, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=group.enter,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step  8/"):
+                planned = next(e for e in place.events("lowered") if e["event"] == "plan")
+                # the plan as it is still lives under this limit, though not with the margin that a limit asks for
+                group.limit(planned["peak_bytes"] + MARGIN // 2)
+    assert process.returncode == 0, "".join(lines)
+    records = [event for event in place.events("lowered") if event["event"] == "recovery"]
+    assert records and records[0]["reason"] in ("budget", "pressure")
+    ours, theirs = place.losses("lowered"), place.losses("undisturbed")
+    assert ours == pytest.approx(theirs, rel=1e-4)
