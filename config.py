@@ -15,9 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from consistency import PREFERENCES, check
 from settings import AUTO, DoesNotFit, UserError, nearest_name, parse, read_settings_file, setting
 
-__all__ = ["COMMANDS", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
+__all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
 ROOT = Path(__file__).resolve().parent
 PRESETS_DIR = ROOT / "presets"
@@ -75,12 +76,30 @@ class DataConfig:
     text_column: str = setting("text", "column with the text for pretraining", kind=str)
     prompt_column: str = setting("prompt", "column with the prompt of a pair", kind=str)
     response_column: str = setting("response", "column with the response of a pair", kind=str)
+    chosen_column: str = setting("chosen", "column with the better answer of a preference", kind=str)
+    rejected_column: str = setting("rejected", "column with the worse answer of a preference", kind=str)
+    messages_column: str = setting(
+        AUTO, "column with whole conversations; auto: messages or conversations, where there are no prompt and response",
+        kind=str, auto=True,
+    )  # fmt: skip
+    history_column: str | None = setting(
+        None, "column with the turns before a pair, such as [[question, answer], ...]", kind=str, optional=True
+    )
+    expand_turns: bool = setting(False, "learn every answer of a conversation, not only the last", kind=bool)
+    prompt_template: str = setting(
+        AUTO, "words around a prompt: plain, chat, alpaca, question, chat_zh, or a text with {prompt} (and {system}); "
+        "auto: those the model was trained with, else plain", kind="text", auto=True,
+    )  # fmt: skip
+    source_prefix: str | None = setting(
+        AUTO, "text before every prompt, such as 'summarize: '; auto: the one the model was trained with",
+        kind="text", auto=True, optional=True,
+    )  # fmt: skip
     tokenizer_dir: str = setting(
         AUTO, "folder with tokenizer.json; auto: the model's own, else one is trained", kind=str, auto=True
     )
     objective: str = setting(
-        AUTO, "training task; auto: span for text, pairs for prompt and response",
-        kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs"),
+        AUTO, "training task; auto: span for text, pairs for prompt and response; dpo learns preferences",
+        kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs", PREFERENCES),
     )  # fmt: skip
     max_seq_len: int = setting(512, "longest encoder input", kind=int, unit="tokens", low=8, high=65536)
     max_target_len: int | str = setting(
@@ -114,9 +133,10 @@ class TrainConfig:
     """What happens at each step, and how often."""
 
     is_finetune: bool = setting(False, "go on from a trained model, on prompt and response pairs", kind=bool)
-    is_keep_training: bool = setting(
-        False, "resume exactly where the last run of this output folder stopped", kind=bool
-    )
+    is_keep_training: bool | str = setting(
+        False, "resume exactly where the last run of this output folder stopped; auto: where run_name exists, else start it",
+        kind=bool, auto=True,
+    )  # fmt: skip
     finetune_from: str = setting(
         AUTO, "model folder to start from; auto: the newest pretraining run", kind=str, auto=True
     )
@@ -139,8 +159,9 @@ class TrainConfig:
         AUTO, "micro-batches of one step on one process", kind=int, low=1, auto=True
     )
     optimizer: str = setting(
-        "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS), adamw_8bit (the same in 8 bits) or adamw",
-        kind=str, choices=("adafactor", "adamw_rms", "adamw_8bit", "adamw"),
+        "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS), adamw_8bit (the same in 8 bits), adamw, "
+        "or sinkgd (no state for the blocks)",
+        kind=str, choices=("adafactor", "adamw_rms", "adamw_8bit", "adamw", "sinkgd"),
     )  # fmt: skip
     bf16_rounding: str = setting(
         "stochastic", "how bf16 weights take small steps: stochastic, compensated (one byte a weight more) or nearest (loses them)",
@@ -148,7 +169,7 @@ class TrainConfig:
     )  # fmt: skip
     learning_rate: float | str = setting(
         AUTO,
-        "highest learning rate; auto: 1e-2 for adafactor, 2e-2 for adamw_rms and adamw_8bit, 3e-4 for adamw",
+        "highest learning rate; auto: 1e-2 for adafactor and sinkgd, 2e-2 for adamw_rms and adamw_8bit, 3e-4 for adamw, 1e-3 for its adapters; dpo: a hundredth, with adapters a tenth",
         kind=float,
         above=0.0,
         auto=True,
@@ -163,6 +184,15 @@ class TrainConfig:
         AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True
     )
     weight_decay: float = setting(0.0, "decoupled weight decay, times the learning rate", kind=float, low=0.0, high=1.0)
+    layerwise_decay: float = setting(
+        1.0, "factor on the learning rate from a block to the one below it, embedding last; 1: all learn alike", kind=float, above=0.0, high=1.0
+    )  # fmt: skip
+    freeze: str | None = setting(
+        None,
+        "parts that do not learn, such as encoder,embedding or *.q.weight; none: all learn",
+        kind=str,
+        optional=True,
+    )
     max_grad_norm: float = setting(
         0.0,
         "clip all gradients to this global norm; 0: off (needs all gradients at once; adafactor clips per tensor)",
@@ -185,6 +215,53 @@ class TrainConfig:
     keep_latest_n_ckp: int = setting(2, "checkpoints kept beside the best one", kind=int, low=1)
     log_steps: int = setting(10, "steps between two lines on a screen that is no terminal", kind=int, low=1)
     sample_rows: int = setting(3, "answers generated from validation rows at the end", kind=int, unit="rows", low=0)
+    early_stopping_evals: int = setting(
+        0, "stop after so many evaluations in a row without a better one; 0: never", kind=int, unit="evaluations", low=0
+    )
+    metric_for_best: str = setting(
+        "loss", "number of an evaluation that decides which checkpoint is the best: loss, or a score of answers",
+        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "char_bleu"),
+    )  # fmt: skip
+
+
+@dataclass
+class PreferenceConfig:
+    """How the model learns which of two answers is better."""
+
+    preference_loss: str = setting(
+        "sigmoid", "sigmoid (DPO), ipo (over mean log-probabilities) or orpo (no reference model)",
+        kind=str, choices=("sigmoid", "ipo", "orpo"),
+    )  # fmt: skip
+    beta: float = setting(0.1, "how closely the model is held to the reference; not for orpo", kind=float, above=0.0)
+    preference_label_smoothing: float = setting(
+        0.0, "share of pairs taken to be labelled the wrong way round; for sigmoid", kind=float, low=0.0, high=0.49
+    )
+    orpo_lambda: float = setting(
+        0.1, "weight of the odds ratio beside the cross-entropy; for orpo", kind=float, above=0.0
+    )
+
+
+@dataclass
+class LoraConfig:
+    """Which few weights learn beside a frozen model."""
+
+    lora_rank: int = setting(0, "width of the adapters; 0: none, the model itself learns", kind=int, low=0, high=4096)
+    lora_alpha: float | str = setting(
+        AUTO, "scaling of the adapters is alpha / rank; auto: twice the rank", kind=float, above=0.0, auto=True
+    )
+    lora_dropout: float = setting(0.0, "share dropped of what the adapters read", kind=float, low=0.0, high=0.95)
+    lora_targets: str = setting(
+        AUTO, "matrices with an adapter, of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v", kind=str, auto=True
+    )
+    lora_scaling: str = setting(
+        "standard", "alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)",
+        kind=str, choices=("standard", "rank_stabilised"),
+    )  # fmt: skip
+    use_dora: bool = setting(False, "learn the length of each row beside its direction (DoRA)", kind=bool)
+    lora_base: str = setting(
+        AUTO, "what the frozen weights lie in; auto: fp32 or bf16 by mixed_precision, int8 where neither fits",
+        kind=str, auto=True, choices=("fp32", "bf16", "int8"),
+    )  # fmt: skip
 
 
 @dataclass
@@ -198,6 +275,12 @@ class MemoryConfig:
         AUTO, "standard (fast), low, ultra (least memory); auto: the first that fits",
         kind=str, auto=True, choices=("standard", "low", "ultra"),
     )  # fmt: skip
+    probe: bool | str = setting(
+        AUTO,
+        "measure the worst steps in a child process before the run; auto: where the plan is near the budget",
+        kind=bool,
+        auto=True,
+    )
     ultra_low_mem: bool | str = setting(
         AUTO, "reopen the Arrow file for every read; auto: below 13 GB available", kind=bool, auto=True
     )
@@ -208,6 +291,15 @@ class MemoryConfig:
     gradient_checkpointing: bool | str = setting(
         AUTO, "recompute blocks in backward; auto: where the plan needs it", kind=bool, auto=True
     )
+    offload_boundaries: bool | str = setting(
+        AUTO,
+        "inputs of recomputed blocks wait in RAM (CUDA); auto: where they do not fit on the GPU",
+        kind=bool,
+        auto=True,
+    )
+    shard_weights: bool | str = setting(
+        AUTO, "each process keeps a share of weights and optimizer state; auto: where whole ones do not fit", kind=bool, auto=True
+    )  # fmt: skip
     light_clean_steps: int = setting(50, "steps between light cleanings", kind=int, low=1)
     full_clean_steps: int = setting(200, "steps between full cleanings", kind=int, low=1)
     monitor_seconds: float = setting(
@@ -223,6 +315,9 @@ class RunConfig:
         AUTO, "folder under output_dir and log_dir; auto: pretrain_ or finetune_ and the time", kind=str, auto=True
     )
     output_dir: str = setting("model_save", "folder for models and checkpoints", kind=str)
+    checkpoint_mirror: str | None = setting(
+        None, "address that checkpoints are copied to and restored from, such as s3://bucket/folder", kind=str, optional=True
+    )  # fmt: skip
     log_dir: str = setting("logs", "folder for logs and metrics", kind=str)
     overwrite: bool = setting(False, "replace an existing run of that name", kind=bool)
     seed: int = setting(42, "fixes initial weights, data order, masks and dropout", kind=int, low=0, high=2**63 - 1)
@@ -286,23 +381,93 @@ class CheckpointConfig:
     """Which trained model is used."""
 
     model: str = setting(AUTO, "model folder; auto: the newest run of output_dir", kind=str, auto=True)
+    adapter: str | None = setting(
+        None, "folders with adapters for the model, parted by commas; the first is on", kind=str, optional=True
+    )
+
+
+@dataclass
+class ConvertConfig:
+    """What a converted model looks like."""
+
+    dtype: str = setting("keep", "of the weights", kind=str, choices=("keep", "fp32", "bf16", "fp16"))
+    shard_size: int | None = setting(None, "largest file of weights; none: one file", kind="size", optional=True)
+    allow_pickle: bool = setting(
+        False, "read pytorch_model.bin where there are no safetensors (torch's weights-only loader)", kind=bool
+    )
 
 
 @dataclass
 class GenerateConfig:
-    """How answers are written."""
+    """How the tokens of an answer are chosen."""
 
-    input: str | None = setting(
-        None, "a text, or a file of prompts (text, JSONL, CSV, Parquet, Arrow)", kind=str, optional=True
-    )
-    output: str | None = setting(None, "JSONL file for the answers; none: the screen", kind=str, optional=True)
     max_new_tokens: int = setting(128, "longest answer", kind=int, unit="tokens", low=1, high=65536)
+    min_new_tokens: int = setting(0, "shortest answer", kind=int, unit="tokens", low=0, high=65536)
     temperature: float = setting(0.0, "0: greedy; above: sampling", kind=float, low=0.0, high=10.0)
     top_k: int = setting(0, "sample from this many best tokens; 0: all", kind=int, low=0)
     top_p: float = setting(
         1.0, "sample from the best tokens that hold this probability", kind=float, above=0.0, high=1.0
     )
-    generate_batch_size: int = setting(8, "prompts answered at once", kind=int, unit="rows", low=1)
+    num_beams: int = setting(1, "beginnings that a beam search keeps; 1: none", kind=int, low=1, high=256)
+    length_penalty: float = setting(
+        1.0, "a beam's score is over length^this: above 0 favours long answers", kind=float, low=-10.0, high=10.0
+    )
+    early_stopping: str = setting(
+        "False", "end a beam search when there are num_beams answers (True), when better ones are unlikely (False), or impossible (never)",
+        kind=str, choices=("True", "False", "never"),
+    )  # fmt: skip
+    repetition_penalty: float = setting(
+        1.0, "held against tokens written before; 1: none, 1.2: strong", kind=float, above=0.0, high=100.0
+    )
+    no_repeat_ngram_size: int = setting(
+        0, "no run of so many tokens comes twice; 0: any may", kind=int, unit="tokens", low=0
+    )
+
+
+@dataclass
+class AnswerConfig:
+    """What is answered, and where to."""
+
+    input: str | None = setting(
+        None, "a text, or a file of prompts (text, JSONL, CSV, Parquet, Arrow)", kind=str, optional=True
+    )
+    output: str | None = setting(
+        None,
+        "JSONL file for the answers, gone on with where it exists (doctor: an SVG picture); none: the screen",
+        kind=str,
+        optional=True,
+    )
+    generate_batch_size: int | str = setting(
+        AUTO, "prompts answered at once; auto: what the budget allows", kind=int, unit="rows", low=1, auto=True
+    )
+    long_prompts: str = setting(
+        "cut", "prompts longer than max_seq_len: cut (counted and told) or refuse", kind=str, choices=("cut", "refuse")
+    )
+
+
+@dataclass
+class MetricsConfig:
+    """How answers are scored."""
+
+    metrics: str = setting(
+        AUTO, "scores of answers, parted by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, char_bleu; auto: all",
+        kind=str, auto=True,
+    )  # fmt: skip
+    eval_generate_rows: int | str = setting(
+        AUTO, "rows that an evaluation answers and scores; auto: none in training, in evaluate the first 256 of pairs",
+        kind=int, unit="rows", low=0, auto=True,
+    )  # fmt: skip
+
+
+@dataclass
+class ChatConfig:
+    """How a conversation in the terminal is led."""
+
+    system_prompt: str | None = setting(None, "instructions for the whole conversation", kind=str, optional=True)
+    history_turns: int = setting(
+        0, "questions before the newest, with their answers, that the model sees; more than it was trained with seldom help",
+        kind=int, low=0,
+    )  # fmt: skip
 
 
 @dataclass
@@ -312,6 +477,8 @@ class Config:
     model: T5ModelConfig = field(default_factory=T5ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     run: RunConfig = field(default_factory=RunConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -319,7 +486,11 @@ class Config:
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    convert: ConvertConfig = field(default_factory=ConvertConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
     model_preset: str = "tiny"
     origins: dict[str, str] = field(default_factory=dict)  # setting -> "flag", "file" or "preset"; defaults are absent
 
@@ -340,13 +511,26 @@ class Config:
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
 # command -> its groups and single settings
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "train": ("data", "model", "train", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
-    "plan": ("plan", "data", "model", "train", "memory", "tokenizer", "run"),
+    "train": ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
+    "plan": ("plan", "data", "model", "train", "lora", "memory", "tokenizer", "run"),
+    "doctor": (
+        "json", "output", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
+        "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
+        "max_grad_norm", "lora", "memory", "run",
+    ),
     "tokenizer": ("data", "vocab_size", "tokenizer", "run"),
     "prepare": ("data", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "run"),
-    "evaluate": ("checkpoint", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run"),
-    "generate": ("checkpoint", "generate", "prompt_column", "text_column", "skip_bad_rows", "max_seq_len", "memory", "run"),
+    "evaluate": ("checkpoint", "metrics", "generate", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run"),
+    "generate": (
+        "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
+        "skip_bad_rows", "max_seq_len", "memory", "run",
+    ),
+    "chat": ("checkpoint", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
 }  # fmt: skip
+COMMANDS["merge"] = ("checkpoint", "output", "run")
+COMMANDS["convert"] = ("checkpoint", "output", "convert", "run")
+COMMANDS["quantize"] = ("checkpoint", "output", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run")
+COMMANDS["dpo"] = ("preference", *COMMANDS["train"])
 
 
 @cache
@@ -390,8 +574,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
 
     config = Config()
     layers = (("preset", preset_values), ("file", file_values), ("flag", flags))
-    for _, layer in layers:
-        config.model_preset = str(layer.pop("model_preset", config.model_preset))
+    for origin, layer in layers:
+        if "model_preset" in layer:
+            config.model_preset, config.origins["model_preset"] = str(layer.pop("model_preset")), origin
     _apply_model_preset(config, problems)
     taken = flags_of(command)
     for origin, layer in layers:
@@ -402,6 +587,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
                 problems.append(
                     f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{nearest_name(name, [*taken, 'config', 'preset', 'model_preset'])}"
                 )
+    problems += _decide_objective(config, command)
+    if config.lora.lora_rank and "optimizer" not in config.origins:
+        config.train.optimizer = "adamw"  # adapters begin at zero, where steps scaled by a weight's size stand still
     if not problems:
         problems += check(config)
     if problems:
@@ -449,31 +637,29 @@ def _apply(config: Config, name: str, value: Any, origin: str, problems: list[st
         problems.append(f"--{name} = {value}, {error}")
 
 
-def check(config: Config) -> list[str]:
-    """Find settings that are fine alone and wrong together."""
-    problems = []
-    model, train, data = config.model, config.train, config.data
-    if model.pad_token_id >= model.vocab_size or model.eos_token_id >= model.vocab_size:
-        problems.append(f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id and eos_token_id")
-    if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
-        problems.append(
-            f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "
-            f"relative_attention_num_buckets ({model.relative_attention_num_buckets})"
-        )
-    if model.bias_in_every_layer and not model.scale_decoder_outputs:
-        problems.append(
-            "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
-        )
-    rows, micro, accumulation = train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps
-    if AUTO not in (rows, micro) and micro > rows:  # type: ignore[operator]
-        problems.append(
-            f"--batch_size_per_gpu = {micro}, is more than effective_batch_size ({rows}); lower it or use auto"
-        )
-    if AUTO not in (rows, micro, accumulation) and rows % (micro * accumulation):  # type: ignore[operator]
-        problems.append(
-            f"--effective_batch_size = {rows}, is no multiple of batch_size_per_gpu x gradient_accumulation_steps "
-            f"({micro} x {accumulation}); leave one of the three auto"
-        )
-    if train.is_finetune and data.objective not in (AUTO, "pairs"):
-        problems.append(f"--objective = {data.objective}, finetuning learns pairs; use pairs or leave out is_finetune")
-    return problems
+def training_command(saved: Mapping[str, Any]) -> str:
+    """The command that a run with these saved settings was started with."""
+    return "dpo" if saved.get("objective") == PREFERENCES else "train"
+
+
+def _decide_objective(config: Config, command: str) -> list[str]:
+    """Which objective a command learns, where it learns but one; settings that it would not heed."""
+    if command == "train" and config.data.objective == PREFERENCES:
+        return [f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train"]
+    if command != "dpo":
+        return []
+    if config.data.objective not in (AUTO, PREFERENCES):
+        return [f"--objective = {config.data.objective}, dpo learns {PREFERENCES} alone; leave it out"]
+    config.data.objective = PREFERENCES
+    chosen = config.preference.preference_loss
+    unheeded = {
+        "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""),
+        "beta": (chosen == "orpo", "; see orpo_lambda"), "preference_label_smoothing": (chosen != "sigmoid", ""),
+        "orpo_lambda": (chosen != "orpo", "; see beta"),
+    }  # fmt: skip
+    values, defaults = config.as_dict(), Config().as_dict()
+    return [
+        f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; leave it out{hint}"
+        for name, (has_no_effect, hint) in unheeded.items()
+        if has_no_effect and values[name] != defaults[name]
+    ]

@@ -58,7 +58,7 @@ def setting(
     Args:
         default: value used when nobody names another.
         help: one line, shown by `--help`.
-        kind: `bool`, `int`, `float`, `str` or `"size"` (bytes, written as 6G, 512M, 6GiB).
+        kind: `bool`, `int`, `float`, `str`, `"text"` (kept with its blanks) or `"size"` (bytes, written as 6G, 512M, 6GiB).
         unit: shown behind the value, e.g. "tokens".
         low, high: inclusive range; above: exclusive lower bound.
         choices: the only allowed words.
@@ -82,6 +82,7 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
     if facts["auto"] and word == AUTO:
         return AUTO
     parsed = _parse_kind(facts["kind"], value, word)
+    parsed = next((choice for choice in facts["choices"] if choice.lower() == str(parsed).lower()), parsed)
     if facts["choices"] and parsed not in facts["choices"]:
         near = difflib.get_close_matches(str(parsed), facts["choices"], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -103,6 +104,8 @@ def _parse_kind(kind: type | str, value: Any, word: Any) -> Any:
             return parse_size(value)
         except ValueError:
             raise ValueError("is not a size; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
+    if kind == "text":
+        return str(value)
     if kind is str:
         return str(value).strip()
     if isinstance(value, bool):
@@ -144,9 +147,9 @@ def allowed(facts: Mapping[str, Any]) -> str:
         words.append(f"{_plain(low)} to {_plain(high)}" if high is not None else f"{_plain(low)} or more")
     elif facts["kind"] == "size":
         words.append("a size such as 6G or 512M")
-    elif facts["kind"] is str:
+    elif facts["kind"] in (str, "text"):
         words.append("text")
-    elif facts["kind"] is not str:
+    else:
         words.append("a number")
     if facts["optional"]:
         words.append("none")

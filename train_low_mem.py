@@ -25,11 +25,17 @@ from settings import allowed, show
 PROGRAM = "python train_low_mem.py"
 ABOUT = {
     "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
+    "dpo": "go on from a trained model with preferences: prompt, chosen and rejected answer (DPO, IPO, ORPO)",
     "plan": "predict peak memory and speed, and show the choice, its parts and what else could be done",
+    "doctor": "what this machine offers and limits, measured; with --model_preset also what a model takes; advice last",
     "tokenizer": "train a tokenizer on --train_file in bounded memory",
     "prepare": "turn text, JSONL, CSV, Parquet or Arrow into token shards",
-    "evaluate": "loss and perplexity of a trained model on --validation_file",
+    "evaluate": "loss, perplexity and scored answers of a trained model on --validation_file",
+    "convert": "write a checkpoint of the T5 family, old or new, as a plain Hugging Face folder, and compare both",
+    "merge": "put adapters into the weights of their base: a plain model folder",
+    "quantize": "write a model with int8 weights, one byte each, and tell what that changes",
     "generate": "answer a text, or a file of prompts, with a trained model",
+    "chat": "talk with a trained model in the terminal",
 }
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
 # The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
@@ -125,7 +131,7 @@ def _run(name: str, config: Config) -> None:
     from devices.environment import prepare_environment
 
     prepare_environment()  # before torch is imported
-    if name == "train":
+    if name in ("train", "dpo"):
         from trainer_low_mem import LowMemTrainer
 
         LowMemTrainer(config).train()
@@ -133,6 +139,10 @@ def _run(name: str, config: Config) -> None:
         from training import plan_command
 
         plan_command.show(config)
+    elif name == "doctor":
+        from training.doctor import doctor
+
+        doctor(config)
     else:
         from training import commands
 

@@ -6,7 +6,6 @@ Accelerate gives launch, device placement and the process group; the walk of `en
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -19,27 +18,29 @@ from config import Config, DoesNotFit
 from data.collate import Batch
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
-from engine.reduce import Reducer
+from engine.reduce import Reducer, StepFailed
 from engine.slices import Slice, to_slice
-from memory.budget import Budget, measure_budget
 from memory.monitor import Monitor
-from memory.plan import Plan
-from settings import AUTO, UserError
+from memory.recovery import drop_frames
+from settings import AUTO
 from training.building import build
 from training.checkpoints import Checkpoints
-from training.evaluation import Evaluation, evaluate
+from training.evaluation import Evaluation, evaluate, mean_metrics
 from training.interrupts import Interrupted, Interrupts
 from training.journal import Journal
 from training.keeping import Keeper
-from training.planning import make_plan
-from training.processes import agree_on, sum_over
+from training.opening import agreed_budget, local_processes, local_rank, open_run
+from training.peers import Peers
+from training.processes import agree_on, group_settings, sum_over
 from training.progress import Reading
+from training.reference import attach_reference
 from training.report import Summary
-from training.runs import check_new_run, check_writable, create_run, new_run_name, publish, resume_run
-from training.samples import show_samples
+from training.runs import publish
+from training.samples import score_answers, show_samples
+from training.saving import save
 from training.schedules import learning_rate
-from training.startup import SETTINGS_FILE, Start, at_checkpoint, resolve_schedule, start
-from training.state import write_checkpoint
+from training.startup import at_checkpoint
+from training.stopping import BestMetric
 
 
 class LowMemTrainer:
@@ -62,13 +63,14 @@ class LowMemTrainer:
             Interrupted: stopped by a signal; saved, resumable.
         """
         tune_malloc("small")  # until the plan has chosen
-        self.device = devices.pick(self.config.run.device, _local_rank())
-        self.accelerator = Accelerator(cpu=self.device.name == "cpu")
+        self.device = devices.pick(self.config.run.device, local_rank())
+        self.accelerator = Accelerator(cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()])
         if self.config.run.num_threads != AUTO:
             torch.set_num_threads(int(self.config.run.num_threads))
         self.is_main = self.accelerator.is_main_process
         with ExitStack() as stack:
-            self._decide(stack)
+            stack.enter_context(Peers(self.accelerator.process_index, self.accelerator.num_processes))
+            self._open(stack)
             self._build()
             self.interrupts = stack.enter_context(Interrupts(self.is_main))
             stack.enter_context(self.journal)
@@ -78,75 +80,50 @@ class LowMemTrainer:
 
     # --- before the first step ---
 
-    def _decide(self, stack: ExitStack) -> None:
-        """Settle data, base, plan and run folder; everything that can be refused is refused here."""
-        config = self.config
-        self.budget = measure_budget(config.memory.memory_budget, self.device, _local_processes())
-        self.monitor = stack.enter_context(Monitor(self.budget.host_bytes, self.device, config.memory.monitor_seconds))
-        name = config.run.run_name if config.run.run_name != AUTO else new_run_name(_kind(config))
-        name = agree_on(self.accelerator, name)
-        _refuse(check_writable("log_dir", config.run.log_dir))
-        if not config.train.is_keep_training:
-            config.run.run_name = name
-            _refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
-        with self.monitor.phase("prepare"):
-            self.start = self.beginning = start(config, self.budget.available_bytes)
-        self.config = config = self.start.config
-        self.base_bytes = self.monitor.sample().anon_bytes
-        plan = agree_on(self.accelerator, self._make_plan(self.start, self.budget))
-        resolve_schedule(config, plan.effective_batch_size, self.start.loader.num_rows)
-        _refuse(self._batch_problems(plan.effective_batch_size))
-        self._open_run(plan)
-
-    def _make_plan(self, begin: Start, budget: Budget) -> Plan:
-        return make_plan(begin, self.device, budget, self.base_bytes, self.accelerator.num_processes)
-
-    def _plan_again(self, config: Config, budget: Budget) -> Plan:
-        """A plan that need not go on as the run has gone so far."""
-        return self._make_plan(replace(self.start, config=config, state=replace(self.start.state, choice=None)), budget)
-
-    def _batch_problems(self, rows: int) -> list[str]:
-        processes = self.accelerator.num_processes
-        if rows < processes:
-            return [
-                f"--effective_batch_size = {rows}, is less than one row for each of {processes} processes; raise it"
-            ]
-        return []
-
-    def _open_run(self, plan: Plan) -> None:
-        """Create or reopen the run's folder, log and metrics, and tell what will be done."""
-        config, begin, name = self.config, self.start, self.config.run.run_name
-        if config.train.is_keep_training:
-            resume_run(begin.run_dir, self.is_main)
-        else:
-            create_run(config.run.output_dir, name, _kind(config), overwrite=config.run.overwrite, is_main=self.is_main)
-        if self.is_main:
-            config.save(begin.run_dir / SETTINGS_FILE)
-        self.journal = Journal(config, begin.state.step, self.monitor, self.is_main)
-        self.checkpoints = Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp, self.is_main)
-        for text in (*self.budget.warnings, *begin.notes):
+    def _open(self, stack: ExitStack) -> None:
+        """Settle data, base, plan and run folder, and tell what will be done."""
+        budget = agreed_budget(self.config, self.device, self.accelerator)
+        seconds = self.config.memory.monitor_seconds
+        self.monitor = stack.enter_context(
+            Monitor(budget.host_bytes, self.device, seconds, device_budget_bytes=budget.device_bytes)
+        )
+        opening = open_run(self.config, budget, self.device, self.accelerator, self.monitor)
+        self.start = self.beginning = opening.start
+        self.config = config = opening.start.config
+        self.mirror, plan = opening.mirror, opening.plan
+        self.planned_peak_bytes = plan.peak_bytes
+        self.checkpoints = Checkpoints(self.start.run_dir, config.train.keep_latest_n_ckp, self.is_main)
+        self.journal = Journal(config, self.start.state.step, self.monitor, self.is_main)
+        for text in (*budget.warnings, *self.start.notes):
             self.journal.tell(text)
         self.journal.tell(
-            f"{name}: {begin.loader.num_rows:,} rows ({begin.prepared.objective}), {config.train.max_steps} steps, "
-            f"{self.device.describe()}, {self.accelerator.num_processes} process(es); {self.budget.describe()}"
+            f"{config.run.run_name}: {self.start.loader.num_rows:,} rows ({self.start.prepared.objective}), "
+            f"{config.train.max_steps} steps, {self.device.describe()}, {self.accelerator.num_processes} process(es); "
+            f"{budget.describe()}"
         )
-        self.journal.begin(config, plan, begin.state.step)
+        self.journal.begin(config, plan, self.start.state.step)
         self.keeper = Keeper(
-            config, plan, self.budget, self._plan_again, device=self.device, monitor=self.monitor,
-            journal=self.journal, shape="{} + {} tokens".format(*begin.loader.longest),
-            local_processes=_local_processes(),
+            config, plan, budget, opening.plan_again, device=self.device, monitor=self.monitor, journal=self.journal,
+            shape="{} + {} tokens".format(*self.start.loader.longest), local_processes=local_processes(),
         )  # fmt: skip
-        self.planned_peak_bytes = plan.peak_bytes
+        with self.monitor.phase("reference"):
+            attach_reference(
+                self.start, plan.choice, self.device, self.accelerator, plan.effective_batch_size, self.journal.tell
+            )
 
     def _build(self) -> None:
         """Make model and engine, load what the run starts from, and get ready to watch."""
-        choice = self.keeper.plan.choice
+        choice, budget = self.keeper.plan.choice, self.keeper.budget
         tune_malloc(choice.malloc)
+        if budget.device_bytes is not None:
+            self.device.limit_memory(budget.device_bytes)
         with self.monitor.phase("load"):
             self.engine = build(self.start, choice, self.device)
         self.walk, self.update = self.engine.walk, self.engine.update
-        self.reducer = Reducer(self.update.ready, self.accelerator.num_processes)
+        self.reducer = Reducer(self.update.ready, self.accelerator.num_processes, self.engine.shards)
         self.state = replace(self.start.state, choice=asdict(choice))
+        train = self.config.train
+        self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
         self.keeper.cleaner.settle()
         self.journal.memory(self.state.step, "load")
 
@@ -159,7 +136,7 @@ class LowMemTrainer:
         self._loop_seconds, self._loop_tokens = 0.0, 0
         if self.state.step == 0:
             self._evaluate()
-        while self.state.step < max_steps:
+        while self.state.step < max_steps and not self.best.should_stop:
             self._clean_before_epoch()
             number = self.state.step + 1
             with self.monitor.phase("train"):
@@ -171,7 +148,7 @@ class LowMemTrainer:
             stop, exhausted = self._stop_asked()
             is_last = number == max_steps
             is_best = (number % int(train.eval_steps) == 0 or is_last) and self._evaluate()
-            if number % int(train.save_steps) == 0 or is_last or is_best or stop:
+            if number % int(train.save_steps) == 0 or is_last or is_best or stop or self.best.should_stop:
                 self._save(is_best)
             if exhausted and not is_last:
                 self._give_up()
@@ -179,6 +156,8 @@ class LowMemTrainer:
                 raise Interrupted(
                     f"stopped after step {number}, saved in {self.start.run_dir}; go on with --is_keep_training=True"
                 )
+        if self.best.should_stop:
+            self.journal.tell(self.best.describe())
 
     def _step(self, number: int) -> bool:
         """One optimizer step. False: memory did not suffice; it is to be run again."""
@@ -195,20 +174,25 @@ class LowMemTrainer:
         try:
             self.update.begin(Step(number, rate, self.config.train.weight_decay, self.config.run.seed))
             loss = self._attempt(batches, int(labels))
+        except StepFailed:
+            pass  # the sum below says so as well
         except Exception as error:
-            if not self.device.is_out_of_memory(error):
+            if not self.device.is_out_of_memory(error) or self.engine.shards is not None:
                 raise
+            drop_frames(error)
+            self.reducer.abandon(self.walk.hand_over_order(), self.walk.residency)
             failure = error
         has_begun = float(self.update.has_begun)
         loss, failed, begun = sum_over(self.accelerator, loss, float(failure is not None), has_begun)
         if failed:
             self._recover(failure, number, is_changed=begun > 0)
             return False
-        self._record_step(number, loss / max(labels, 1), rate, int(tokens), time.perf_counter() - began)
+        self._record_step(number, loss, labels, rate, int(tokens), time.perf_counter() - began)
         return True
 
     def _attempt(self, batches: list[Batch], labels: int) -> float:
         """Gradients and update: one walk with all slices, or several that add up before the last one updates."""
+        self.walk.objective.clear()
         slices = [self._to_slice(batch) for batch in batches]
         group = max(1, -(-len(slices) // self.keeper.plan.choice.num_walks))
         groups = [slices[at : at + group] for at in range(0, len(slices), group)]
@@ -228,17 +212,22 @@ class LowMemTrainer:
         )  # fmt: skip
 
     def _to_slice(self, batch: Batch) -> Slice:
-        return to_slice(batch, self.walk.model.config.pad_token_id, self.device.torch_device)
+        pad_token_id = self.walk.model.config.pad_token_id
+        return to_slice(batch, pad_token_id, self.device.torch_device, self.device.token_multiple)
 
-    def _record_step(self, number: int, loss: float, rate: float, tokens: int, seconds: float) -> None:
+    def _record_step(self, number: int, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
         self.state.tokens += tokens
         self._loop_seconds += seconds
         self._loop_tokens += tokens
-        now = self.monitor.sample("train")
+        now, plan = self.monitor.sample("train"), self.keeper.plan
         used = now.device_bytes if self.device.is_separate_memory else now.anon_bytes
-        plan = self.keeper.plan
-        reading = Reading(number, loss, rate, tokens / seconds, used, self.monitor.peak_bytes, plan.budget_bytes)
-        self.journal.step(reading, tokens, seconds, plan.choice, {})
+        figures = mean_metrics(self.walk.objective, labels, self.accelerator)
+        if self.update.is_skipped and self.update.scaling is not None:
+            figures["skipped_at_loss_scale"] = self.update.scaling.scale
+        reading = Reading(
+            number, loss / max(labels, 1), rate, tokens / seconds, used, self._measured_peak(), plan.budget_bytes
+        )  # fmt: skip
+        self.journal.step(reading, tokens, seconds, plan.choice, figures)
 
     # --- when memory does not suffice ---
 
@@ -301,18 +290,23 @@ class LowMemTrainer:
             self.keeper.before("epoch", self.state.step)
 
     def _evaluate(self) -> bool:
-        """Measure the loss on held-out rows; returns whether it is the best so far."""
+        """Measure the loss on held-out rows, and answers where asked for; returns whether it is the best so far."""
         self.keeper.before("evaluation", self.state.step)
         with self.monitor.phase("evaluation"):
             result = self._evaluation()
+            free = self.keeper.plan.budget_bytes - self.monitor.sample().anon_bytes
+            scores, samples = score_answers(
+                self.walk, self.start.validation, self.start.tokenizer, self.config, self.accelerator, free
+            )
         if not result.tokens:
             return False
-        is_best = self.state.best_eval_loss is None or result.loss < self.state.best_eval_loss
-        if is_best:
-            self.state.best_eval_loss = result.loss
+        lowest = self.state.best_eval_loss
+        self.state.best_eval_loss = result.loss if lowest is None else min(lowest, result.loss)
         if self._first_eval_loss is None:
             self._first_eval_loss = result.loss
-        self.journal.evaluation(self.state.step, result, {})
+        is_best = self.best.is_best(self.state.step, {"loss": result.loss, **scores})
+        self.state.best_metric = self.best.state()
+        self.journal.evaluation(self.state.step, result, {**result.metrics, **scores}, samples)
         return is_best
 
     def _evaluation(self) -> Evaluation:
@@ -322,7 +316,9 @@ class LowMemTrainer:
                 batches = self.start.validation.evaluation_batches(
                     self.config.train.eval_rows, size, self.accelerator.process_index, self.accelerator.num_processes
                 )
-                return evaluate(self.walk, batches, self.accelerator, self.device.torch_device)
+                return evaluate(
+                    self.walk, batches, self.accelerator, self.device.torch_device, self.device.token_multiple
+                )
             except Exception as error:
                 if not self.device.is_out_of_memory(error):
                     raise
@@ -331,24 +327,24 @@ class LowMemTrainer:
                     self._give_up()
 
     def _save(self, is_best: bool) -> None:
-        """Write a checkpoint: the whole model folder, and what resuming needs."""
-        begin, engine = self.start, self.engine
+        """Write a checkpoint: the whole model folder, and what resuming needs; and copy it where a mirror is named."""
+        self.state.loss_scaling = self.engine.loss_scaling
         with self.monitor.phase("save"):
-            path = self.checkpoints.save(
-                self.state.step,
-                lambda folder: write_checkpoint(folder, engine.model, begin.tokenizer, engine.optimizer, self.state),
-                is_best,
-            )
+            path = save(self.checkpoints, self.engine, self.start.tokenizer, self.state, is_best)
         self.journal.checkpoint(self.state.step, path, is_best)
+        if self.mirror is not None and self.is_main:
+            problem = self.mirror.push(self.start.run_dir, path)
+            if problem is not None:
+                self.journal.tell(problem)
 
     def _finish(self) -> Summary:
         """Publish the best model, show samples and the summary."""
         run_dir, journal = self.start.run_dir, self.journal
         best = self.checkpoints.best() or self.checkpoints.latest()
         prompt = None
-        if self.is_main:
-            if best is not None:
-                publish(best, run_dir)
+        if self.is_main and best is not None:
+            publish(best, run_dir)
+        if self.is_main and self.engine.shards is None:  # no process could write alone
             with self.monitor.phase("samples"):
                 prompt = show_samples(
                     self.walk, self.start.validation, self.start.tokenizer, self.config.train.sample_rows,
@@ -370,20 +366,3 @@ class LowMemTrainer:
 
     def _measured_peak(self) -> int:
         return self.device.memory_peak_bytes() if self.device.is_separate_memory else self.monitor.peak_bytes
-
-
-def _kind(config: Config) -> str:
-    return "finetune" if config.train.is_finetune else "pretrain"
-
-
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        raise UserError(*problems)
-
-
-def _local_processes() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared
             what = f"`tokenizer --tokenizer_type={kind}` on {gigabytes:g} GB"
             runs.append(measure(what, command(folder, "tokenizer", "--vocab_size=32000", *flags)))
         text.unlink()
-        works = (
+        works: tuple[tuple[str, Callable[[Path, list[str], int], Path], int, tuple[str, ...]], ...] = (
             (f"`prepare` on {prepared_gigabytes:g} GB", long_texts, int(prepared_gigabytes * 10**9), ()),
             (
                 f"`prepare --dedup=near` on {signed_rows:,} rows",
@@ -115,11 +116,11 @@ def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared
                 ("--dedup=near", "--clean=True"),
             ),
         )
-        for what, write, size, flags in works:
+        for what, write, size, extra in works:
             path = write(folder / "rows.jsonl", prose, size)
             shards = folder / f"shards_{len(runs)}"
             own = (f"--train_file={path}", f"--tokenizer_dir={folder / 'bpe'}", f"--shards_dir={shards}")
-            runs.append(measure(what, command(folder, "prepare", *own, *flags)))
+            runs.append(measure(what, command(folder, "prepare", *own, *extra)))
         code = f"from benchmarks.data_scale import compare_signatures as c; c({place!r}, '{compared_rows}')"
         runs.append(measure(f"comparing the signatures of {compared_rows:,} rows (near)", ["-c", code]))
     table = [[run["what"], format_size(run["peak_bytes"]), f"{run['seconds']:,.0f}"] for run in runs]

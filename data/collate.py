@@ -87,6 +87,11 @@ class Batch:
         """What the loss is averaged over: labels that carry one."""
         return int((self.labels != IGNORED_LABEL).sum())
 
+    @property
+    def decoder_lengths(self) -> NDArray[np.int64]:
+        """(B,) decoder tokens of each row, all its answers together."""
+        return self.target_lengths
+
 
 @dataclass(frozen=True)
 class PreferenceBatch(Batch):
@@ -103,6 +108,12 @@ class PreferenceBatch(Batch):
     def num_labels(self) -> int:
         """What the loss is averaged over: pairs of answers."""
         return self.num_rows
+
+    @property
+    def decoder_lengths(self) -> NDArray[np.int64]:
+        """See `Batch`."""
+        both: NDArray[np.int64] = self.target_lengths.reshape(2, -1).sum(axis=0)
+        return both
 
 
 def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = LENGTH_MULTIPLE) -> Batch:

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.chunks import Chunk, Point, chunks
-from data.clean import Cleaning
-from data.encoder import Row, usable
+from data.conversations import Examples, Row
 from data.lines import BadRows
 from data.order import mix
 from data.pace import Pace
@@ -54,10 +53,10 @@ class Signer:
     """Signs the usable rows of a batch: one digest a row, or 16 bands and a signature."""
 
     how: str
-    cleaning: Cleaning
+    examples: Examples
 
     def __call__(self, rows: Sequence[Row]) -> Signed:
-        texts = ["\0".join(row) for row in usable(rows, self.cleaning)[0]]
+        texts = ["\0".join(row) for row in self.examples.usable(rows)[0]]
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
         if self.how == EXACT:
             digests = b"".join(blake2b(text.encode("utf8", "replace"), digest_size=8).digest() for text in texts)
@@ -101,7 +100,7 @@ def bands(signatures: NDArray[np.uint16]) -> list[NDArray[np.uint64]]:
 
 
 def find_duplicates(
-    sources: Sequence[Source], columns: Sequence[str], how: str, cleaning: Cleaning, folder: Path, workers: int,
+    sources: Sequence[Source], columns: Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
     *, max_rows: int | None = None, skip_bad_rows: bool = False,
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Say which rows repeat an earlier one, by their number among the usable rows.
@@ -116,7 +115,7 @@ def find_duplicates(
         1 byte a row, and about 100 MB for the bucket in hand; on disk 8 bytes a row, or 384 with "near".
     """
     if not (folder / RESULT).is_file():
-        _sign(sources, columns, how, cleaning, folder, workers, max_rows, skip_bad_rows)
+        _sign(sources, columns, how, examples, folder, workers, max_rows, skip_bad_rows)
         doubles = _exact(folder) if how == EXACT else _near(folder)
         fresh = folder / f"tmp.{RESULT}"
         np.save(fresh, doubles)
@@ -133,7 +132,7 @@ def _names(how: str) -> list[str]:
 
 
 def _sign(
-    sources: Sequence[Source], columns: Sequence[str], how: str, cleaning: Cleaning, folder: Path, workers: int,
+    sources: Sequence[Source], columns: Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
     max_rows: int | None, skip_bad_rows: bool,
 ) -> None:  # fmt: skip
     """Append the signatures of all rows to files, from where an earlier attempt stopped."""
@@ -146,7 +145,7 @@ def _sign(
             os.truncate(folder / name, size)
             files.append(stack.enter_context((folder / name).open("ab")))
         pace = stack.enter_context(closing(Pace("looking for duplicates", point.read)))
-        sign = stack.enter_context(in_order(Signer, (how, cleaning), workers))
+        sign = stack.enter_context(in_order(Signer, (how, examples), workers))
         saved_at = time.monotonic()
         for chunk, (size, arrays) in sign(coming, _rows):
             for file, array in zip(files, arrays, strict=True):

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.clean import Cleaning, Dropped
+from data.clean import Dropped
+from data.conversations import Examples, Prompt, Row
 from data.tokenizer import Tokenizer
 
-Row = tuple[str, ...]
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
 
@@ -51,52 +51,42 @@ class Encoded:
         return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0)
 
 
-def usable(rows: Sequence[Row], cleaning: Cleaning) -> tuple[list[Row], list[int], Dropped]:
-    """Clean rows and leave out the blank and the bad ones.
-
-    Returns:
-        the rows that are left, their places among `rows`, and what was dropped; the others were blank.
-    """
-    left, places, dropped = [], [], Dropped()
-    for place, row in enumerate(rows):
-        row, fault = cleaning.row(row)
-        if not all(text and not text.isspace() for text in row):
-            continue
-        if fault is not None:
-            dropped.add(fault, row)
-        else:
-            left.append(row)
-            places.append(place)
-    return left, places, dropped
-
-
 @dataclass(frozen=True)
 class Encoder:
-    """Cleans, encodes and cuts batches of rows.
+    """Cleans, words, encodes and cuts batches of rows.
 
     Args:
-        tokenizer: how texts become ids; cleaning: what is done before.
+        tokenizer: how texts become ids; examples: how rows become texts.
         longest: per column, most tokens with end of text; None: any.
     """
 
     tokenizer: Tokenizer
-    cleaning: Cleaning
+    examples: Examples
     longest: tuple[int | None, ...]
 
     def __call__(self, rows: Sequence[Row]) -> Encoded:
-        left, places, dropped = usable(rows, self.cleaning)
-        empty = len(rows) - len(left) - dropped.count
+        left, places, empty, dropped = self.examples.usable(rows)
         texts = [row[place] for place in range(len(self.longest)) for row in left]
         encoded = self.tokenizer.encode_batch(texts)
         columns, uncut, unknown = [], [], np.zeros(len(left), np.int64)
         for place, longest in enumerate(self.longest):
             sides = encoded[place * len(left) : (place + 1) * len(left)]
-            lengths = np.array([len(ids) + 1 for ids in sides], np.int64)
-            uncut.append(lengths)
+            uncut.append(_lengths(sides))
+            if longest is not None:
+                sides = [self._shortened(row[place], ids, longest) for row, ids in zip(left, sides, strict=True)]
+            lengths = _lengths(sides)
             columns.append(self._ended(sides, lengths, longest))
             unknown += self._unknown(sides, lengths)
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
         return Encoded(columns, uncut, unknown, np.array(places, np.int64), empty, size, dropped)
+
+    def _shortened(self, text: str, ids: Ids, longest: int) -> Ids:
+        """Leave out the oldest turns of a conversation until it fits, or only its newest question is left."""
+        if len(ids) < longest or not isinstance(text, Prompt):
+            return ids
+        while len(ids) >= longest and (shorter := text.shorter()) is not None:
+            text, ids = shorter, self.tokenizer.encode_batch([shorter])[0]
+        return ids
 
     def _ended(self, sides: list[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
         """Lay rows end to end, each cut and with end of text."""
@@ -116,6 +106,11 @@ class Encoder:
         return np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides)).astype(np.int64)
 
 
-def make_encoder(tokenizer_dir: Path, cleaning: Cleaning, longest: tuple[int | None, ...]) -> Encoder:
+def _lengths(sides: list[Ids]) -> Counts:
+    """Tokens of each row, with end of text."""
+    return np.array([len(ids) + 1 for ids in sides], np.int64)
+
+
+def make_encoder(tokenizer_dir: Path, examples: Examples, longest: tuple[int | None, ...]) -> Encoder:
     """Build the encoder in the process that uses it."""
-    return Encoder(Tokenizer.load(tokenizer_dir), cleaning, longest)
+    return Encoder(Tokenizer.load(tokenizer_dir), examples, longest)

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.chunks import Chunk, Point, chunks
-from data.clean import Cleaning, Dropped
+from data.clean import Dropped
+from data.conversations import Examples
 from data.duplicates import RESULT, find_duplicates
 from data.encoder import Encoded, make_encoder
 from data.lengths import LengthCounts
@@ -29,6 +30,7 @@ from data.lines import BadRows
 from data.objectives import Lengths
 from data.order import mix
 from data.pace import Pace
+from data.preferences import check_answers
 from data.reading import Row, check_columns
 from data.shards import COLUMNS, PAIRS, PREFERENCES, TRAIN, VALIDATION
 from data.sources import Source
@@ -56,6 +58,7 @@ class Job:
         lengths: pairs and preferences are cut to these.
         max_samples: rows of `train` that are read; None: all.
         parts: the names of the parts that `Source.part` counts.
+        examples: how a row becomes the texts that are encoded; with turns, one row may become several.
         dedup: none, exact or near; duplicates are looked for in `train`.
     """
 
@@ -69,7 +72,7 @@ class Job:
     skip_bad_rows: bool
     shard_rows: int
     parts: Sequence[str] = ("",)
-    cleaning: Cleaning = field(default_factory=Cleaning)
+    examples: Examples = field(default_factory=Examples)
     dedup: str = "none"
 
     @property
@@ -163,7 +166,7 @@ class Writing:
             some batches of rows and of encodings; 1 bit a row with `dedup`.
         """
         job = self.job
-        arguments = (tokenizer_dir, job.cleaning, job.longest)
+        arguments = (tokenizer_dir, job.examples, job.longest)
         with ExitStack() as stack:
             for split in self.splits.values():
                 stack.enter_context(split.spool)
@@ -173,6 +176,8 @@ class Writing:
                 self._fill(TRAIN, job.train, encode, job.max_samples, doubles, VALIDATION if job.hold_out else None)
             if job.validation:
                 self._fill(VALIDATION, job.validation, encode, None, None, None)
+            if not job.skip_bad_rows:
+                check_answers(self.dropped, _named([*job.train, *job.validation]))
             facts = {name: split.finish() for name, split in self.splits.items()}
         for name in (PROGRESS, RESULT):
             (self.folder / name).unlink(missing_ok=True)
@@ -184,7 +189,7 @@ class Writing:
         if job.dedup == "none":
             return None
         return find_duplicates(
-            job.train, job.columns, job.dedup, job.cleaning, self.folder, workers,
+            job.train, job.columns, job.dedup, job.examples, self.folder, workers,
             max_rows=job.max_samples, skip_bad_rows=job.skip_bad_rows,
         )  # fmt: skip
 

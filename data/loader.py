@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from config import Config, DataConfig
-from data.collate import Batch, Row, collate
+from data.collate import Batch, PreferenceRow, Row, collate, collate_preferences
 from data.dataset import LowMemDataset, TokenStream
 from data.mixture import Mixture, temperature_weights
 from data.objectives import corrupt, corrupted_lengths, lengths_of, pairs, preferences
@@ -26,6 +27,7 @@ from settings import AUTO, UserError
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
 AUTO_BLOCK_ROWS = 256
+AnyRow = Row | PreferenceRow
 EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
 
 
@@ -41,6 +43,9 @@ class StepLoader:
         UserError: the shards are incomplete or broken.
     Memory:
         the rows of one step.
+
+    With preferences, micro-batches are `PreferenceBatch`; `reference`, once it is set, holds the log-probabilities of
+    both answers of each row (rows, 2) under the reference model, and rides along.
     """
 
     def __init__(self, split_dir: Path, objective: str, config: Config, ultra_low_mem: bool = False) -> None:
@@ -59,15 +64,16 @@ class StepLoader:
         self.num_rows = len(rows) if self._windows is None else len(self._windows)
         self.longest = self._longest(manifest, split)
         self._order = self._make_order(manifest, split, data)
-        self._sorts = data.group_by_length and self._pairs is not None
+        self.sorts_rows = data.group_by_length and self._pairs is not None
         self.max_tokens = data.batch_tokens or None
+        self.reference: NDArray[np.float32] | None = None
 
     def _longest(self, manifest: Manifest, split: str) -> tuple[int, int]:
-        """Encoder and decoder tokens of the longest rows that can come."""
+        """Encoder and decoder tokens of the longest rows that can come; both answers count."""
         bounds = self.lengths.input_tokens, self.lengths.target_tokens
         if self._windows is None:
             inputs, *targets = (int(facts["longest"]) for facts in manifest.lengths(split).values())
-            return min(inputs, bounds[0]), min(max(targets), bounds[1])
+            return min(inputs, bounds[0]), sum(min(target, bounds[1]) for target in targets)
         if self.objective == "span":
             return corrupted_lengths(
                 self._windows.window_tokens, self.density, self.mean_span, len(self.special.sentinels)
@@ -128,40 +134,13 @@ class StepLoader:
             processes. With `group_by_length`, rows of a batch are of like length.
         """
         row_numbers, keys = self._places(step, effective_batch_size)
-        if self._sorts:
+        if self.sorts_rows:
             rows = self._rows(row_numbers, keys)
             rows = sorted(rows, key=lambda row: row.lengths)[rank::num_processes]  # ties stay in the order of places
         else:
             share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
             rows = self._rows(row_numbers[share], keys[share])
         return [self._collate(group) for group in filled(rows, batch_size, max_tokens or self.max_tokens)]
-
-    def preference_batches(
-        self, step: int, *, effective_batch_size: int, batch_size: int, rank: int = 0, num_processes: int = 1
-    ) -> list[tuple[Batch, Batch]]:
-        """Give the chosen and the rejected batches of one process at one step; rows of both have the same prompts.
-
-        Args and returns as of `micro_batches`; the data must be preferences.
-        """
-        numbers, keys = self._places(step, effective_batch_size)
-        share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
-        two = [
-            self._preference(number, key)
-            for number, key in zip(numbers[share].tolist(), keys[share].tolist(), strict=True)
-        ]
-        if self._sorts:
-            two.sort(key=lambda pair: pair[0].lengths)
-        groups = (two[start : start + batch_size] for start in range(0, len(two), batch_size))
-        return [
-            (self._collate([one for one, _ in group]), self._collate([other for _, other in group])) for group in groups
-        ]
-
-    def _preference(self, number: int, key: int) -> tuple[Row, Row]:
-        assert self._pairs is not None
-        row = self._pairs[number]
-        prompt, good, bad = (row[name].astype(np.int64) for name in COLUMNS[PREFERENCES])
-        chosen, rejected = preferences(prompt, good, bad, self.special, self.lengths)
-        return Row(*chosen, key), Row(*rejected, key)
 
     def _places(self, step: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """Row numbers and keys of one step, (count,) each."""
@@ -174,11 +153,29 @@ class StepLoader:
         """Give this process's part of the first `max_rows` rows, in file order, with masks that never change."""
         numbers = np.arange(min(max_rows, self.num_rows))[rank::num_processes]
         for start in range(0, len(numbers), batch_size):
-            part = numbers[start : start + batch_size]
-            yield self._collate(self._rows(part, row_keys(EVALUATION_SEED, part)))
+            yield self.batch_of(numbers[start : start + batch_size])
 
-    def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> list[Row]:
-        return [self._row(number, key) for number, key in zip(numbers.tolist(), keys.tolist(), strict=True)]
+    def batch_of(self, numbers: NDArray[np.int64]) -> Batch:
+        """Give the rows of these numbers as one batch, with the keys of evaluation."""
+        return self._collate(self._rows(numbers, row_keys(EVALUATION_SEED, numbers)))
+
+    def rows_of_steps(self, first: int, count: int, effective_batch_size: int) -> NDArray[np.int64]:
+        """Numbers of the rows that `count` steps see from step `first` on; a row may come more than once."""
+        return self._order.rows(first * effective_batch_size, count * effective_batch_size)
+
+    def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> list[AnyRow]:
+        places = zip(numbers.tolist(), keys.tolist(), strict=True)
+        if self.objective == PREFERENCES:
+            return [self._preference(number, key) for number, key in places]
+        return [self._row(number, key) for number, key in places]
+
+    def _preference(self, number: int, key: int) -> PreferenceRow:
+        assert self._pairs is not None
+        row = self._pairs[number]
+        prompt, good, bad = (row[name].astype(np.int64) for name in COLUMNS[PREFERENCES])
+        (prompt, chosen), (_, rejected) = preferences(prompt, good, bad, self.special, self.lengths)
+        known = None if self.reference is None else np.array(self.reference[number])
+        return PreferenceRow(prompt, chosen, rejected, key, known)
 
     def _row(self, number: int, key: int) -> Row:
         if self._pairs is not None:
@@ -189,15 +186,17 @@ class StepLoader:
         window = self._windows[number]
         return Row(*corrupt(self.objective, window, key, self.special, self.lengths, self.density, self.mean_span), key)
 
-    def _collate(self, rows: Sequence[Row]) -> Batch:
-        return collate(rows, self.special.pad)
+    def _collate(self, rows: Sequence[AnyRow]) -> Batch:
+        if self.objective == PREFERENCES:
+            return collate_preferences(cast(Sequence[PreferenceRow], rows), self.special.pad)
+        return collate(cast(Sequence[Row], rows), self.special.pad)
 
 
-def filled(rows: Sequence[Row], batch_size: int, max_tokens: int | None) -> list[Sequence[Row]]:
+def filled(rows: Sequence[AnyRow], batch_size: int, max_tokens: int | None) -> list[Sequence[AnyRow]]:
     """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow."""
     if max_tokens is None:
         return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    groups: list[Sequence[Row]] = []
+    groups: list[Sequence[AnyRow]] = []
     begin = tokens = 0
     for place, row in enumerate(rows):
         size = sum(row.lengths)

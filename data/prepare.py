@@ -19,12 +19,12 @@ from config import Config
 from data import shards
 from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remove
 from data.child import call_in_child
-from data.clean import Cleaning
 from data.encoding import Job, Writing
 from data.objectives import lengths_of
 from data.shards import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources import Source, find, source_facts, sources_fingerprint
-from data.task import Task, columns_of, decide, tokenizer_folder
+from data.task import Task, check_heeded, columns_of, decide, examples_of, tokenizer_folder
+from data.templates import Template, template_of
 from data.tokenizer import Tokenizer
 from settings import AUTO, UserError
 
@@ -87,7 +87,19 @@ def prepare_in_child(config: Config) -> Prepared:
     return find_prepared(config) or call_in_child(prepare, config)
 
 
-def prepare_evaluation(config: Config) -> Prepared:
+def evaluation_in_child(config: Config) -> Prepared:
+    """Do the same as `prepare_evaluation`, in a process of its own if something has to be made.
+
+    Raises:
+        UserError: as `prepare`. DoesNotFit: the process was killed, most likely for its memory.
+    """
+    try:
+        return prepare_evaluation(config, only_if_made)
+    except NotMade:
+        return call_in_child(prepare_evaluation, config)
+
+
+def prepare_evaluation(config: Config, once: Once = make_once) -> Prepared:
     """Give shards with all rows of `validation_file` for evaluation alone; without one, those that `prepare` holds out.
 
     Returns:
@@ -96,16 +108,17 @@ def prepare_evaluation(config: Config) -> Prepared:
         UserError: as `prepare`.
     """
     if config.data.validation_file is None:
-        return prepare(config)
+        with _all_cores(config):
+            return _prepare(config, once)
     data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
     alone = replace(config, data=data)
     with _all_cores(config):
-        task = decide(alone)
+        task = decide(alone, once)
         if task.shards is not None:
             place = _place(task.shards, VALIDATION)
         else:
-            folder = tokenizer_folder(alone, task)
-            place = (_make_shards(alone, task, folder, [], task.sources, make_once), VALIDATION)
+            folder = tokenizer_folder(alone, task, once)
+            place = (_make_shards(alone, task, folder, [], task.sources, once), VALIDATION)
         return _prepared(task, place, place)
 
 
@@ -124,6 +137,7 @@ def _all_cores(config: Config) -> Iterator[None]:
 
 def _prepare(config: Config, once: Once) -> Prepared:
     task = decide(config, once)
+    check_heeded(config.data, task.kind, None if task.shards is not None else task.columns)
     validation_file = config.data.validation_file
     given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
     raw = find(validation_file, "--validation_file") if validation_file and not given else []
@@ -136,12 +150,14 @@ def _prepare(config: Config, once: Once) -> Prepared:
         tokenizer_dir = train[0].root / TOKENIZER
         if config.data.tokenizer_dir != AUTO:
             _check_same_tokenizer(train[0], Tokenizer.load(config.data.tokenizer_dir), config.data.tokenizer_dir)
+        _check_same_template(config, train[0])
         made = _make_shards(config, task, tokenizer_dir, [], raw, once) if raw else train[0]
     else:
         made = _make_shards(config, task, tokenizer_folder(config, task, once), task.sources, raw, once, given is None)
         train = (made, TRAIN)
     if given is not None:
         _check_same_tokenizer(given[0], Tokenizer.load(train[0].root / TOKENIZER), train[0].root / TOKENIZER)
+        _check_same_template(config, given[0], train[0].root / TOKENIZER)
     return _prepared(task, train, given or (made, VALIDATION))
 
 
@@ -160,6 +176,17 @@ def _check_same_tokenizer(manifest: Manifest, tokenizer: Tokenizer, name: str | 
         )
 
 
+def _check_same_template(config: Config, manifest: Manifest, beside: Path | None = None) -> None:
+    """Refuse shards of pairs that were written with another template than the one asked for, or that lies elsewhere."""
+    folder = manifest.root / TOKENIZER
+    written = Template.read(folder) or Template()
+    if manifest.kind != STREAM and template_of(config.data, beside or folder) != written:
+        raise UserError(
+            f"{manifest.root}: was written with --prompt_template={written.name!r} and "
+            f"--source_prefix={written.prefix!r}; use the same for all, or prepare the text again"
+        )
+
+
 def _make_shards(
     config: Config,
     task: Task,
@@ -175,13 +202,15 @@ def _make_shards(
         raise UserError(
             f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
         )
-    columns = task.columns or columns_of(data, task.kind)
+    columns = task.columns or columns_of(data, task.kind, validation)
+    examples = examples_of(config, task.kind, columns, tokenizer_dir)
+    tokenizer.template = examples.template or tokenizer.template
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
         hold_out=wants_validation and not validation,
         lengths=lengths_of(data, PAIRS),
         max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
-        parts=task.parts, cleaning=_cleaning(config), dedup=config.cleaning.dedup,
+        parts=task.parts, examples=examples, dedup=config.cleaning.dedup,
     )  # fmt: skip
     settings = _settings(job)
     identity = fingerprint([settings, tokenizer.fingerprint])
@@ -215,11 +244,6 @@ def _take_up(folder: Path, identity: str) -> None:
         marker.write_text(identity, encoding="utf8")
 
 
-def _cleaning(config: Config) -> Cleaning:
-    chosen = config.cleaning
-    return Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
-
-
 def _workers(config: Config, job: Job) -> int:
     """Processes that encode; 0: this one does it."""
     asked = config.prepare.prepare_workers
@@ -239,8 +263,12 @@ def _settings(job: Job) -> dict[str, object]:
         "format": FORMAT, "kind": job.kind, "columns": list(job.columns), "train": sources_fingerprint(job.train),
         "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
         "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
-        "cleaning": asdict(job.cleaning) if job.cleaning.clean else None, "dedup": job.dedup,
+        "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
+    if job.examples.template not in (None, Template()):
+        facts |= job.examples.template.facts()
+    if job.examples.each_turn and job.examples.form != "plain":
+        facts["expand_turns"] = True
     if job.kind != STREAM:
         facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
     return facts

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from data.conversations import TurnsColumn, check_pair, turns_text
 from data.lines import LONGEST_LINE_BYTES, BadRows, decoded_lines, not_utf8, numbered_lines, paragraphs
 from data.sources import CSV, JSONL, TABLES, TEXT, TSV, Source
 from data.tables import check_types, table_batches, table_columns
@@ -160,20 +161,34 @@ def _objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, dict[str,
 
 def _jsonl_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
     for number, value in _objects(source, bad_rows):
-        problem = next((problem for name in columns if (problem := _cell_problem(value, name))), None)
-        if problem is None:
-            yield tuple(value[name] for name in columns)
+        try:
+            row = tuple(_cell(value, name) for name in columns)
+            check_pair(columns, row)
+        except ValueError as error:
+            bad_rows.add(source.path, f"line {number}", str(error))
         else:
-            bad_rows.add(source.path, f"line {number}", problem)
+            yield row
 
 
-def _cell_problem(value: dict[str, Any], name: str) -> str | None:
+def _cell(value: dict[str, Any], name: str) -> str:
+    """The text of a column; ValueError where it has none."""
     if name not in value:
-        return f"has no {name}; it has {', '.join(value) or 'nothing'}"
+        raise ValueError(f"has no {name}; it has {', '.join(value) or 'nothing'}")
     cell = value[name]
+    if isinstance(name, TurnsColumn):
+        return _turns_cell(cell, name)
     if not isinstance(cell, str):
-        return f"{name} is {'null' if cell is None else type(cell).__name__}, not a text"
-    return None if _encodable(cell) else f"{name} holds half of a surrogate pair"
+        raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
+    if not _encodable(cell):
+        raise ValueError(f"{name} holds half of a surrogate pair")
+    return cell
+
+
+def _turns_cell(cell: object, name: str) -> str:
+    try:
+        return turns_text(cell)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 def _encodable(text: str) -> bool:
@@ -241,4 +256,11 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
         elif not all(_encodable(cells[place]) for place in places):
             bad_rows.add(source.path, f"line {number}", "is not UTF-8")
         else:
-            yield tuple(cells[place] for place in places)
+            named = zip(columns, (cells[place] for place in places), strict=True)
+            try:
+                row = tuple(_turns_cell(cell, name) if isinstance(name, TurnsColumn) else cell for name, cell in named)
+                check_pair(columns, row)
+            except ValueError as error:
+                bad_rows.add(source.path, f"line {number}", str(error))
+            else:
+                yield row

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from settings import UserError
 
 NUM_SENTINELS = 100
+END_OF_TEXT = "</s>"
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 Value = int | bytes
@@ -157,6 +158,11 @@ def build(model: SentencePieceModel) -> Backend:
     if not any(text.startswith("<extra_id_") for text in special):
         special += [f"<extra_id_{number}>" for number in reversed(range(NUM_SENTINELS))]
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    if END_OF_TEXT in special:  # for AutoTokenizer, which puts it behind every text; ours does that itself
+        ending = [(END_OF_TEXT, backend.token_to_id(END_OF_TEXT))]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"$A {END_OF_TEXT}", pair=f"$A {END_OF_TEXT} $B {END_OF_TEXT}", special_tokens=ending
+        )
     return backend
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data.conversations import TurnsColumn, check_pair, turns_text
 from data.places import Place
 from data.sources import ARROW_STREAM, PARQUET, Source
 from settings import UserError
@@ -83,22 +84,38 @@ def table_batches(
     """
     first = 1
     with broken_file_is_user_error(source.path, source.kind):
-        for batch in _record_batches(source, columns, batch_rows):
+        for batch in record_batches(source, columns, batch_rows):
             for part in _parts(batch):
-                cells = [_texts(column) for column in part.columns]
+                cells = [
+                    _turns(column) if isinstance(name, TurnsColumn) else _texts(column)
+                    for name, column in zip(columns, part.columns, strict=True)
+                ]
                 rows = []
                 for offset, row in enumerate(zip(*cells, strict=True)):
-                    wrong = next((place for place, cell in enumerate(row) if not isinstance(cell, str)), None)
-                    if wrong is None:
-                        rows.append(row)
+                    if problem := _row_problem(columns, row):
+                        report_bad_row(source.path, f"row {first + offset}", problem)
                     else:
-                        report_bad_row(source.path, f"row {first + offset}", f"{columns[wrong]} {_problem(row[wrong])}")
+                        rows.append(row)
                 first += part.num_rows
                 if rows:
                     yield rows
 
 
+def _row_problem(columns: Sequence[str], row: Sequence[Cell]) -> str:
+    """What is wrong with a row; empty where nothing is."""
+    for name, cell in zip(columns, row, strict=True):
+        if not isinstance(cell, str):
+            return f"{name} {_problem(cell)}"
+    try:
+        check_pair(columns, row)  # type: ignore[arg-type]
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _problem(cell: object) -> str:
+    if isinstance(cell, ValueError):
+        return str(cell)
     if cell is TOO_LONG:
         return f"is longer than {LONGEST_TEXT_BYTES // 1024**2} MiB"
     return "is null" if cell is None else "is not UTF-8"
@@ -125,6 +142,7 @@ def check_types(source: Source, columns: Sequence[str]) -> None:
         f"{source.path}: column {name} holds {schema.field(name).type}, not text; name a text column"
         for name in columns
         if not _is_text(schema.field(name).type)
+        and not (isinstance(name, TurnsColumn) and _is_list(schema.field(name).type))
     ]
     if problems:
         raise UserError(*problems)
@@ -138,7 +156,12 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Columns of a Parquet or Arrow file as they are, in batches of at most `batch_rows`."""
     if source.kind == PARQUET:
         with open_parquet(source.path) as file:
             rows = min(batch_rows, parquet_batch_rows(file.metadata, columns))
@@ -170,7 +193,7 @@ def _validate(batch: pa.RecordBatch) -> None:
     for column in batch.columns:
         as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
         if as_bytes is None:
-            column.validate()
+            column.validate(full=_is_list(column.type))
         else:
             column.view(as_bytes).validate(full=True)
 
@@ -189,7 +212,18 @@ class _TooLong:
 
 
 TOO_LONG = _TooLong()
-Cell = str | bytes | _TooLong | None
+Cell = str | bytes | _TooLong | ValueError | None
+
+
+def _turns(column: pa.Array) -> Sequence[Cell]:
+    """Cells with turns as JSON text; what is wrong with a cell in its place."""
+    cells: list[Cell] = []
+    for cell in column.to_pylist():
+        try:
+            cells.append(turns_text(cell))
+        except ValueError as error:
+            cells.append(error)
+    return cells
 
 
 def _texts(column: pa.Array) -> Sequence[Cell]:

@@ -8,14 +8,17 @@ from pathlib import Path
 
 from config import Config, DataConfig
 from data.cache import Once, fingerprint, make_once
+from data.clean import Cleaning
+from data.conversations import MESSAGES_COLUMNS, Examples, TurnsColumn, form_of
 from data.corpus import SampleCorpus, build_sample_corpus
 from data.encoding import limited
 from data.lines import BadRows
 from data.objectives import STREAM_OBJECTIVES
 from data.places import public
-from data.reading import Row, column_names, read_rows
+from data.reading import column_names, read_rows
 from data.shards import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources import JSONL, Source, find, parts_of, sources_fingerprint
+from data.templates import template_of
 from data.tokenizer import Quality, Tokenizer, quality
 from data.tokenizer_training import train_tokenizer
 from settings import AUTO, UserError
@@ -69,25 +72,94 @@ def decide(config: Config, once: Once = make_once) -> Task:
             )
         return _sample_task("span" if asked == AUTO else asked, build_sample_corpus(data.cache_dir, once))
     if is_shards(data.train_file):
-        return _shards_task(Path(data.train_file), asked)
+        return _shards_task(data, asked)
     sources = find(data.train_file)
-    pair = [data.prompt_column, data.response_column]
+    pair = {data.prompt_column, data.response_column}
     objective = asked
     if asked == AUTO:
-        objective = "pairs" if set(pair) <= set(column_names(sources[0], data.text_column)) else "span"
+        names = set(column_names(sources[0], data.text_column))
+        objective = "pairs" if pair <= names or _messages_column(data, sources) else "span"
+        if objective == "span" and {data.prompt_column, data.chosen_column, data.rejected_column} <= names:
+            raise _for_dpo(data)
     return Task(
         objective,
         sources,
-        columns_of(data, kind_of(objective)),
+        columns_of(data, kind_of(objective), sources),
         parts=[public(part) for part in parts_of(data.train_file)],
     )
 
 
-def columns_of(data: DataConfig, kind: str) -> list[str]:
-    """The text columns that shards of a kind are made of."""
+def _for_dpo(data: DataConfig) -> UserError:
+    return UserError(
+        f"--train_file = {data.train_file}, holds preferences, two answers a prompt; learn them with the dpo command, or one "
+        f"alone with --is_finetune=True --response_column={data.chosen_column}, from text"
+    )
+
+
+def check_heeded(data: DataConfig, kind: str, columns: Sequence[str] | None) -> None:
+    """Refuse settings that rows of this kind do not heed.
+
+    Args:
+        columns: of the rows; None: they are shards already.
+    Raises:
+        UserError: all of them at once.
+    """
+    problems = []
+    if kind == STREAM:
+        problems += [f"--prompt_template = {data.prompt_template}, "] if data.prompt_template != AUTO else []
+        problems += [f"--source_prefix = {data.source_prefix}, "] if data.source_prefix not in (AUTO, None) else []
+    if kind != PAIRS:
+        problems += [f"--messages_column = {data.messages_column}, "] if data.messages_column != AUTO else []
+        problems += [f"--history_column = {data.history_column}, "] if data.history_column is not None else []
+    elif data.messages_column != AUTO and data.history_column is not None:
+        problems += [f"--history_column = {data.history_column}, "]
+    if data.expand_turns and columns is not None and form_of(columns) == "plain":
+        problems += ["--expand_turns = True, "]
+    if problems:
+        what = {STREAM: "text for pretraining", PAIRS: "these pairs"}.get(kind, "preferences")
+        raise UserError(*(f"{problem}has no effect on {what}; leave it out" for problem in problems))
+
+
+def columns_of(data: DataConfig, kind: str, sources: Sequence[Source] = ()) -> list[str]:
+    """The columns that shards of a kind are made of.
+
+    Args:
+        sources: whose columns decide whether pairs come from conversations, where the settings do not.
+    """
     if kind == STREAM:
         return [data.text_column]
-    return [data.prompt_column, *((data.response_column,) if kind == PAIRS else ("chosen", "rejected"))]
+    if kind != PAIRS:
+        return [data.prompt_column, data.chosen_column, data.rejected_column]
+    if messages := _messages_column(data, sources):
+        return [TurnsColumn(messages)]
+    history = [] if data.history_column is None else [TurnsColumn(data.history_column)]
+    return [data.prompt_column, data.response_column, *history]
+
+
+def _messages_column(data: DataConfig, sources: Sequence[Source]) -> str | None:
+    """The column with whole conversations; None where rows are pairs."""
+    if data.messages_column != AUTO:
+        return data.messages_column
+    if not sources or data.history_column is not None:
+        return None
+    names = column_names(sources[0], data.text_column)
+    if data.prompt_column in names and data.response_column in names:
+        return None
+    return next((name for name in MESSAGES_COLUMNS if name in names), None)
+
+
+def examples_of(config: Config, kind: str, columns: Sequence[str], tokenizer_dir: Path | None) -> Examples:
+    """How the rows of these columns become texts, by the settings.
+
+    Args:
+        tokenizer_dir: beside which a template may lie; None: prompts are not worded.
+    Raises:
+        UserError: the template is wrong.
+    """
+    chosen = config.cleaning
+    cleaning = Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
+    template = None if kind == STREAM or tokenizer_dir is None else template_of(config.data, tokenizer_dir)
+    return Examples(cleaning, template, form_of(columns), config.data.expand_turns)
 
 
 def _sample_task(objective: str, sample: SampleCorpus) -> Task:
@@ -96,8 +168,11 @@ def _sample_task(objective: str, sample: SampleCorpus) -> Task:
     return Task(objective, [Source(sample.text, JSONL)], ["text"])
 
 
-def _shards_task(path: Path, asked: str) -> Task:
+def _shards_task(data: DataConfig, asked: str) -> Task:
+    path = Path(str(data.train_file))
     kind = Manifest.of(path).kind
+    if kind == PREFERENCES != asked:
+        raise _for_dpo(data)
     objective = ("span" if kind == STREAM else kind) if asked == AUTO else asked
     task = Task(objective, [], [], path)
     if task.kind != kind:
@@ -134,7 +209,8 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
         a few times `--tokenizer_sample`.
     """
     rows = read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows))
-    texts = (text for batch in limited(rows, config.data.max_samples) for row in batch for text in row)
+    made = examples_of(config, task.kind, task.columns, None)
+    texts = (text for batch in limited(rows, config.data.max_samples) for row in batch for text in made.texts(row))
     settings = config.tokenizer
     return train_tokenizer(texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample)
 
@@ -146,18 +222,22 @@ def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[
         name of the part -> its quality; parts without text are left out.
     """
     found = {}
+    made = examples_of(config, task.kind, task.columns, None)
     for number, name in enumerate(task.parts):
         sources = [source for source in task.sources if source.part == number]
         rows = read_rows(sources, task.columns, BadRows(skip=True))
-        measured = quality(tokenizer, _first_chars(rows, QUALITY_CHARS))
+        measured = quality(
+            tokenizer,
+            _first_chars((text for batch in rows for row in batch for text in made.texts(row)), QUALITY_CHARS),
+        )
         if measured.chars:
             found[name or "the built-in sample"] = measured
     return found
 
 
-def _first_chars(batches: Iterable[list[Row]], most: int) -> Iterator[str]:
+def _first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
     left = most
-    for text in (text for batch in batches for row in batch for text in row):
+    for text in texts:
         yield text[:left]
         left -= len(text)
         if left <= 0:

@@ -1,7 +1,7 @@
 """How does text become token ids and back?
 
 A tokenizer is a folder with `tokenizer.json`, the format of the `tokenizers` library, so Hugging Face folders load as
-they are and ours load there; a SentencePiece model is turned into one. T5's special tokens are found by name: padding, end of text, unknown, and the sentinels
+they are and ours load there; other published files are turned into one (see `published`). T5's special tokens are found by name: padding, end of text, unknown, and the sentinels
 <extra_id_0>, <extra_id_1>, ... that span corruption uses. In training text these names are plain text, never ids: a
 page about T5 must not end a document.
 """
@@ -23,14 +23,13 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from data.spiece import load_sentencepiece
+from data.published import EOS, FILE_NAME, PAD, UNK, read_backend, token_names
+from data.templates import Template
 from settings import UserError
 
 # Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-FILE_NAME = "tokenizer.json"
-PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
 PIECE_CHARS = 64 * 1024  # longer texts are encoded in pieces
 
@@ -42,13 +41,19 @@ class Tokenizer:
         backend: a tokenizer of the `tokenizers` library.
         names: `pad_token`, `eos_token`, `unk_token`, where they differ from T5's.
         place: where it comes from, for messages.
+        template: the words around prompts that a model with this tokenizer was trained with; ids do not depend on it.
     Raises:
         UserError: a special token is missing.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, names: dict[str, str] | None = None, place: str = "tokenizer"
+        self,
+        backend: tokenizers.Tokenizer,
+        names: dict[str, str] | None = None,
+        place: str = "tokenizer",
+        template: Template | None = None,
     ) -> None:
+        self.template = template or Template()
         self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | (names or {})
         self._backend = backend
         backend.no_padding()
@@ -68,27 +73,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Read the tokenizer of a folder: `tokenizer.json`, else a SentencePiece model; or one of these files itself.
+        """Read the tokenizer of a folder, or one of its files; see `published` for the formats.
 
         Raises:
             UserError: there is none, it is broken, or it lacks a special token.
         """
-        folder = Path(folder)
-        path = folder if folder.is_file() else folder / FILE_NAME
-        found = sorted(folder.glob("*.model")) if not path.is_file() else [path]
-        if len(found) != 1:
-            hint = "holds several *.model files" if found else f"holds no {FILE_NAME} and no SentencePiece *.model"
-            raise UserError(f"--tokenizer_dir = {folder}, {hint}; name a tokenizer's folder or file")
-        path = found[0]
-        if path.suffix == ".model":
-            return cls(load_sentencepiece(path), _token_names(path.parent), str(path))
-        try:
-            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf8"))
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(
-                f"{path}: is no tokenizer ({' '.join(str(error).split())[:200]}); fetch or train it anew"
-            ) from None
-        return cls(backend, _token_names(path.parent), str(path))
+        backend, path = read_backend(folder)
+        return cls(backend, token_names(path.parent), str(path), Template.read(path.parent))
 
     def save(self, folder: str | Path) -> None:
         """Write the files that Hugging Face's `AutoTokenizer` reads, too."""
@@ -106,6 +97,7 @@ class Tokenizer:
         (folder / FILE_NAME).write_text(self._backend.to_str(), encoding="utf8")
         _write_json(folder / "tokenizer_config.json", config)
         _write_json(folder / "special_tokens_map.json", names)
+        self.template.save(folder)
 
     @cached_property
     def size(self) -> int:
@@ -193,22 +185,6 @@ def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> Quality:
         tokens += sum(map(len, encoded))
         unknown += sum(int((ids == tokenizer.unk_id).sum()) for ids in encoded)
     return Quality(chars, tokens, unknown)
-
-
-def _token_names(folder: Path) -> dict[str, str]:
-    """Names of special tokens where a folder gives them."""
-    names = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            content = json.loads((folder / file).read_text(encoding="utf8"))
-        except (OSError, ValueError):
-            continue
-        for role in ("pad_token", "eos_token", "unk_token"):
-            token = content.get(role) if isinstance(content, dict) else None
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                names[role] = token
-    return names
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

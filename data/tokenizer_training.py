@@ -14,15 +14,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from data.order import row_keys
-from data.tokenizer import EOS, PAD, UNK, Tokenizer
+from data.published import EOS, PAD, UNK, byte_backend, end_with, special
+from data.tokenizer import Tokenizer
 from settings import UserError
 
 NUM_SENTINELS = 100
-NUM_BYTE_SENTINELS = 125  # ByT5 fills its vocabulary up to 384
 SPECIAL = [PAD, EOS, UNK]
 ASCII = [chr(code) for code in range(33, 127)]
 SMALLEST_VOCABULARY = {"bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384}
@@ -54,7 +54,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
     if not sample:
         raise UserError("--train_file: holds no text to train a tokenizer on; name a file with text")
     backend = (_train_bpe if kind == "bpe" else _train_unigram)(sample, vocab_size - NUM_SENTINELS)
-    backend.add_special_tokens([_special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
+    backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     return _with_end_of_text(backend)
 
 
@@ -86,14 +86,8 @@ def _with_keys(texts: Iterable[str], seed: int) -> Iterator[tuple[int, str]]:
         yield keys[number - first], text
 
 
-def _special(token: str) -> AddedToken:
-    return AddedToken(token, special=True, normalized=False)
-
-
 def _with_end_of_text(backend: Backend) -> Tokenizer:
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, backend.token_to_id(EOS))]
-    )
+    end_with(backend, EOS)
     return Tokenizer(backend)
 
 
@@ -103,7 +97,7 @@ def _train_bpe(sample: list[str], vocab_size: int) -> Backend:
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[_special(token) for token in SPECIAL],
+        special_tokens=[special(token) for token in SPECIAL],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -130,7 +124,7 @@ def _train_unigram(sample: list[str], vocab_size: int) -> Backend:
     pieces = [(piece, never if piece in SPECIAL else scores[piece]) for piece, _ in vocabulary]
     pieces += [(piece, never) for piece in byte_pieces]
     bytewise = Backend(models.Unigram(pieces, unk_id=SPECIAL.index(UNK), byte_fallback=True))
-    bytewise.add_special_tokens([_special(token) for token in SPECIAL])
+    bytewise.add_special_tokens([special(token) for token in SPECIAL])
     _dress_unigram(bytewise)
     return bytewise
 
@@ -159,20 +153,5 @@ def _dress_unigram(backend: Backend) -> None:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """ByT5's ids (Xue et al. 2022): byte b is b + 3, behind them 125 sentinels upwards from 259; 384 in all."""
-    letters = _letter_of_byte()
-    vocabulary = {token: number for number, token in enumerate(SPECIAL)}
-    vocabulary |= {letters[byte]: byte + len(SPECIAL) for byte in range(256)}
-    backend = Backend(models.BPE(vocabulary, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    sentinels = [f"<extra_id_{i}>" for i in range(NUM_BYTE_SENTINELS)]
-    backend.add_special_tokens([_special(token) for token in [*SPECIAL, *sentinels]])
-    return _with_end_of_text(backend)
-
-
-def _letter_of_byte() -> list[str]:
-    """The visible letter that stands for each byte in byte-level tokenizers (GPT-2's `bytes_to_unicode`)."""
-    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return [chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in range(256)]
+    """ByT5's tokenizer, which needs no training."""
+    return Tokenizer(byte_backend())

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
+from devices.copies import HostCopies
+
 FAST_FACTOR = 1.1  # a 16-bit product must beat fp32 by this much to be worth its rounding
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.
 FIRST_SIDE, LAST_SIDE, LONG_SECONDS, REPEAT_SECONDS = 64, 1024, 4e-3, 15e-3
+COPIED_BYTES = 64 * 2**20  # far above any processor's cache
 WAITING_FACTOR = 2.0  # twice the side is eight times the work: a rate that grows by more than this was mostly waiting
 HOST_OUT_OF_MEMORY = (
     "defaultcpuallocator: can't allocate memory",
@@ -36,6 +39,16 @@ class DtypeChoice:
     as_requested: bool  # False: tell the user once what is used instead
 
 
+def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
+    """Bring a small tensor of the host to a device. A GPU gets it from pinned memory, so that nothing waits for the copy.
+
+    Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; its host allocator keeps the buffer until then.
+    """
+    if where.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(where)
+    return tensor.pin_memory().to(where, non_blocking=True)
+
+
 class Device(ABC):
     """One place where tensors live and products run.
 
@@ -44,10 +57,11 @@ class Device(ABC):
     """
 
     name: str  # "cpu", "cuda" or "mps"
+    copies_beside = False  # whether copies to and from the host run beside the computation
     is_separate_memory = False  # whether its tensors lie outside the machine's RAM
-    length_multiple = 8  # sequence lengths are padded to a multiple of this, so that few shapes occur
-    uses_pinned_memory = False
+    token_multiple = 1  # tokens of a micro-batch are filled up to a multiple of this, so that few shapes occur
     out_of_memory_words: tuple[str, ...] = ()  # lower case; the backend's own messages
+    largest_side = LAST_SIDE  # of the products that are measured: a device with more units needs more work to show them
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -100,7 +114,7 @@ class Device(ABC):
     def multiply_rate(self, dtype: torch.dtype) -> float:
         """Multiplications and additions a second of a square matrix product, measured once, in about 0.1 s.
 
-        Memory: at most 3 x 1024 x 1024 elements, freed on return.
+        Memory: at most 2 x largest_side^2 elements, freed on return.
         """
         if dtype not in self._rates:
             self._rates[dtype] = self._measure_rate(dtype)
@@ -118,7 +132,7 @@ class Device(ABC):
             # faster by its size; a dtype that is slow by itself is not.
             is_slow = min(times) >= LONG_SECONDS and side > FIRST_SIDE and rate < WAITING_FACTOR * best
             best = max(best, rate)
-            if side >= LAST_SIDE or is_slow:
+            if side >= self.largest_side or is_slow:
                 return best
             side *= 2
 
@@ -128,6 +142,22 @@ class Device(ABC):
         square @ square
         self.synchronize()
         return max(time.perf_counter() - start, 1e-9)
+
+    def copy_rate(self) -> float:
+        """Bytes a second that one copy reads and writes: the bandwidth that updates and pointwise work live on.
+
+        Memory: 2 x 64 MiB, freed on return.
+        """
+        source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=self.torch_device)
+        target = torch.empty_like(source).copy_(source)
+        times = []
+        for _ in range(5):  # other programs can only make a copy slower
+            self.synchronize()
+            start = time.perf_counter()
+            target.copy_(source)
+            self.synchronize()
+            times.append(max(time.perf_counter() - start, 1e-9))
+        return 2 * COPIED_BYTES / min(times)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 never, T5 overflows in it."""
@@ -152,7 +182,19 @@ class Device(ABC):
         reason = "fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"
         return DtypeChoice(best, reason, requested == "auto")
 
-    # -- errors, placement, random numbers
+    def multiplies_fp16(self) -> bool:
+        """Whether fp16 products are fast here; T5 needs a loss scale for them, and overflows in fp16 without one."""
+        return False
+
+    def set_exact_fp32(self, exact: bool) -> None:
+        """Whether fp32 products keep all their bits, or may take a faster way that keeps the range and 10 of 23 bits."""
+        return None
+
+    def host_copies(self) -> HostCopies:
+        """Copies of tensors to the host's memory and back, beside the computation where the device can."""
+        return HostCopies(self.torch_device)
+
+    # -- errors and placement
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that memory, of the device or of the host, was refused. Looks at its causes too."""
@@ -189,11 +231,3 @@ class Device(ABC):
     def _holds(self, tensor: torch.Tensor) -> bool:
         where, own = tensor.device, self.torch_device
         return where.type == own.type and (own.index is None or where.index in (None, own.index))
-
-    def generator_states(self) -> dict[str, torch.Tensor]:
-        """States of all random generators that tensors on this device draw from: name -> uint8 [n]."""
-        return {"cpu": torch.get_rng_state()}
-
-    def set_generator_states(self, states: dict[str, torch.Tensor]) -> None:
-        """Continue the random numbers where `generator_states` was called. Names of other devices are left out."""
-        torch.set_rng_state(states["cpu"])

@@ -1,10 +1,21 @@
-"""How is an NVIDIA (or ROCm) GPU used as a device? Thin words over torch.cuda."""
+"""How is an NVIDIA (or ROCm) GPU used as a device? Thin words over torch.cuda.
+
+- Figures are of what the caching allocator has reserved, since other programs cannot use that; the context of CUDA
+  itself (some 400 MiB) is never ours to count, and free memory is told without it.
+- A budget is a hard limit: the allocator refuses what goes beyond it, and the error is handled where a plan can shrink.
+- bf16 where the card has it (Ampere on); fp16 has tensor cores from Volta on, and needs a loss scale; TF32 is fp32's
+  fast way, taken unless the user asks for fp32 itself.
+Source: PyTorch notes "CUDA semantics" (memory management, TF32, pinned buffers).
+"""
 
 from __future__ import annotations
 
 import torch
 
 from devices.base import Device
+from devices.copies import CudaCopies, HostCopies
+
+FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
 
 
 def why_missing() -> str:
@@ -27,15 +38,17 @@ class CudaDevice(Device):
     """
 
     name = "cuda"
-    is_separate_memory = True
-    uses_pinned_memory = True
+    is_separate_memory = copies_beside = True
+    largest_side = 4096  # smaller products do not fill the multiprocessors
     out_of_memory_words = (
         "cuda out of memory",
         "hip out of memory",
         "cuda error: out of memory",
+        "cuda driver error: out of memory",  # of expandable segments
         "hip error: out of memory",
         "cublas_status_alloc_failed",
         "cudnn_status_alloc_failed",
+        "cusolver_status_alloc_failed",
     )
 
     def __init__(self, index: int = 0) -> None:
@@ -74,16 +87,23 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
+    def _measure_rate(self, dtype: torch.dtype) -> float:
+        rate = super()._measure_rate(dtype)
+        self.cleanup()  # neither the product nor its peak belongs to the run
+        self.reset_peak()
+        return rate
+
+    def multiplies_fp16(self) -> bool:
+        return torch.version.hip is not None or torch.cuda.get_device_capability(self.torch_device) >= FP16_CAPABILITY
+
+    def set_exact_fp32(self, exact: bool) -> None:
+        torch.set_float32_matmul_precision("highest" if exact else "high")  # high: TF32, from Ampere on
+
+    def host_copies(self) -> HostCopies:
+        return CudaCopies(self.torch_device)
+
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         # Asked, not measured: the first product would load the whole of cuBLAS before the plan is made.
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return (torch.bfloat16, torch.float32)
         return (torch.float32,)
-
-    def generator_states(self) -> dict[str, torch.Tensor]:
-        return {**super().generator_states(), "cuda": torch.cuda.get_rng_state(self.torch_device)}
-
-    def set_generator_states(self, states: dict[str, torch.Tensor]) -> None:
-        super().set_generator_states(states)
-        if "cuda" in states:
-            torch.cuda.set_rng_state(states["cuda"], self.torch_device)

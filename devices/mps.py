@@ -1,8 +1,16 @@
 """How is the GPU of an Apple Silicon Mac used as a device, and which Macs have one?
 
 Idea: torch may claim MPS on Intel Macs and under Rosetta, where it hangs or gives wrong numbers; so the hardware is
-asked first, through sysctl in this very process, and only then torch. MPS shares the machine's RAM, counts no peak,
-and its pool grows with each new shape: hence few lengths, no pinned memory, and a peak kept by sampling.
+asked first, through sysctl in this very process, and only then torch. What follows from how MPS works:
+
+- It shares the machine's RAM: pinning would only copy, loader processes would only take memory from it, and its budget is
+  the smaller of `recommended_max_memory` and what the host may give.
+- It keeps compiled graphs and a pool of buffers for each shape that it has met, and gives nothing back by itself (reports
+  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch are filled up to a multiple of 64 (`engine.slices`),
+  attention works in tiles whose few buffers are small, and `memory.cleanup` empties the pool by schedule.
+- It counts no peak, so the samples of `memory.monitor` do.
+- Its limit may exceed the RAM, so that the machine swaps where an error would help: `devices.environment` lowers it.
+Source: PyTorch issues 132596 and 152550 (growth with shapes), 119641 (bf16); "MPS environment variables".
 """
 
 from __future__ import annotations
@@ -75,8 +83,14 @@ class MpsDevice(Device):
     """The GPU of an Apple Silicon Mac; its memory is a share of the RAM."""
 
     name = "mps"
-    length_multiple = 64
-    out_of_memory_words = ("mps backend out of memory", "invalid buffer size")
+    token_multiple = 64
+    largest_side = 2048
+    out_of_memory_words = (
+        "mps backend out of memory",
+        "invalid buffer size",
+        "kiogpucommandbuffercallbackerroroutofmemory",
+        "failed to allocate private mtlbuffer",
+    )
 
     def __init__(self) -> None:
         super().__init__(torch.device("mps"))
@@ -123,11 +137,3 @@ class MpsDevice(Device):
         if macos >= BF16_MACOS and chip_generation() >= BF16_CHIP:
             return (torch.bfloat16, torch.float32)
         return (torch.float32,)
-
-    def generator_states(self) -> dict[str, torch.Tensor]:
-        return {**super().generator_states(), "mps": torch.mps.get_rng_state()}
-
-    def set_generator_states(self, states: dict[str, torch.Tensor]) -> None:
-        super().set_generator_states(states)
-        if "mps" in states:
-            torch.mps.set_rng_state(states["mps"])

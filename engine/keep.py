@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,29 @@ class Keep:
         return index >= total - self.num_blocks
 
 
+class _Seed(torch.autograd.Function):
+    """A scalar whose gradient with respect to x is `grad`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, grad: Tensor) -> Tensor:
+        ctx.save_for_backward(grad)
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def backward_from(output: Tensor, grad: Tensor) -> None:
+    """Backward from `output` with its gradient, as `torch.autograd.backward(output, grad)` does.
+
+    Given a gradient, torch checks its shape with code that imports sympy: 35 MB. Of a scalar it asks for none.
+    """
+    with torch.enable_grad():
+        seed = _Seed.apply(output, grad)
+    seed.backward()
+
+
 class Visit:
     """One block on one slice: forward once, backward once.
 
@@ -35,12 +59,13 @@ class Visit:
         block: the function of the block, (N, D) -> (N, D).
         x: its input; held until backward (the boundary).
         keep: whether the graph stays.
+        needs_input: whether the gradient of x is wanted; not below the lowest block that learns.
     """
 
-    def __init__(self, block: Callable[[Tensor], Tensor], x: Tensor, keep: bool) -> None:
+    def __init__(self, block: Callable[[Tensor], Tensor], x: Tensor, keep: bool, needs_input: bool = True) -> None:
         self.block, self.x = block, x.detach()
         self.output: Tensor | None = None
-        self.keep = keep
+        self.keep, self.needs_input = keep, needs_input
 
     def forward(self) -> Tensor:
         """The block's output, outside of any graph."""
@@ -49,17 +74,17 @@ class Visit:
                 return self.block(self.x)
         return self._run().detach()
 
-    def backward(self, grad: Tensor) -> Tensor:
-        """Add to the gradients of the block's weights; return the gradient of its input."""
+    def backward(self, grad: Tensor) -> Tensor | None:
+        """Add to the gradients of the block's weights; return the gradient of its input, None where it is not wanted."""
         output = self._run() if self.output is None else self.output
-        torch.autograd.backward(output, grad)
+        backward_from(output, grad)
         grad_x = self.x.grad
-        assert grad_x is not None
+        assert grad_x is not None or not self.needs_input
         self.output = self.x.grad = None
         return grad_x
 
     def _run(self) -> Tensor:
-        self.x.requires_grad_()
+        self.x.requires_grad_(self.needs_input)
         with torch.enable_grad():
             self.output = self.block(self.x)
         return self.output

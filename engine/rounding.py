@@ -113,11 +113,12 @@ def round_stochastically(values: Tensor, key: Tensor, offset: int) -> Tensor:
     Args:
         values: fp32, contiguous, any shape; overwritten.
         key: scalar from `rounding_key`.
-        offset: place of the first element in its weight; chunks must be cut at the same places each time.
+        offset: place of the first element in its weight; how a weight is cut into chunks makes no difference.
     Returns:
         bf16 of the same shape. Memory: 10 bytes an element while running.
     """
-    noise = random_words(key + offset, values.numel()).to(torch.int32).bitwise_and_(0xFFFF)
+    words, before = divmod(offset, 4)  # a key's numbers come in words of four
+    noise = random_words(key + stride(words), before + values.numel())[before:].to(torch.int32).bitwise_and_(0xFFFF)
     bits = values.view(torch.int32)
     bits += noise.view(values.shape)
     bits &= -65536

@@ -18,14 +18,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.keep import Keep, Visit
+from engine.keep import Keep, Visit, backward_from
+from engine.objective import Objective
+from engine.offload import Boundaries
+from engine.reach import Reach, reach_of
 from engine.residency import Residency
+from engine.scaling import LossScaling
 from engine.slices import Slice
 from model.dropout import Dropout
-from model.loss import LossSettings, loss_and_gradients, loss_only
+from model.loss import LossSettings, token_losses
+from model.quantization import embed
+from model.rows import Rows
 from model.t5 import T5, Stack
 
 OnReady = Callable[[Sequence[nn.Parameter]], None]
@@ -57,11 +62,25 @@ class Walk:
         residency: how a block's weights are brought and released.
         loss: chunking, label smoothing, z-loss.
         dropout_rate: of training; evaluation never drops.
+        objective: what is made of the decoder's output.
+        scaling: the factor on the loss of which gradients are formed; None: 1. The same object divides it out of the
+            update (`engine.update`). boundaries: where they wait for backward.
     """
 
-    def __init__(self, model: T5, keep: Keep, residency: Residency, loss: LossSettings, dropout_rate: float) -> None:
+    def __init__(
+        self,
+        model: T5,
+        keep: Keep,
+        residency: Residency,
+        loss: LossSettings,
+        dropout_rate: float,
+        objective: Objective | None = None,
+        scaling: LossScaling | None = None,
+        boundaries: Boundaries | None = None,
+    ) -> None:
         self.model, self.keep, self.residency, self.loss_settings = model, keep, residency, loss
-        self.dropout_rate = dropout_rate
+        self.dropout_rate, self.objective = dropout_rate, objective or Objective()
+        self.scaling, self.boundaries = scaling, boundaries or Boundaries()
         self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
 
     def gradients(self, slices: Sequence[Slice], total_labels: int, on_ready: OnReady) -> Tensor:
@@ -69,30 +88,38 @@ class Walk:
 
         Args:
             slices: the micro-batches that pass through each block together.
-            total_labels: labels of the whole effective batch, over all slices and processes.
+            total_labels: labels (or pairs of answers) of the whole effective batch, over all slices and processes.
             on_ready: called with weights whose `.grad` is complete; it must leave `.grad` None or accumulate on purpose.
         Returns:
             the summed loss, a fp32 scalar on the device.
         """
         model = self.model
+        slices = self.objective.complete(slices, self.token_losses)
         encoder_bias, decoder_bias = self._bias_leaf(model.encoder, slices), self._bias_leaf(model.decoder, slices)
-        encoder_drop = [Dropout(self.dropout_rate, s.source) for s in slices]
-        decoder_drop = [Dropout(self.dropout_rate, s.target) for s in slices]
+        encoder_drop = [self._dropout(s.source) for s in slices]
+        decoder_drop = [self._dropout(s.target) for s in slices]
+        encoder_reach, decoder_reach = reach_of(model)
+        self.boundaries.begin()
 
         stages = self._encoder_stages(slices, encoder_bias, encoder_drop)
-        xs = [self._enter(model.encoder, s.input_ids, d) for s, d in zip(slices, encoder_drop, strict=True)]
-        memories, encoder_trace = self._forward(stages, xs, 0)
-        for memory in memories:
-            memory.requires_grad_()
+        ids = [s.input_ids for s in slices]
+        # the embedded tokens get no name here: it would hold the first block's boundary
+        memories, encoder_trace = self._forward(
+            stages, self._enter(model.encoder, ids, encoder_drop), 0, encoder_reach
+        )  # fmt: skip
+        needed = encoder_reach.is_needed  # set without a loop, whose variable would hold the last one to the end
+        memories = [s.spread(memory).requires_grad_(needed) for s, memory in zip(slices, memories, strict=True)]
         stages = self._decoder_stages(slices, memories, decoder_bias, decoder_drop)
-        ys = [self._enter(model.decoder, s.decoder_ids, d) for s, d in zip(slices, decoder_drop, strict=True)]
-        hidden, decoder_trace = self._forward(stages, ys, len(model.encoder.blocks))
+        ids = [s.decoder_ids for s in slices]
+        hidden, decoder_trace = self._forward(
+            stages, self._enter(model.decoder, ids, decoder_drop), len(model.encoder.blocks), decoder_reach
+        )
 
         total, grads = self._loss(hidden, slices, total_labels)
-        del hidden, ys, xs
+        del hidden
         grads = self._backward(decoder_trace, grads, on_ready)
         self._leave(model.decoder, grads, [s.decoder_ids for s in slices], decoder_drop)
-        grads = [memory.grad for memory in memories if memory.grad is not None]
+        grads = [s.gather(m.grad) for s, m in zip(slices, memories, strict=True) if m.grad is not None]
         del memories, decoder_trace, stages
         grads = self._backward(encoder_trace, grads, on_ready)
         self._leave(model.encoder, grads, [s.input_ids for s in slices], encoder_drop)
@@ -104,18 +131,36 @@ class Walk:
     @torch.no_grad()
     def loss(self, slices: Sequence[Slice]) -> Tensor:
         """The summed loss of the slices, without dropout or gradients: evaluation."""
+        slices = self.objective.complete(slices, self.token_losses)
+        losses = self.token_losses(slices)
+        return torch.stack([self.objective.loss(part, s) for part, s in zip(losses, slices, strict=True)]).sum()
+
+    @torch.no_grad()
+    def token_losses(self, slices: Sequence[Slice]) -> list[Tensor]:
+        """The cross-entropy of each token (N',) of each slice, fp32, without dropout."""
         model, settings = self.model, LossSettings(self.loss_settings.chunk_bytes)
         no_drop = [Dropout(0.0, s.source) for s in slices]
         biases = self._bias_leaf(model.encoder, slices), self._bias_leaf(model.decoder, slices)
-        xs = [self._enter(model.encoder, s.input_ids, d) for s, d in zip(slices, no_drop, strict=True)]
+        xs = self._enter(model.encoder, [s.input_ids for s in slices], no_drop)
         memories = self._run(self._encoder_stages(slices, biases[0], no_drop), xs)
-        ys = [self._enter(model.decoder, s.decoder_ids, d) for s, d in zip(slices, no_drop, strict=True)]
+        memories = [s.spread(memory) for s, memory in zip(slices, memories, strict=True)]
+        ys = self._enter(model.decoder, [s.decoder_ids for s in slices], no_drop)
         hidden = self._run(self._decoder_stages(slices, memories, biases[1], no_drop), ys)
-        with self.residency.visit([model.output_weight]):
-            head = model.output_weight
-            return torch.stack(
-                [loss_only(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]
-            ).sum()
+        head = model.output_weight
+        with self.residency.visit([head]):
+            return [token_losses(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]
+
+    def accompany(self) -> None:
+        """Take part in the visits of one `loss` of another process, where weights are brought by all together."""
+        model, residency = self.model, self.residency
+        for stack in (model.encoder, model.decoder):
+            with residency.stored([model.embedding]):
+                pass
+            for weights in (*(list(block.parameters()) for block in stack.blocks), [stack.final_norm.weight]):
+                with residency.visit(weights):
+                    pass
+        with residency.visit([model.output_weight]):
+            pass
 
     # --- the stops ---
 
@@ -137,7 +182,7 @@ class Walk:
         stages = []
         for block in stack.blocks:
             functions: list[BlockFunction] = [
-                partial(block, memory=m, bias=bias, rows=s.target, memory_rows=s.source, dropout=d)
+                partial(block, memory=m, bias=bias, rows=s.target, memory_rows=s.memory, dropout=d)
                 for s, m, d in zip(slices, memories, drops, strict=True)
             ]
             stages.append(_Stage(list(block.parameters()), functions))
@@ -147,6 +192,14 @@ class Walk:
 
         return [*stages, _Stage([stack.final_norm.weight], [partial(last, dropout=d) for d in drops])]
 
+    def hand_over_order(self) -> list[list[nn.Parameter]]:
+        """The groups in which `gradients` hands weights over, in order: the same on all processes."""
+        groups = []
+        for stack, reach in zip((self.model.decoder, self.model.encoder), reversed(reach_of(self.model)), strict=True):
+            stages = [*stack.blocks, stack.final_norm][reach.first :]
+            groups += [list(stage.parameters()) for stage in reversed(stages)]
+        return [*groups, self._shared_weights()]
+
     def _shared_weights(self) -> list[nn.Parameter]:
         model = self.model
         biases = [stack.bias.table for stack in (model.encoder, model.decoder) if stack.bias is not None]
@@ -154,15 +207,18 @@ class Walk:
 
     # --- forward and back ---
 
-    def _forward(self, stages: list[_Stage], xs: list[Tensor], first: int) -> tuple[list[Tensor], _Trace]:
-        visits = []
-        for index, stage in enumerate(stages):
+    def _forward(self, stages: list[_Stage], xs: list[Tensor], first: int, reach: Reach) -> tuple[list[Tensor], _Trace]:
+        with torch.no_grad():
+            xs, visits = self._run(stages[: reach.first], xs), []
+        for index, stage in enumerate(stages[reach.first :], reach.first):
+            needs_input = index > reach.first or reach.entry
             keep = self.keep.keeps(first + index, self.num_blocks)  # a final norm is as good as a block
             with self.residency.visit(stage.weights):
-                row = [Visit(function, x, keep) for function, x in zip(stage.functions, xs, strict=True)]
+                row = [Visit(function, x, keep, needs_input) for function, x in zip(stage.functions, xs, strict=True)]
                 xs = [visit.forward() for visit in row]
             visits.append(row)
-        return xs, _Trace(stages, visits)
+            self.boundaries.after_forward(row)
+        return xs, _Trace(stages[reach.first :], visits)
 
     def _run(self, stages: list[_Stage], xs: list[Tensor]) -> list[Tensor]:
         for stage in stages:
@@ -173,51 +229,54 @@ class Walk:
     def _backward(self, trace: _Trace, grads: list[Tensor], on_ready: OnReady) -> list[Tensor]:
         while trace.stages:
             stage, row = trace.stages.pop(), trace.visits.pop()
+            self.boundaries.before_backward(row, trace.visits[-1] if trace.visits else ())
             with self.residency.visit(stage.weights):
                 for index in range(len(row)):
-                    grads[index] = row[index].backward(grads[index])
+                    # None where backward ends and the gradient of the entry is not wanted
+                    grads[index] = row[index].backward(grads[index])  # type: ignore[assignment]
                     row[index] = None  # type: ignore[call-overload]  # its boundary is not needed any more
             on_ready(stage.weights)
         return grads
 
     def _loss(self, hidden: list[Tensor], slices: Sequence[Slice], total_labels: int) -> tuple[Tensor, list[Tensor]]:
         weight, total, grads = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32), []
+        scale = (1.0 if self.scaling is None else self.scaling.scale) / total_labels
         with torch.no_grad(), self.residency.visit([weight]):
-            self._open_gradient(weight)
+            if weight.requires_grad:
+                self.residency.open_gradient(weight)
             for index, part in enumerate(slices):
-                loss, grad = loss_and_gradients(
-                    hidden[index], weight, part.labels, 1 / total_labels, self.loss_settings, weight.grad
+                loss, grad = self.objective.loss_and_gradients(
+                    hidden[index], weight, part, scale, self.loss_settings, weight.grad
                 )
                 hidden[index] = None  # type: ignore[call-overload]  # freed slice by slice
                 total += loss
                 grads.append(grad)
+        self.residency.close_gradient(weight)
         return total, grads
 
     # --- the shared weights ---
 
-    def _enter(self, stack: Stack, ids: Tensor, dropout: Dropout) -> Tensor:
-        with torch.no_grad():
-            return stack.enter(F.embedding(ids, self.model.embedding).to(self.residency.compute_dtype), dropout)
+    def _dropout(self, rows: Rows) -> Dropout:
+        return Dropout(self.dropout_rate, rows, adapter_rate=self.model.adapter_dropout)
+
+    def _enter(self, stack: Stack, ids: Sequence[Tensor], drops: Sequence[Dropout]) -> list[Tensor]:
+        weight, dtype = self.model.embedding, self.residency.compute_dtype
+        with torch.no_grad(), self.residency.stored([weight]):
+            pairs = zip(ids, drops, strict=True)
+            return [stack.enter(embed(rows, weight, dtype), drop) for rows, drop in pairs]
 
     def _leave(self, stack: Stack, grads: list[Tensor], ids: Sequence[Tensor], drops: Sequence[Dropout]) -> None:
         """Add the gradient of the embedded tokens into the one embedding buffer, row by row."""
         weight = self.model.embedding
         if not weight.requires_grad:
             return
-        if weight.grad is None:
-            with self.residency.visit([weight]):
-                self._open_gradient(weight)
-        assert weight.grad is not None
+        buffer = self.residency.open_gradient(weight)
         with torch.no_grad():
             for index, (rows, drop) in enumerate(zip(ids, drops, strict=True)):
-                weight.grad.index_add_(0, rows, stack.enter(grads[index], drop).to(weight.grad.dtype))
+                buffer.index_add_(0, rows, stack.enter(grads[index], drop).to(buffer.dtype))
                 grads[index] = None  # type: ignore[call-overload]
-
-    @staticmethod
-    def _open_gradient(weight: nn.Parameter) -> None:
-        """A buffer that gradients are added into; in the dtype that the weight has during its visit."""
-        if weight.requires_grad and weight.grad is None:
-            weight.grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        del buffer
+        self.residency.close_gradient(weight)
 
     def _bias_leaf(self, stack: Stack, slices: Sequence[Slice]) -> Tensor | None:
         """The stack's bias over distances as a leaf that gathers the gradient of all its blocks; one for all slices."""
@@ -232,4 +291,4 @@ class Walk:
         if stack.bias is not None and bias is not None and bias.grad is not None:
             with torch.enable_grad():
                 again = stack.bias(bias.shape[1] // 2 + 1)
-            torch.autograd.backward(again, bias.grad.to(again.dtype))
+            backward_from(again, bias.grad.to(again.dtype))

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from config import Config, DoesNotFit
-from memory.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds
-from memory.units import MIB, format_size
+from config import PREFERENCES, Config, DoesNotFit, UserError
+from memory.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict, predict_seconds
+from memory.refusal import refusal
+from memory.shapes import Shapes
+from memory.trained import trained_counts
+from memory.units import MIB
 from settings import AUTO
 
 TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16
@@ -29,6 +32,8 @@ class Plan:
     Args:
         components: name -> bytes at the peak, largest first. phases: phase -> predicted peak bytes.
         seconds: predicted duration of a step. num_blocks: of the model.
+        phase_parts: phase -> name -> bytes, of every phase.
+        unprobed_peak_bytes: what was predicted for this choice before a probe measured it; None: there was none.
     """
 
     choice: Choice
@@ -40,6 +45,8 @@ class Plan:
     seconds: float
     num_blocks: int
     reasons: tuple[str, ...] = ()
+    phase_parts: dict[str, dict[str, int]] = field(default_factory=dict)
+    unprobed_peak_bytes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -68,16 +75,21 @@ def effective_batch(config: Config, machine: Machine) -> int:
 def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Work:
     """The work of one rank's share of a step; lengths that are None are the longest that the settings allow."""
     data, train = config.data, config.train
+    answers = 2 if data.objective == PREFERENCES else 1
     source = source_tokens or data.max_seq_len
     if target_tokens is None:
         asked = data.max_target_len
         is_span = data.objective == "span"  # masks a share of the tokens, and adds a sentinel for each span
         share = 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length) if is_span else 1.0
-        target_tokens = math.ceil(source * share) if asked == AUTO else int(asked)
+        target_tokens = answers * (math.ceil(source * share) if asked == AUTO else int(asked))
     rows = math.ceil(effective_batch(config, machine) / machine.num_processes)
     drops = config.model.dropout_rate > 0
     clips = train.max_grad_norm > 0
-    return Work(config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips)
+    return Work(
+        config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
+        trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
+        sample_rows=train.sample_rows,
+    )  # fmt: skip
 
 
 def choices(config: Config, machine: Machine, work: Work) -> Iterator[Choice]:
@@ -86,26 +98,73 @@ def choices(config: Config, machine: Machine, work: Work) -> Iterator[Choice]:
     for storage, compute in _dtypes(config, machine):
         for micro in _micro_batches(config, work):
             count = math.ceil(work.rows / micro)
-            for num_walks in {1, count}:
+            for num_walks, shards in _walks_and_shards(config, machine, count):
                 for kept in _kept_blocks(config, total_blocks, num_walks):
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
                         evaluation = _evaluation_batch(config, machine, micro)
-                        yield Choice(
-                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc
-                        )
+                        choice = Choice(
+                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc, shards
+                        )  # fmt: skip
+                        yield from _with_offload(config, machine, work, choice)
+
+
+def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) -> Iterator[Choice]:
+    """The choice as it is, and with boundaries in the host's memory, where that is wanted and possible."""
+    asked = config.memory.offload_boundaries
+    if asked is True and not machine.host_bytes:
+        raise UserError(
+            "--offload_boundaries = True, moves boundaries from a GPU into the RAM beside it; this device computes in the "
+            "RAM itself or cannot copy beside computing; allowed here: auto or False"
+        )
+    recomputes = choice.kept_blocks < work.model.num_layers + work.model.num_decoder_layers
+    if asked is not True:
+        yield choice
+    moved = replace(choice, offload_boundaries=True)
+    if asked is True and recomputes:
+        yield moved
+    elif not machine.host_bytes or asked is False or choice.kept_blocks:
+        return
+    elif offloaded_bytes(work, moved, machine) <= machine.host_bytes:
+        yield moved
+
+
+def _walks_and_shards(config: Config, machine: Machine, count: int) -> list[tuple[int, int]]:
+    """Walks of one step, and processes that share the weights; sharded weights pass by once a step."""
+    asked, processes = config.memory.shard_weights, machine.num_processes
+    if asked is True and processes == 1:
+        raise UserError(
+            "--shard_weights = True, shares the weights out over processes, and there is one; start several, as with "
+            "torchrun --nproc_per_node=2 train_low_mem.py ..., or leave it out"
+        )
+    apart = config.lora.lora_rank or config.data.objective == PREFERENCES  # ways of training that have not learned it
+    can_shard = processes > 1 and not config.train.max_grad_norm and not apart
+    sharded = [(1, processes)] if can_shard and asked in (True, AUTO) else []
+    whole = [] if asked is True and can_shard else [(walks, 1) for walks in sorted({1, count})]
+    return [*whole, *sharded]
 
 
 def _dtypes(config: Config, machine: Machine) -> list[tuple[str, str]]:
+    if config.memory.mixed_precision == "fp16" and machine.rate("float16") < 1.2 * machine.rate("float32"):
+        raise UserError(
+            "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
+            "(bf16 halves the weights and computes in what is fast)"
+        )
     fast = "bfloat16" if machine.rate("bfloat16") > 1.2 * machine.rate("float32") else "float32"
     ways = {
         "no": [("float32", "float32")],
         "bf16": [("bfloat16", fast)],
-        "fp16": [("bfloat16", fast)],
+        "fp16": [("float32", "float16")],
         AUTO: [("bfloat16", "bfloat16")] if fast == "bfloat16" else [("float32", "float32"), ("bfloat16", "float32")],
     }[config.memory.mixed_precision]
     if config.memory.mixed_precision == AUTO and config.memory.memory_mode == "ultra":
         ways = ways[-1:]
-    return ways
+    return _base_dtypes(config.lora.lora_base, ways, fast) if config.lora.lora_rank else ways
+
+
+def _base_dtypes(asked: str, ways: list[tuple[str, str]], fast: str) -> list[tuple[str, str]]:
+    """The same for the frozen weights under adapters, which may also lie in int8."""
+    named = {"fp32": ("float32", "float32"), "bf16": ("bfloat16", fast), "int8": ("int8", fast)}
+    return [*ways, named["int8"]] if asked == AUTO else [named[asked]]
 
 
 def _micro_batches(config: Config, work: Work) -> list[int]:
@@ -137,28 +196,53 @@ def plan(
     source_tokens: int | None = None,
     target_tokens: int | None = None,
     earlier: Choice | None = None,
+    shapes: Shapes | None = None,
+    evaluation: Shapes | None = None,
 ) -> Plan:
     """Choose the fastest way to run this configuration that fits the machine's budget.
 
     Args:
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order.
+        shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
     Raises:
         DoesNotFit: no way fits; names the least peak and the cheapest changes.
     """
-    work = make_work(config, machine, source_tokens, target_tokens)
-    best: Plan | None = None
-    least: Plan | None = None
-    for choice in [earlier] if earlier and _fits(work, earlier, machine) else choices(config, machine, work):
-        candidate = _priced(config, machine, work, choice)
-        if least is None or candidate.peak_bytes < least.peak_bytes:
-            least = candidate
-        if candidate.peak_bytes <= machine.budget_bytes and (best is None or candidate.seconds < best.seconds):
-            best = candidate
-    assert least is not None, "every configuration has at least one way to run"
-    if best is None:
-        raise DoesNotFit(*_refusal(config, work, machine, least))
+    work = replace(make_work(config, machine, source_tokens, target_tokens), shapes=shapes, evaluation=evaluation)
+    goes_on = earlier and _fits(work, earlier, machine) and _is_as_asked(config, machine, earlier)
+    ways = [earlier] if earlier and goes_on else list(choices(config, machine, work))
+    fastest = _fastest(work, machine, ways)
+    if fastest is None:
+        least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
+        raise DoesNotFit(*refusal(config, work, machine, least))
+    best = _priced(config, machine, work, fastest)
     return replace(best, reasons=_reasons(best, machine))
+
+
+def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
+    """The first of the fastest ways that fit; time costs little to predict, memory more, so it is asked last."""
+    timed = sorted(((_rank(choice, work, machine), place) for place, choice in enumerate(ways)))
+    if not any(_peak(work, choice, machine) <= machine.budget_bytes for choice in _smallest(ways)):
+        return None
+    return next((ways[place] for _, place in timed if _peak(work, ways[place], machine) <= machine.budget_bytes), None)
+
+
+def _smallest(ways: list[Choice]) -> list[Choice]:
+    """Of ways that differ only in what always takes more, those that take the least."""
+
+    def size(way: Choice) -> tuple[int, int, bool]:
+        return way.kept_blocks, way.loss_chunk_bytes, way.malloc == "fast"
+
+    found: dict[tuple[object, ...], Choice] = {}
+    for way in ways:
+        key = (way.batch_size_per_gpu, way.num_walks, way.storage, way.compute, way.shards, way.offload_boundaries)
+        if key not in found or size(way) < size(found[key]):
+            found[key] = way
+    return list(found.values())
+
+
+def _peak(work: Work, choice: Choice, machine: Machine) -> int:
+    return peak_of(predict(work, choice, machine))[1]
 
 
 def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Plan:
@@ -169,14 +253,28 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
     seconds = predict_seconds(work, choice, machine)
     blocks = work.model.num_layers + work.model.num_decoder_layers
     return Plan(
-        choice, effective_batch(config, machine), machine.budget_bytes, peak, components, totals, seconds, blocks
-    )
+        choice, effective_batch(config, machine), machine.budget_bytes, peak, components, totals, seconds, blocks,
+        phase_parts=phases,
+    )  # fmt: skip
+
+
+def _rank(choice: Choice, work: Work, machine: Machine) -> tuple[int, bool, float]:
+    """Whole weights before sharded ones, which need more of the network; int8, which changes numbers, last; then the fastest."""
+    return choice.shards, choice.storage == "int8", predict_seconds(work, choice, machine)
 
 
 def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
     _, peak = peak_of(predict(work, choice, machine))
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
-    return peak <= machine.budget_bytes and rows >= work.rows > rows - choice.batch_size_per_gpu
+    is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
+    return is_beside and peak <= machine.budget_bytes and rows >= work.rows > rows - choice.batch_size_per_gpu
+
+
+def _is_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
+    """Whether an earlier choice shares weights, and computes in, what is asked for now."""
+    precision = "fp16" if earlier.compute == "float16" else "no" if earlier.storage == "float32" else "bf16"
+    is_precise = config.memory.mixed_precision in (AUTO, precision) or config.lora.lora_rank > 0
+    return is_precise and earlier.shards in {shards for _, shards in _walks_and_shards(config, machine, 1)}
 
 
 def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
@@ -190,34 +288,3 @@ def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
     if choice.storage != choice.compute:
         notes.append(f"{choice.storage} at rest saves memory; products in {choice.storage} are slow here")
     return tuple(notes)
-
-
-def _refusal(config: Config, work: Work, machine: Machine, least: Plan) -> list[str]:
-    lines = [
-        f"--memory_budget = {format_size(machine.budget_bytes)}, does not hold this run: the least it needs is about "
-        f"{format_size(least.peak_bytes)} ("
-        + ", ".join(f"{k} {format_size(v)}" for k, v in list(least.components.items())[:4])
-        + ")"
-    ]
-    ideas = [
-        ("mixed_precision=bf16", replace(least.choice, storage="bfloat16"), work),
-        (
-            "batch_size_per_gpu=1",
-            replace(least.choice, batch_size_per_gpu=1, num_slices=work.rows, num_walks=1, kept_blocks=0),
-            work,
-        ),
-        (
-            f"max_seq_len={config.data.max_seq_len // 2}",
-            least.choice,
-            replace(work, source_tokens=work.source_tokens // 2),
-        ),
-        ("effective_batch_size=1", replace(least.choice, batch_size_per_gpu=1, num_slices=1), replace(work, rows=1)),
-        ("optimizer=adafactor", least.choice, replace(work, optimizer="adafactor")),
-    ]
-    savings = []
-    for flag, choice, changed in ideas:
-        saved = least.peak_bytes - peak_of(predict(changed, choice, machine))[1]
-        if saved > MIB:
-            savings.append((saved, f"--{flag} would save about {format_size(saved)}"))
-    savings.append((machine.base_bytes, f"--memory_budget={math.ceil(least.peak_bytes / MIB)}M would hold it as it is"))
-    return lines + [text for _, text in sorted(savings, reverse=True)[:3]]

@@ -218,8 +218,9 @@ def attend_padded(
     """The same as `attend` through padded rows and torch's fused kernels: the way for CUDA, where a loop over rows is slow.
 
     Memory: a bias of H x longest^2, and with unequal rows a mask of the same shape for each row.
-    Attention dropout comes from torch's generator here, so it depends on how the batch is cut.
+    Nothing is dropped here: torch would draw other masks when a block is run again, and the gradient would be of them.
     """
+    assert not dropout.active
     query_rows, key_rows = rows
     qp, kp, vp = query_rows.pad(q), key_rows.pad(k), key_rows.pad(v)  # (B, L, H, K)
     longest, keys = query_rows.longest, key_rows.longest
@@ -235,9 +236,7 @@ def attend_padded(
         mask = blank.expand(-1, -1, longest, -1) if mask is None else mask + blank
     elif mask is not None:
         mask = mask.expand(len(query_rows.lengths), -1, -1, -1)
-    out = F.scaled_dot_product_attention(
-        qp.transpose(1, 2), kp.transpose(1, 2), vp.transpose(1, 2), mask, dropout.rate, scale=1.0
-    )
+    out = F.scaled_dot_product_attention(qp.transpose(1, 2), kp.transpose(1, 2), vp.transpose(1, 2), mask, scale=1.0)
     return query_rows.flatten(out.transpose(1, 2))
 
 
@@ -255,7 +254,7 @@ def attend(
     Returns:
         (N, H, K).
     """
-    way = attend_padded if q.device.type == "cuda" else _TiledAttention.apply
+    way = attend_padded if q.device.type == "cuda" and not dropout.active else _TiledAttention.apply
     return way(q, k, v, bias, rows, causal, dropout)
 
 
@@ -279,6 +278,8 @@ class Attention(nn.Module):
         self, x: Tensor, source: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
     ) -> Tensor:
         """Queries from x (N, D), keys and values from source (N', D): (N, D)."""
-        q, k, v = self.heads(self.q(x)), self.heads(self.k(source)), self.heads(self.v(source))
+        q = self.heads(self.q(x, dropout.of_adapter(0)))
+        k = self.heads(self.k(source, dropout.of_adapter(1, rows[1])))
+        v = self.heads(self.v(source, dropout.of_adapter(2, rows[1])))
         out = attend(q, k, v, bias, rows, causal, dropout)
-        return self.o(out.reshape(-1, self.num_heads * self.d_kv))
+        return self.o(out.reshape(-1, self.num_heads * self.d_kv), dropout.of_adapter(3))

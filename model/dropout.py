@@ -8,7 +8,7 @@ The backward pass draws it again. Micro-batches, recompute, number of processes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from model.rows import Rows
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+ADAPTER_SITES = 1 << 24  # the places of adapters begin here, behind all others
 
 
 def stride(number: int) -> int:
@@ -60,15 +61,23 @@ class Dropout:
         rate: share of elements dropped, 0 to 1; the kept ones are scaled by 1 / (1 - rate).
         rows: layout of the tokens, with keys.
         site: a number for the place in the model, so that no two places share a mask.
+        adapter_rate: share dropped of what adapters read.
     """
 
     rate: float
     rows: Rows
     site: int = 0
+    adapter_rate: float = 0.0
 
     def at(self, offset: int) -> Dropout:
         """The same dropout at another place of the model."""
-        return Dropout(self.rate, self.rows, self.site + offset)
+        return replace(self, site=self.site + offset)
+
+    def of_adapter(self, offset: int, rows: Rows | None = None) -> Dropout | None:
+        """The dropout of what the adapter at this place reads, its tokens being `rows`; None where nothing is dropped."""
+        if not self.adapter_rate:
+            return None
+        return Dropout(self.adapter_rate, rows or self.rows, ADAPTER_SITES + self.site + offset)
 
     @property
     def active(self) -> bool:

@@ -1,8 +1,8 @@
 """How does a model become a Hugging Face folder, and such a folder a model?
 
 Two translations, each in one table: names of tensors, and `config.json`. Tensors pass one by one, so that neither way
-needs more memory than the model and a piece of one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5 and ByT5, in one
-file or in shards; what is written loads in `AutoModelForSeq2SeqLM` as it is.
+needs more memory than the model and a piece of one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5, ByT5 and
+CodeT5, in one file or in shards; what is written loads in `AutoModelForSeq2SeqLM` as it is.
 
 Two meanings differ between versions of transformers, and are settled here:
 - Whether the head is the embedding is read from the tensors: up to version 4 `tie_word_embeddings` says it, from
@@ -19,18 +19,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from config import T5ModelConfig
-from model.t5 import T5
-from model.tensor_files import WEIGHTS_FILE, TensorFolder, read_json, write_safetensors
+from model.quantization import fill_int8, is_int8, scale_of
+from model.t5 import T5, Parts
+from model.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
 from settings import UserError, parse
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+Cut = Callable[[T5], Parts]
 
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "t5": {"dropout_rate": 0.1},
@@ -93,18 +95,49 @@ def _is_tied(stored: TensorFolder, flag: bool) -> bool:
     return flag and stored.equal(embedding, _HEAD)
 
 
-def read_config(folder: str | Path) -> T5ModelConfig:
+def read_config(folder: str | Path, allow_pickle: bool = False) -> T5ModelConfig:
     """The shape of the model that `load` would return.
 
+    Args:
+        allow_pickle: whether pickled weights may be opened.
     Raises:
         UserError: no `config.json`, not a T5, or values that no T5 can have (all of them at once); no readable weights.
     """
     path = Path(folder) / CONFIG_FILE
-    return _config_from(path, read_json(path), TensorFolder(Path(folder)))
+    return _config_from(path, read_json(path), TensorFolder(Path(folder), allow_pickle))
+
+
+def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
+    """What the matrices of a folder are stored as, read from the tensors themselves.
+
+    Raises:
+        UserError: no readable weights.
+    """
+    stored = TensorFolder(Path(folder), allow_pickle)
+    name = _embedding_name(stored)
+    if name not in stored.names:
+        raise UserError(f"{folder}, holds no {_EMBEDDING}; name the folder of a T5 model")
+    return stored.dtype(name)
+
+
+def _family(raw: dict[str, Any]) -> Any:
+    """The model type; the first configurations name the class alone."""
+    if "model_type" in raw or not raw.get("architectures"):
+        return raw.get("model_type")
+    name = str(raw["architectures"][0]).lower()
+    return next((family for family in ("umt5", "mt5", "t5") if name.startswith(family)), name)
+
+
+def _feed_forward(raw: dict[str, Any]) -> str | None:
+    """The activation, where a configuration gives its two halves alone: `dense_act_fn` and `is_gated_act`."""
+    activation = raw.get("dense_act_fn")
+    if raw.get("feed_forward_proj") is not None or activation is None:
+        return raw.get("feed_forward_proj")
+    return ("gated-" if raw.get("is_gated_act") else "") + str(activation).replace("gelu_new", "gelu")
 
 
 def _config_from(path: Path, raw: dict[str, Any], stored: TensorFolder) -> T5ModelConfig:
-    family = raw.get("model_type")
+    family, raw = _family(raw), {**raw, "feed_forward_proj": _feed_forward(raw)}
     if family not in _FAMILY_DEFAULTS:
         raise UserError(f"{path}: model_type = {family}, is not a T5; allowed: {', '.join(_FAMILY_DEFAULTS)}")
     values = {**_FAMILY_DEFAULTS[family], **{name: value for name, value in raw.items() if value is not None}}
@@ -158,29 +191,38 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     expect: T5ModelConfig | None = None,
+    cut: Cut | None = None,
+    allow_pickle: bool = False,
 ) -> T5:
     """Read a model from a Hugging Face folder, in evaluation mode.
 
     Args:
         folder: holds `config.json` and `model.safetensors`, or shards of it with an index.
-        dtype: what the weights become; norms and bias tables are fp32 always.
+        dtype: what the weights become; norms and bias tables are fp32 always. int8: frozen, see `model.quantization`.
         device: where they go.
         expect: the shape that the checkpoint must have; the model keeps this configuration. None: any.
+        cut: gives a model on "meta" its weights, some of them a part of their rows: name -> first row, rows of the whole.
+        allow_pickle: whether pickled weights are read (by torch's weights-only loader) where there are no others.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
     Memory: the model, and a chunk of one tensor (4 MiB).
     """
-    stored = TensorFolder(Path(folder))
+    stored = TensorFolder(Path(folder), allow_pickle)
     path = Path(folder) / CONFIG_FILE
     raw = read_json(path)
     config = _config_from(path, raw, stored)
     if expect is not None:
         _compare(folder, config, expect)
-    model = T5(expect or config, device, dtype)
+    as_int8 = dtype == torch.int8
+    assert not (as_int8 and cut), "int8 weights are whole"
+    model = T5(expect or config, "meta" if cut or as_int8 else device, torch.float32 if as_int8 else dtype)
     sources = _match(stored, model)
+    parts = {} if cut is None else cut(model)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            stored.copy_into(sources[name], parameter)
+        if as_int8:
+            fill_int8(model, lambda name: stored.chunks(sources[name]), device)
+        for name, parameter in () if as_int8 else model.named_parameters():
+            stored.copy_into(sources[name], parameter, parts.get(name, (0, 0))[0])
         if _needs_folding(raw):
             model.decoder.final_norm.weight.mul_(config.d_model**0.5)
     return model.eval()
@@ -210,35 +252,56 @@ def _match(stored: TensorFolder, model: T5) -> dict[str, str]:
     problems = []
     if missing := wanted - found:
         problems.append(
-            f"{stored.path}, lacks {len(missing)} tensors of the model ({_few(missing)}); use a complete T5 checkpoint"
+            f"{stored.path}, lacks {len(missing)} tensors of the model ({_listed(missing)}); use a complete T5 checkpoint"
         )
     if foreign := found - wanted - {_EMBEDDING, _HEAD, *_EMBEDDING_COPIES, *_IGNORED}:
         problems.append(
-            f"{stored.path}, holds {len(foreign)} tensors that its {CONFIG_FILE} has no place for ({_few(foreign)})"
+            f"{stored.path}, holds {len(foreign)} tensors that its {CONFIG_FILE} has no place for ({_listed(foreign)})"
         )
     if wrong:
-        shown = _few(f"{name} is {list(shape)} and not {list(shapes[name])}" for name, shape in wrong.items())
+        shown = _listed(f"{name} is {list(shape)} and not {list(shapes[name])}" for name, shape in wrong.items())
         problems.append(f"{stored.path}, holds tensors of another shape than its {CONFIG_FILE} says: {shown}")
     if problems:
         raise UserError(*problems)
     return sources
 
 
-def _few(names: Iterable[str], count: int = 3) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:count]) + (", ..." if len(ordered) > count else "")
+_BLOCK = re.compile(r"\bblock\.(\d+)\.")
 
 
-def save(model: T5, folder: str | Path) -> None:
+def _listed(names: Iterable[str]) -> str:
+    """All names; those that differ in the number of their block alone stand once, `block.{0,1,2}`."""
+    blocks: dict[str, list[str]] = {}
+    for name in names:
+        number = _BLOCK.search(name)
+        blocks.setdefault(_BLOCK.sub("block.*.", name, count=1), []).extend(number.groups() if number else ())
+    shown = []
+    for name, numbers in sorted(blocks.items()):
+        ordered = ",".join(sorted(numbers, key=int))
+        shown.append(name.replace("*", ordered if len(numbers) == 1 else f"{{{ordered}}}", 1))
+    return ", ".join(shown)
+
+
+def save(model: T5, folder: str | Path, shard_bytes: int | None = None) -> None:
     """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads: weights in their dtype, and configuration.
+
+    Weights in int8 go into a file of another name, which this program alone loads.
 
     The caller makes the change atomic (writes beside, then renames).
 
+    Args:
+        shard_bytes: most bytes of one file of weights, as far as single tensors allow; None: one file.
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     Memory: one tensor where the weights are not on the CPU, else nothing.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    tensors = {hf_name(name, model.config): parameter.detach() for name, parameter in model.named_parameters()}
-    write_safetensors(tensors, Path(folder) / WEIGHTS_FILE)
+    weights = dict(model.named_parameters())
+    tensors = {hf_name(name, model.config): weight.detach() for name, weight in weights.items()}
+    scales = {hf_name(n, model.config) + SCALE: scale_of(w) for n, w in weights.items() if is_int8(w)}
+    if scales:
+        write_safetensors({**tensors, **scales}, Path(folder) / INT8_FILE)
+    else:
+        whole = sum(tensor.nbytes for tensor in tensors.values())
+        write_shards(tensors, Path(folder), shard_bytes or whole)
     write_config(model.config, folder, model.embedding.dtype)

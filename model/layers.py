@@ -14,6 +14,14 @@ from torch import Tensor, nn
 
 from config import T5ModelConfig
 from model.dropout import Dropout
+from model.quantization import product, product_back
+
+
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The norm of x (N, D), and what each token was multiplied by (N, 1)."""
+    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
+    inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return (x * inverse.to(x.dtype)).mul_(weight.to(x.dtype)), inverse
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -21,10 +29,9 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
-        inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()  # (N, 1)
+        y, inverse = _rms_norm(x, weight, epsilon)
         ctx.save_for_backward(x, weight, inverse)
-        return (x * inverse.to(x.dtype)).mul_(weight.to(x.dtype))
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -47,19 +54,43 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, D) -> (N, D)."""
+        if not torch.is_grad_enabled():  # a function of autograd costs more than the norm of a single token
+            return _rms_norm(x, self.weight, self.epsilon)[0]
         return _RMSNorm.apply(x, self.weight, self.epsilon)
 
 
+class _Product(torch.autograd.Function):
+    """x W^T. Keeps W itself and not a view of it, so that a kept graph does not hold the copy that a visit made of W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x if weight.requires_grad else None, weight)
+        return product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight = ctx.needs_input_grad
+        return product_back(grad, weight) if needs_x else None, grad.t() @ x if needs_weight else None
+
+
 class Linear(nn.Module):
-    """Matrix product without a bias; weight (width_out, width_in), as everywhere in T5."""
+    """Matrix product without a bias; weight (width_out, width_in), as everywhere in T5.
+
+    `adapter`, where there is one (see `model.lora`), changes the result: (x, result, weight, dropout) -> result.
+    """
+
+    adapter: nn.Module | None
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width_out, width_in))
+        self.register_module("adapter", None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (N, width_in) -> (N, width_out)."""
-        return F.linear(x, self.weight)
+    def forward(self, x: Tensor, dropout: Dropout | None = None) -> Tensor:
+        """x (N, width_in) -> (N, width_out); `dropout` is the adapter's."""
+        y = _Product.apply(x, self.weight) if torch.is_grad_enabled() else product(x, self.weight)
+        return y if self.adapter is None else self.adapter(x, y, self.weight, dropout)
 
 
 class FeedForward(nn.Module):
@@ -74,11 +105,13 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
         """x (N, D) -> (N, D), by way of (N, F)."""
-        inner = self._activate(x) if self.gate is None else self._activate(x) * self.wi(x)
-        return self.wo(dropout(inner))
+        inner = self._activate(x, dropout)
+        if self.gate is not None:
+            inner = inner * self.wi(x, dropout.of_adapter(6))
+        return self.wo(dropout(inner), dropout.of_adapter(7))
 
-    def _activate(self, x: Tensor) -> Tensor:
-        x = (self.gate or self.wi)(x)
+    def _activate(self, x: Tensor, dropout: Dropout) -> Tensor:
+        x = (self.gate or self.wi)(x, dropout.of_adapter(5))
         if self.activation == "relu":
             return F.relu(x)
         # the published checkpoints were trained with the tanh form of GELU

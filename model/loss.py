@@ -37,9 +37,14 @@ class LossSettings:
         return max(16, self.chunk_bytes // (4 * vocab_size))
 
 
-def _chunk_loss(logits: Tensor, labels: Tensor, settings: LossSettings, scale: float | None) -> Tensor:
-    """Summed loss of (C, V) fp32 logits, which are overwritten: with scale * d loss / d logits, where `scale` is given."""
-    valid = labels != IGNORED
+def _chunk_loss(
+    logits: Tensor, labels: Tensor, settings: LossSettings, scale: float | None, weights: Tensor | None = None
+) -> Tensor:
+    """Loss (C,) of each token from (C, V) fp32 logits, which are overwritten: with scale * weight * d loss / d logits,
+    where `scale` is given. IGNORED labels and weights are in the loss."""
+    counted = (labels != IGNORED).float()
+    if weights is not None:
+        counted = counted * weights
     target = labels.clamp(min=0).unsqueeze(1)
     smooth, z_weight = settings.label_smoothing, settings.z_loss
     wanted = (1 - smooth) * logits.gather(1, target).squeeze(1)
@@ -51,16 +56,22 @@ def _chunk_loss(logits: Tensor, labels: Tensor, settings: LossSettings, scale: f
     log_z = (largest + mass.log()).squeeze(1)
     losses = log_z - wanted + z_weight * log_z.square()
     if scale is not None:
-        factor = (valid * scale).unsqueeze(1)
+        factor = (counted * scale).unsqueeze(1)
         gradient = exponentials.mul_((1 + 2 * z_weight * log_z).unsqueeze(1) * factor / mass)
         if smooth:
             gradient.sub_(factor * (smooth / logits.shape[1]))
         gradient.scatter_add_(1, target, factor * (smooth - 1.0))
-    return (losses * valid).sum()
+    return losses * counted
 
 
 def loss_and_gradients(
-    hidden: Tensor, head: Tensor, labels: Tensor, scale: float, settings: LossSettings, grad_head: Tensor | None
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    scale: float,
+    settings: LossSettings,
+    grad_head: Tensor | None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum the loss of all tokens and form its gradient times `scale`.
 
@@ -70,8 +81,9 @@ def loss_and_gradients(
         labels: (N,) int64, IGNORED carries no loss.
         scale: factor on the gradient, e.g. 1 / tokens of the effective batch.
         grad_head: (V, D), added to; None: the head is frozen.
+        weights: (N,) fp32, any sign: factor on each token's loss and gradient; None: 1 for all.
     Returns:
-        loss sum (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
+        loss sum, each token by its weight (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
     Memory: C x V x 4 bytes twice, and the gradient of hidden.
     """
     grad_hidden, total = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32)
@@ -79,7 +91,8 @@ def loss_and_gradients(
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
         logits = torch.mm(chunk, head.t()).float()
-        total += _chunk_loss(logits, labels[start : start + step], settings, scale)
+        part = None if weights is None else weights[start : start + step]
+        total += _chunk_loss(logits, labels[start : start + step], settings, scale, part).sum()
         gradient = logits.to(hidden.dtype)
         del logits
         torch.mm(gradient, head, out=grad_hidden[start : start + step])
@@ -91,14 +104,23 @@ def loss_and_gradients(
     return total, grad_hidden
 
 
-def loss_only(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
-    """The summed loss alone, for evaluation. Shapes and memory as `loss_and_gradients`."""
-    total = hidden.new_zeros((), dtype=torch.float32)
+def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
+    """The loss of each token (N,), fp32, 0 where IGNORED: without smoothing and z-loss the negative log-probability.
+
+    Shapes and memory as `loss_and_gradients`, without gradients.
+    """
+    losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
     step = settings.chunk_tokens(head.shape[0])
     for start in range(0, hidden.shape[0], step):
         logits = torch.mm(hidden[start : start + step], head.t()).float()
-        total += _chunk_loss(logits, labels[start : start + step], settings, None)
-    return total
+        losses[start : start + step] = _chunk_loss(logits, labels[start : start + step], settings, None)
+        del logits  # before the next chunk's are made
+    return losses
+
+
+def loss_only(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
+    """The summed loss alone, for evaluation. Shapes and memory as `loss_and_gradients`."""
+    return token_losses(hidden, head, labels, settings).sum()
 
 
 class MeanLoss(torch.autograd.Function):

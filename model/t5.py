@@ -10,8 +10,10 @@ R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
@@ -19,8 +21,14 @@ from model.attention import Attention, PositionBias
 from model.dropout import Dropout
 from model.layers import FeedForward, RMSNorm
 from model.loss import IGNORED, LossSettings, MeanLoss
+from model.quantization import dequantize, embed, is_int8, product
 from model.rows import Rows
 
+if TYPE_CHECKING:
+    from model.peft_format import AdapterInfo
+
+# name of a weight of which a model holds some rows only -> number of the first one, rows of the whole
+Parts = Mapping[str, tuple[int, int]]
 SITES_PER_BLOCK = 16  # places of dropout in one block, with room
 DECODER_SITES = 1 << 20  # the decoder's places begin here
 
@@ -108,6 +116,8 @@ class T5(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.adapter_dropout = 0.0  # share dropped of what adapters read, in the walk; see `model.lora`
+        self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
             self.encoder = Stack(config, is_decoder=False)
@@ -127,13 +137,22 @@ class T5(nn.Module):
         return self.embedding if self.head is None else self.head
 
     @property
+    def float_dtype(self) -> torch.dtype:
+        """What the model computes in where no visit widens its weights: their dtype, fp32 where they are int8."""
+        return torch.float32 if is_int8(self.embedding) else self.embedding.dtype
+
+    @property
     def output_scale(self) -> float:
         """Factor on the hidden states before the head: d_model^-0.5 in T5 1.0, 1 elsewhere."""
         return self.config.d_model**-0.5 if self.config.scale_decoder_outputs else 1.0
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> T5:
-        """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device."""
+    def initialise(self, seed: int, parts: Parts | None = None) -> T5:
+        """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device.
+
+        Args:
+            parts: weights of which this model holds some rows only.
+        """
         for index, (name, weight) in enumerate(self.named_parameters()):
             if "norm" in name:
                 weight.fill_(1.0)
@@ -141,8 +160,13 @@ class T5(nn.Module):
             generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
             deviation = self._initial_deviation(name) * self.config.initializer_factor
             # row chunks: the fp32 draw of a large bf16 matrix is never whole in memory
-            for chunk in weight.split(max(1, (1 << 20) // weight.shape[1])):
-                chunk.copy_(torch.randn(chunk.shape, generator=generator) * deviation)
+            first, count = (parts or {}).get(name, (0, weight.shape[0]))
+            step = max(1, (1 << 20) // weight.shape[1])
+            for start in range(0, count, step):
+                drawn = torch.randn(min(step, count - start), weight.shape[1], generator=generator) * deviation
+                low, high = max(start, first), min(start + len(drawn), first + weight.shape[0])
+                if low < high:
+                    weight[low - first : high - first].copy_(drawn[low - start : high - start])
         return self
 
     def _initial_deviation(self, name: str) -> float:
@@ -162,7 +186,7 @@ class T5(nn.Module):
     def encode(self, ids: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:
         """Encoder output (N, D) of ids (N,)."""
         stack, dropout = self.encoder, Dropout(rate, rows)
-        x = stack.enter(F.embedding(ids, self.embedding), dropout)
+        x = stack.enter(embed(ids, self.embedding, self.float_dtype), dropout)
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
             x = block(x, bias, rows, dropout)
@@ -171,7 +195,7 @@ class T5(nn.Module):
     def decode(self, ids: Tensor, memory: Tensor, rows: Rows, memory_rows: Rows, rate: float = 0.0) -> Tensor:
         """What the head multiplies (N, D), for decoder ids (N,) and the encoder's output (N', D)."""
         stack, dropout = self.decoder, Dropout(rate, rows)
-        x = stack.enter(F.embedding(ids, self.embedding), dropout)
+        x = stack.enter(embed(ids, self.embedding, self.float_dtype), dropout)
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
             x = block(x, memory, bias, rows, memory_rows, dropout)
@@ -188,7 +212,7 @@ class T5(nn.Module):
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) fp32 of ids (B, S) and decoder ids (B, T); mask (B, S) ones, then zeros for padding."""
         hidden = self._hidden(input_ids, attention_mask, decoder_input_ids, 0.0)
-        return F.linear(hidden, self.output_weight).float().view(*decoder_input_ids.shape, -1)
+        return product(hidden, self.output_weight).float().view(*decoder_input_ids.shape, -1)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """Mean loss per label token, differentiable by plain autograd.
@@ -204,7 +228,8 @@ class T5(nn.Module):
             raise ValueError("labels are needed for a loss; use logits() for outputs")
         rate = self.config.dropout_rate if self.training else 0.0
         hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
-        return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
+        head = dequantize(self.output_weight, hidden.dtype) if is_int8(self.output_weight) else self.output_weight
+        return MeanLoss.apply(hidden, head, labels.reshape(-1), LossSettings())
 
 
 def _lengths(mask: Tensor) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""How do tensors lie in files? As safetensors: read in chunks of rows, written one by one.
+"""How do tensors lie in files? As safetensors: read in chunks of rows, written one by one, in one file or in shards.
+
+Pickled files (`pytorch_model.bin`) are read only where the user allows it: see `pickle_files`.
 
 Source: the layout: github.com/huggingface/safetensors, section "Format".
 """
@@ -15,38 +17,53 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from model.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 from settings import UserError
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
+SCALE = ".scale"  # behind the name of a tensor in int8: the name of its scales, one a row
 CHUNK_BYTES = 4 * 2**20
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 
 class TensorFolder:
     """The tensors of a folder, in one file or in shards with an index, by name.
 
+    Args:
+        folder: where they lie.
+        allow_pickle: whether pickled files are read, where there are no others.
     Raises:
         UserError: no such file, or one that is cut off or broken.
-    Memory: none; reading takes a chunk at a time.
+    Memory: none; reading takes a chunk at a time. Pickled files of before torch 1.6: a whole file.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, allow_pickle: bool = False) -> None:
         self.path, self._files = Path(folder), {}  # type: ignore[var-annotated]
-        for name in self._shards():
+        for name in self._shards(allow_pickle):
             opened = self._open(self.path / name)
             self._files.update(dict.fromkeys(opened.keys(), opened))
 
-    def _shards(self) -> list[str]:
-        if (self.path / INDEX_FILE).exists():
-            places = read_json(self.path / INDEX_FILE).get("weight_map")
-            if not isinstance(places, dict) or not places:
-                raise UserError(f"{self.path / INDEX_FILE}, has no weight_map; copy or download it again")
-            return sorted(set(places.values()))
-        if (self.path / WEIGHTS_FILE).exists():
-            return [WEIGHTS_FILE]
+    def _shards(self, allow_pickle: bool) -> list[str]:
+        for index, names in ((INDEX_FILE, (WEIGHTS_FILE, INT8_FILE)), (PICKLE_INDEX, (PICKLE_FILE,))):
+            if index == PICKLE_INDEX and not allow_pickle:
+                break
+            if (self.path / index).exists():
+                return self._indexed(index)
+            for name in names:
+                if (self.path / name).exists():
+                    return [name]
         raise UserError(f"{self.path}, holds no {WEIGHTS_FILE}{_pickled(self.path)}")
 
+    def _indexed(self, index: str) -> list[str]:
+        places = read_json(self.path / index).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise UserError(f"{self.path / index}, has no weight_map; copy or download it again")
+        return sorted({str(name) for name in places.values()})
+
     def _open(self, path: Path) -> Any:
+        if path.name.startswith("pytorch_model"):
+            return PickleFile(path)
         try:
             return safe_open(path, framework="pt")
         except FileNotFoundError:
@@ -56,21 +73,30 @@ class TensorFolder:
 
     @property
     def names(self) -> set[str]:
-        return set(self._files)
+        return {name for name in self._files if not name.endswith(SCALE)}
 
     def chunks(self, name: str) -> Iterator[Tensor]:
-        """A tensor in pieces of whole rows, none much larger than CHUNK_BYTES, from the first row to the last."""
+        """A tensor in pieces of whole rows, none much larger than CHUNK_BYTES, from the first row to the last.
+
+        What is stored in int8 comes as fp32.
+        """
         stored = self._files[name].get_slice(name)
         count, *rest = stored.get_shape()
         rows = max(1, CHUNK_BYTES // (4 * math.prod(rest)))
         for start in range(0, count, rows):
-            yield stored[start : start + rows]
+            part = stored[start : start + rows]
+            if part.dtype == torch.int8:
+                scales = self._files[name + SCALE].get_slice(name + SCALE)[start : start + rows]
+                part = part.float().mul_(scales.unsqueeze(1))
+            yield part
 
-    def copy_into(self, name: str, target: Tensor) -> None:
-        """Fill `target`, of the same shape and any dtype and device. Memory: one chunk."""
-        start = 0
+    def copy_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
+        """Fill `target`, of any dtype and device, with as many rows as it has, from `first_row` on. Memory: one chunk."""
+        start, end = -first_row, len(target)
         for chunk in self.chunks(name):
-            target[start : start + len(chunk)].copy_(chunk)
+            low, high = max(start, 0), min(start + len(chunk), end)
+            if low < high:
+                target[low:high].copy_(chunk[low - start : high - start])
             start += len(chunk)
 
     def equal(self, first: str, second: str) -> bool:
@@ -79,6 +105,10 @@ class TensorFolder:
             return False
         return all(torch.equal(a, b) for a, b in zip(self.chunks(first), self.chunks(second), strict=True))
 
+    def dtype(self, name: str) -> torch.dtype:
+        """What the numbers of one tensor are stored as."""
+        return self._files[name].get_slice(name)[:0].dtype
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, read from the header."""
         return tuple(self._files[name].get_slice(name).get_shape())
@@ -86,7 +116,10 @@ class TensorFolder:
 
 def _pickled(folder: Path) -> str:
     if any(folder.glob("pytorch_model*.bin*")):
-        return "; pytorch_model.bin is not read (it can run code): convert it with transformers' save_pretrained"
+        return (
+            "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
+            f"python train_low_mem.py convert --model={folder} --output=FOLDER --allow_pickle=True"
+        )
     return "; name the folder of a saved model"
 
 
@@ -127,3 +160,30 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             file.write(tensors[name].to("cpu").contiguous().view(torch.uint8).numpy().data)
+
+
+def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
+    """Write tensors into files of about `shard_bytes` at most, with an index, in their order; few into one file.
+
+    Raises:
+        OSError: a file cannot be written.
+    Memory: as `write_safetensors`.
+    """
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        write_safetensors(tensors, folder / WEIGHTS_FILE)
+        return
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(shard, folder / file)
+        places.update(dict.fromkeys(shard, file))
+    content = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": places}
+    (folder / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")

@@ -19,7 +19,8 @@ GROUND = {"settings", "config", "memory.units"}
 WINGS: dict[str, set[str]] = {
     "memory.units": set(),
     "settings": {"memory.units"},
-    "config": {"settings", "memory.units"},
+    "consistency": {"settings", "config"},  # config only for the types of what is checked
+    "config": {"consistency", "settings", "memory.units"},
     "devices": GROUND,
     "model": GROUND | {"devices"},
     "data": GROUND | {"devices"},
@@ -200,7 +201,7 @@ def test_requirements_name_what_is_imported() -> None:
     wanted = {line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()} - {""}
     names = {re.split(r"[<>=!~;\[ ]", line)[0].lower() for line in wanted}
     modules = {module.split(".")[0] for path in SOURCES for module in imports_of(path)}
-    imported = {name for name in names if {"pyyaml": "yaml"}.get(name, name) in modules}
+    imported = {name for name in names if {"pyyaml": "yaml"}.get(name, name.replace("-", "_")) in modules}
     assert names == imported, f"required and not imported: {names - imported}"
     pinned = (ROOT / "constraints.txt").read_text()
     for name in names:

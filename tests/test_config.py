@@ -160,3 +160,30 @@ def test_round_trip(tmp_path: Path) -> None:
 )
 def test_wrong_together_or_unknown(flags: dict[str, str], part: str) -> None:
     assert any(part in problem for problem in problems_of("train", **flags))
+
+
+def test_dpo_learns_preferences() -> None:
+    loaded = load("dpo", {"train_file": "x", "beta": "0.2"})
+    assert loaded.data.objective == "preferences" and loaded.preference.beta == 0.2
+    assert config.training_command(loaded.as_dict()) == "dpo"
+    assert config.training_command(load("train", {"train_file": "x"}).as_dict()) == "train"
+    assert set(flags_of("train")) < set(flags_of("dpo"))
+
+
+def test_a_dpo_run_loads_as_it_was_saved(tmp_path: Path) -> None:
+    loaded = load("dpo", {"train_file": "x", "preference_loss": "orpo", "orpo_lambda": "0.3"})
+    loaded.save(tmp_path / "settings.json")
+    assert load("dpo", {"config": str(tmp_path / "settings.json")}).as_dict() == loaded.as_dict()
+    assert "use dpo instead" in problems_of("train", config=str(tmp_path / "settings.json"))[0]
+
+
+def test_settings_that_dpo_would_not_heed_are_refused_all_at_once() -> None:
+    flags = {
+        "is_finetune": "True", "label_smoothing": "0.1", "z_loss": "1e-4", "preference_loss": "orpo", "beta": "0.3",
+        "preference_label_smoothing": "0.1",
+    }  # fmt: skip
+    problems = problems_of("dpo", train_file="x", **flags)
+    assert len(problems) == 5 and all("has no effect" in problem for problem in problems)
+    assert "see preference_label_smoothing" in "".join(problems)
+    assert "--orpo_lambda = 0.3" in problems_of("dpo", train_file="x", orpo_lambda="0.3")[0]
+    assert "dpo learns preferences alone" in problems_of("dpo", train_file="x", objective="span")[0]

@@ -1,4 +1,9 @@
-"""What can be done with a trained model? Measure it on rows (`evaluate`), let it write (`generate`)."""
+"""How are prompts answered: one text on the screen, or a file of them into another?
+
+Prompts are taken by windows. Inside a window they are answered longest first, as many at once as the budget allows, and
+then written in the order of the input. A run that was killed goes on where its output ends: beside an unfinished output
+lies a file that says what it was begun with.
+"""
 
 from __future__ import annotations
 
@@ -6,234 +11,208 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
-import torch
-from accelerate import Accelerator
-
-import devices
-from config import Config, T5ModelConfig, UserError, load
+from config import Config, UserError
+from data.cache import fingerprint
 from data.lines import BadRows
-from data.loader import StepLoader
-from data.prepare import prepare_in_child
-from data.reading import column_names, read_rows
-from data.sources import find
-from data.tokenizer import Tokenizer
-from devices.base import Device
-from engine.keep import Keep
-from engine.residency import residency_for
-from engine.walk import Walk
-from memory.budget import measure_budget
-from memory.monitor import Monitor
-from memory.prediction import weight_counts
-from memory.units import format_size
-from model import hf_format
-from model.generation import generate as write_answers
-from model.loss import LossSettings
-from settings import AUTO, DoesNotFit
-from training.evaluation import Evaluation
-from training.evaluation import evaluate as measure_loss
+from data.prompts import PROMPT, Prompt, read_prompts
+from data.sources import find, sources_fingerprint
+from data.templates import USER
+from memory.generation import MOST_ROWS
+from settings import AUTO
+from training.adapters import base_of
+from training.loading import Trained, check_one_adapter, check_one_process, find_model, load_trained, writing_of
 from training.progress import Progress
-from training.runs import model_folder, newest_run
-from training.startup import SETTINGS_FILE
+from training.runs import check_writable
 
-EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
-
-
-@dataclass
-class Trained:
-    """A model ready to use, and what goes with it."""
-
-    folder: Path
-    walk: Walk
-    tokenizer: Tokenizer
-    device: Device
-
-
-def find_model(config: Config) -> Path:
-    """The folder that `--model` names; auto: the newest run's model.
-
-    Raises:
-        UserError: there is none.
-    """
-    named = config.checkpoint.model
-    if named == AUTO:
-        run = newest_run(config.run.output_dir, needs_model=True)
-        if run is None:
-            raise UserError(
-                f"--model = auto, there is no trained model in {config.run.output_dir}; name a folder, or train first"
-            )
-        named = str(run)
-    folder = model_folder(named) or Path(named)
-    if not folder.is_dir():
-        raise UserError(
-            f"--model = {named}, no such folder; name one with config.json, model.safetensors and tokenizer.json"
-        )
-    return folder
-
-
-def load_trained(config: Config, folder: Path) -> Trained:
-    """Load a model for use, its weights as they are stored, computed in what this device multiplies fast.
-
-    Raises:
-        UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
-    """
-    device = devices.pick(config.run.device)
-    shape = hf_format.read_config(folder)
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.size > shape.vocab_size:
-        raise UserError(
-            f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {shape.vocab_size}: they do not match"
-        )
-    storage = torch.bfloat16 if _stored_dtype(folder) == torch.bfloat16 else torch.float32
-    if config.memory.mixed_precision == "bf16":
-        storage = torch.bfloat16
-    compute = (
-        device.choose_compute_dtype(config.memory.mixed_precision).dtype if storage == torch.bfloat16 else torch.float32
-    )
-    _check_fits(config, device, shape, storage)
-    model = hf_format.load(folder, dtype=storage, device=device.torch_device)
-    walk = Walk(model, Keep(0), residency_for(storage, compute), LossSettings(), 0.0)
-    return Trained(folder, walk, tokenizer, device)
-
-
-def _stored_dtype(folder: Path) -> torch.dtype:
-    about = json.loads((folder / "config.json").read_text(encoding="utf8"))
-    return torch.bfloat16 if "bfloat16" in (about.get("dtype"), about.get("torch_dtype")) else torch.float32
-
-
-def _check_fits(config: Config, device: Device, shape: T5ModelConfig, storage: torch.dtype) -> None:
-    budget = measure_budget(config.memory.memory_budget, device)
-    room = budget.device_bytes if device.is_separate_memory and budget.device_bytes is not None else budget.host_bytes
-    weights = weight_counts(shape)["total"] * storage.itemsize
-    if weights > room:
-        raise DoesNotFit(
-            f"--memory_budget = {format_size(room)}, does not hold the model's {format_size(weights)} of weights; "
-            "raise it, or try --mixed_precision=bf16"
-        )
-
-
-def evaluate(config: Config) -> Evaluation:
-    """Measure loss and perplexity on `validation_file`, or on the rows that the model's run held out.
-
-    Raises:
-        UserError: model or data are not usable.
-    """
-    folder = find_model(config)
-    config = _data_settings(config, folder)
-    prepared = prepare_in_child(config)
-    trained = load_trained(config, folder)
-    loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
-    rows = (
-        config.train.eval_rows if config.given("eval_rows") or not config.given("validation_file") else loader.num_rows
-    )
-    asked = config.train.eval_batch_size_per_gpu
-    batch_size = EVALUATION_BATCH if asked == AUTO else int(asked)
-    accelerator = Accelerator(cpu=trained.device.name == "cpu")
-    budget = measure_budget(config.memory.memory_budget, trained.device)
-    with Monitor(budget.host_bytes, trained.device, config.memory.monitor_seconds) as monitor:
-        result = measure_loss(
-            trained.walk, loader.evaluation_batches(rows, batch_size), accelerator, trained.device.torch_device
-        )
-    cut = prepared.counts.get("validation_cut_rows", 0)
-    Progress(1).table(
-        f"evaluation of {folder}",
-        [
-            (
-                "rows",
-                f"{result.rows:,} of {loader.num_rows:,} ({prepared.objective})"
-                + (f", {cut:,} were cut to the longest length" if cut else ""),
-            ),
-            ("target tokens", f"{result.tokens:,}"),
-            ("loss", f"{result.loss:.4f}"),
-            ("perplexity", f"{result.perplexity:,.2f}"),
-            ("peak memory", f"{format_size(monitor.peak_bytes)} of {format_size(budget.host_bytes)}"),
-        ],
-    )
-    return result
-
-
-def _data_settings(config: Config, folder: Path) -> Config:
-    """The run's own data settings under the flags of now; a validation file given is the only one that is read."""
-    flags = {name: value for name, value in config.as_dict().items() if config.given(name)}
-    saved = next(
-        (place / SETTINGS_FILE for place in (folder, *folder.parents[:2]) if (place / SETTINGS_FILE).is_file()), None
-    )
-    if saved is not None:
-        flags["config"] = str(saved)
-    merged = load("train", {name: value for name, value in flags.items() if name != "model"})
-    merged.data.tokenizer_dir, merged.model = str(folder), hf_format.read_config(folder)
-    merged.checkpoint = config.checkpoint
-    merged.origins["validation_file"] = "flag" if config.given("validation_file") else ""
-    if config.given("validation_file"):
-        merged.data.train_file, merged.data.max_samples = (
-            merged.data.validation_file,
-            1,
-        )  # the other split is not needed
-    return merged
+WINDOW_BATCHES = 8  # batches of one window
+ANSWER, REFERENCE = "response", "reference"
+UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 
 def generate(config: Config) -> None:
     """Answer one text on the screen, or a file of prompts as JSON lines.
 
     Raises:
-        UserError: model, input or output are not usable.
+        UserError: model, input or output are not usable. DoesNotFit: the budget does not hold a single answer.
     """
-    settings = config.generate
-    if settings.input is None:
-        raise UserError("--input = none, is needed: a text, or a file of prompts")
-    prompts = _prompts(config, settings.input)
-    trained = load_trained(config, find_model(config))
-    with _output(settings.output) as out:
-        while batch := list(islice(prompts, settings.generate_batch_size)):
-            for prompt, answer in zip(batch, answer_all(trained, config, batch), strict=True):
-                out.write(
-                    json.dumps({"prompt": prompt, "response": answer}, ensure_ascii=False) + "\n"
-                    if settings.output
-                    else answer + "\n"
+    check_one_process("generate")
+    given = config.answer.input
+    if given is None:
+        raise UserError("--input = none, there is nothing to answer; give a text, or a file of prompts")
+    folder, bad_rows = find_model(config), BadRows(config.data.skip_bad_rows)
+    adapters = check_one_adapter(config, folder)
+    prompts = _prompts(config, given, bad_rows)
+    output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
+    if output is not None:
+        done = sum(1 for _ in islice(prompts, output.rows))
+        if done:
+            Progress(1).note(f"{config.answer.output} holds {done:,} answers already; going on behind them")
+    asked = config.answer.generate_batch_size
+    trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
+    encoder = Encoder(trained, config)
+    answered = answers(trained, config, encoder, prompts)
+    if output is None:
+        for _, answer in answered:
+            print(answer, flush=True)
+    else:
+        with output:
+            for prompt, answer in answered:
+                output.write(prompt, answer)
+    for note in encoder.notes(bad_rows):
+        Progress(1).note(note)
+
+
+def answers(
+    trained: Trained, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
+) -> Iterator[tuple[Prompt, str]]:
+    """Answer prompts in windows: prompt and answer, in their order.
+
+    Memory: one window of prompts, and one batch of answers being written.
+    """
+    asked = config.answer.generate_batch_size
+    size = trained.rows_at_once(asked, writing_of(config, MOST_ROWS)) * WINDOW_BATCHES
+    while window := list(islice(prompts, size)):
+        inputs = [encoder.encode(prompt) for prompt in window]
+        yield from zip(window, answer_all(trained, config, inputs), strict=True)
+
+
+def answer_all(trained: Trained, config: Config, inputs: list[list[int]]) -> list[str]:
+    """Answer encoded prompts, longest first and as many at once as fit; the answers stand in the order of the prompts."""
+    order = sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
+    texts, asked = [""] * len(inputs), config.answer.generate_batch_size
+    while order:
+        longest = len(inputs[order[0]])
+        rows = trained.rows_at_once(asked, writing_of(config, len(order), longest))
+        places, order = order[:rows], order[rows:]
+        written = trained.answer([inputs[place] for place in places], config)
+        for place, ids in zip(places, written, strict=True):
+            texts[place] = trained.tokenizer.decode(ids)
+    return texts
+
+
+@dataclass
+class Encoder:
+    """Turns prompts into the model's input, and counts those that are too long."""
+
+    trained: Trained
+    config: Config
+    cut: int = 0
+    first_cut: str = field(default="")
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of the prompt in the model's template, with the end token.
+
+        Raises:
+            UserError: it is too long, and `long_prompts` refuses such.
+        """
+        text = self.trained.template.prompt([(USER, prompt.text)])
+        return self.encode_text(text, prompt.place)
+
+    def encode_text(self, text: str, place: str) -> list[int]:
+        """The same for the encoder's whole text."""
+        longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
+        ids = tokenizer.encode_batch([text], special=True)[0]  # a prompt may hold sentinels to fill in
+        if len(ids) >= longest:
+            if self.config.answer.long_prompts == "refuse":
+                raise UserError(
+                    f"{place}: the prompt has {len(ids) + 1} tokens, --max_seq_len = {longest} allows no more; raise it, "
+                    "or take --long_prompts=cut"
                 )
-                out.flush()
+            self.cut, self.first_cut = self.cut + 1, self.first_cut or place
+        return [*ids[: longest - 1].tolist(), tokenizer.eos_id]
+
+    def notes(self, bad_rows: BadRows) -> list[str]:
+        """What the user should know in the end."""
+        longest, notes = self.config.data.max_seq_len, []
+        if self.cut:
+            notes.append(
+                f"{self.cut:,} prompt(s) were longer than --max_seq_len={longest} and were cut ({self.first_cut})"
+            )
+        if bad_rows.count:
+            notes.append(f"{bad_rows.count:,} row(s) were passed over, such as {bad_rows.examples[0]}")
+        return notes
 
 
-def answer_all(trained: Trained, config: Config, prompts: list[str]) -> list[str]:
-    """Answer prompts at once. A prompt longer than max_seq_len is cut, and the user told."""
-    longest, tokenizer, settings = config.data.max_seq_len, trained.tokenizer, config.generate
-    ids = tokenizer.encode_batch(prompts, special=True)  # a prompt may hold sentinels to fill in
-    cut = sum(len(row) >= longest for row in ids)
-    if cut:
-        Progress(1).note(f"{cut} prompt(s) are longer than --max_seq_len={longest} tokens and were cut")
-    inputs = [[*row[: longest - 1].tolist(), tokenizer.eos_id] for row in ids]
-    residency = trained.walk.residency
-    answers = write_answers(
-        trained.walk.model, inputs, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature,
-        top_k=settings.top_k, top_p=settings.top_p, seed=config.run.seed,
-        visit=residency.visit, compute_dtype=residency.compute_dtype,
-    )  # fmt: skip
-    return [tokenizer.decode(answer) for answer in answers]
-
-
-def _prompts(config: Config, given: str) -> Iterator[str]:
+def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     """The prompts of a file, or the text itself where no such file exists."""
-    is_file = False
-    with suppress(OSError, ValueError):  # a long text is no path name
-        is_file = os.path.exists(given)
-    if not is_file:
-        return iter([given])
-    sources = find(given)
-    names = column_names(sources[0], config.data.text_column)
-    column = config.data.prompt_column if config.data.prompt_column in names else config.data.text_column
-    rows = read_rows(sources, [column], BadRows(config.data.skip_bad_rows), text_unit="line")
-    return (row[0] for batch in rows for row in batch)
+    if not is_file(given):
+        return iter([Prompt("--input", given, {PROMPT: given})])
+    data = config.data
+    return read_prompts(find(given, "--input"), data.prompt_column, data.text_column, bad_rows)
 
 
-def _output(path: str | None) -> TextIO:
-    if path is None:
-        return os.fdopen(os.dup(1), "w", encoding="utf8")
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "w", encoding="utf8")
-    except OSError as error:
-        raise UserError(f"--output = {path}, cannot be written: {error.strerror}; name another file") from None
+def is_file(given: str) -> bool:
+    """Whether the input names a file or folder; a long text names none."""
+    with suppress(OSError, ValueError):
+        return os.path.exists(given)
+    return False
+
+
+class Output:
+    """A JSONL file of answers that a second run can go on with; a context while it is written.
+
+    Args:
+        folders: of weights; model, input and settings must be those that the output was begun with.
+    Raises:
+        UserError: it exists and is complete, belongs to other settings, or cannot be written.
+    """
+
+    def __init__(self, config: Config, folders: list[Path], given: str) -> None:
+        self.path = Path(str(config.answer.output))
+        self.marker = self.path.with_name(self.path.name + UNFINISHED)
+        self._identity = _identity(config, folders, given)
+        self.rows = 0
+        if problems := check_writable("output", self.path.parent):
+            raise UserError(*problems)
+        if self.path.exists() and not config.run.overwrite:
+            self._take_up()
+
+    def __enter__(self) -> Output:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.marker.write_text(self._identity + "\n", encoding="utf8")
+            self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
+        except OSError as error:
+            raise UserError(f"--output = {self.path}, cannot be written: {error.strerror}; name another file") from None
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._file.close()
+        if kind is None:  # nothing is missing
+            self.marker.unlink(missing_ok=True)
+
+    def _take_up(self) -> None:
+        """Cut a torn last line off, and count the others."""
+        begun = self.marker.read_text(encoding="utf8").strip() if self.marker.is_file() else None
+        if begun != self._identity:
+            what = "holds answers already" if begun is None else "was begun with another model, input or settings"
+            raise UserError(f"--output = {self.path}, {what}; name another file, or replace it with --overwrite=True")
+        with self.path.open("rb+") as file:
+            end = 0
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self.rows, end = self.rows + 1, end + len(line)
+            file.truncate(end)
+
+    def write(self, prompt: Prompt, answer: str) -> None:
+        """Append one answer: the row's columns, `response`, and what stood there as `reference`."""
+        row: dict[str, Any] = {REFERENCE if name == ANSWER else name: value for name, value in prompt.columns.items()}
+        self._file.write(json.dumps({**row, ANSWER: answer}, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+def _identity(config: Config, folders: list[Path], given: str) -> str:
+    """Everything that shapes the answers."""
+    files = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
+    data, answer = config.data, config.answer
+    settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
+    columns = [data.prompt_column, data.text_column, data.skip_bad_rows, answer.long_prompts]
+    return fingerprint([weights, source, settings, columns])

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from devices.base import Device
 from engine.keep import Keep
+from engine.offload import Boundaries, Offload
 from engine.optimizers import OPTIMIZERS, Optimizer
 from engine.residency import residency_for
 from engine.rounding import ROUNDINGS
+from engine.scaling import LossScaling
+from engine.sharding import ShardedResidency, Shards
 from engine.update import Update
 from engine.walk import Walk
 from memory.prediction import Choice
 from model import hf_format
 from model.loss import LossSettings
 from model.t5 import T5
+from training.adapters import choose_trained, home_of
+from training.preference import objective_of
+from training.schedules import layerwise_factors
+from training.sharded_state import has_pieces, load_optimizer_share
 from training.startup import Start
 from training.state import load_optimizer
 
@@ -29,11 +38,20 @@ class Engine:
     optimizer: Optimizer
     walk: Walk
     update: Update
+    device: Device
+    shards: Shards | None = None
+
+    @property
+    def loss_scaling(self) -> dict[str, float] | None:
+        """What a checkpoint keeps of the loss scale; None without fp16."""
+        return None if self.update.scaling is None else self.update.scaling.as_dict()
 
     def follow(self, choice: Choice) -> None:
-        """Go on in another way: graphs kept and chunks of the loss as `choice` says; dtypes stay."""
+        """Go on in another way: graphs kept, chunks of the loss and boundaries as `choice` says; dtypes stay."""
         self.walk.keep = Keep(choice.kept_blocks)
         self.walk.loss_settings = replace(self.walk.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
+        if choice.offload_boundaries != isinstance(self.walk.boundaries, Offload):
+            self.walk.boundaries = _boundaries(choice, self.device)
 
 
 def build(begin: Start, choice: Choice, device: Device) -> Engine:
@@ -44,17 +62,49 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     Memory: the weights and, resuming, the optimizer's state.
     """
     config, storage = begin.config, getattr(torch, choice.storage)
-    if begin.base is None:
-        model = T5(config.model, device.torch_device, storage).initialise(config.run.seed)
-    else:
-        model = hf_format.load(begin.base, dtype=storage, device=device.torch_device, expect=config.model)
+    device.set_exact_fp32(config.memory.mixed_precision == "no")
+    shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
+    model = _make_model(begin, storage, device, shards)
     model.config.dropout_rate = config.model.dropout_rate
     rounding = ROUNDINGS[config.train.bf16_rounding]()
-    optimizer = OPTIMIZERS[config.train.optimizer](dict(model.named_parameters()), rounding)
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    factors = layerwise_factors(
+        weights, config.model.num_layers, config.model.num_decoder_layers, config.train.layerwise_decay
+    )
+    optimizer = OPTIMIZERS[config.train.optimizer](weights, rounding, factors)
+    optimizer.shards = shards
     if begin.is_resumed and begin.base is not None:
-        load_optimizer(begin.base, optimizer, device.torch_device)
+        if shards is None and not has_pieces(begin.base):
+            load_optimizer(begin.base, optimizer, device.torch_device)
+        else:
+            load_optimizer_share(begin.base, optimizer, device.torch_device, shards)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
-    residency = residency_for(storage, getattr(torch, choice.compute))
-    walk = Walk(model, Keep(choice.kept_blocks), residency, loss, config.model.dropout_rate)
-    return Engine(model, optimizer, walk, Update(optimizer, config.train.max_grad_norm))
+    compute = getattr(torch, choice.compute)
+    tables = (model.embedding, model.output_weight)
+    residency = residency_for(storage, compute, tables) if shards is None else ShardedResidency(compute, shards)
+    scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
+    walk = Walk(
+        model, Keep(choice.kept_blocks), residency, loss, config.model.dropout_rate, objective_of(config, model),
+        scaling, _boundaries(choice, device),
+    )  # fmt: skip
+    return Engine(model, optimizer, walk, Update(optimizer, config.train.max_grad_norm, scaling), device, shards)
+
+
+def _boundaries(choice: Choice, device: Device) -> Boundaries:
+    return Offload(device.host_copies()) if choice.offload_boundaries else Boundaries()
+
+
+def _make_model(begin: Start, storage: torch.dtype, device: Device, shards: Shards | None) -> T5:
+    """The model, filled or loaded, its adapters on; where it is sharded, this process's rows of it, and never more."""
+    config, place = begin.config, device.torch_device
+    cut = None if shards is None else partial(shards.cut, device=place)
+    home = None if begin.base is None else home_of(begin.base, config)
+    if home is not None:
+        model = hf_format.load(home, dtype=storage, device=place, expect=config.model, cut=cut)
+    elif cut is None:
+        model = T5(config.model, place, storage).initialise(config.run.seed)
+    else:
+        empty = T5(config.model, "meta", storage)
+        model = empty.initialise(config.run.seed, cut(empty))
+    return choose_trained(model, config, begin.base, home)

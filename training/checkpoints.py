@@ -63,7 +63,7 @@ class Checkpoints:
             _flush(temporary)
             self._put_in_place(temporary, final)
             for name in ["latest", "best"] if is_best else ["latest"]:
-                _point(self.folder / name, final)
+                point(self.folder / name, final)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if _is_write_failure(error):
@@ -75,7 +75,7 @@ class Checkpoints:
     def mark_best(self, step: int) -> None:
         """Let `best` name a checkpoint that is already saved."""
         if self._is_main:
-            _point(self.folder / "best", self.folder / f"step_{step:08d}")
+            point(self.folder / "best", self.folder / f"step_{step:08d}")
 
     def latest(self) -> Path | None:
         """The newest checkpoint; None before the first."""
@@ -145,7 +145,7 @@ def resolve(pointer: Path) -> Path | None:
     return None
 
 
-def _point(pointer: Path, target: Path) -> None:
+def point(pointer: Path, target: Path) -> None:
     """Let a pointer name a folder beside it, at once."""
     fresh = pointer.with_name(f"{TEMPORARY}{pointer.name}")
     fresh.unlink(missing_ok=True)

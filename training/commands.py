@@ -7,14 +7,19 @@ import shutil
 from pathlib import Path
 
 import data.prepare
-from config import Config, UserError
+from config import PREFERENCES, Config, UserError
 from data.shards import Manifest
 from data.task import decide, tokenizer_quality, train_task_tokenizer
 from settings import AUTO
-from training.answering import evaluate, generate
+from training.answering import generate
+from training.chat import chat
+from training.convert import convert
+from training.evaluate_command import evaluate
+from training.merging import merge
 from training.progress import Progress
+from training.quantizing import quantize
 
-__all__ = ["evaluate", "generate", "prepare", "tokenizer"]
+__all__ = ["chat", "convert", "evaluate", "generate", "merge", "prepare", "quantize", "tokenizer"]
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -79,4 +84,5 @@ def prepare(config: Config) -> None:
     for reason, entry in manifest.content["dropped"].items():
         samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
         rows.append((f"left out: {reason}", f"{entry['count']:,}, such as {samples}"))
-    Progress(1).table("token shards", [*rows, ("next", f"python train_low_mem.py train --train_file={folder}")])
+    command = "dpo" if prepared.objective == PREFERENCES else "train"
+    Progress(1).table("token shards", [*rows, ("next", f"python train_low_mem.py {command} --train_file={folder}")])

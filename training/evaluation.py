@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from accelerate import Accelerator
 
 from data.collate import Batch
+from engine.objective import Objective
 from engine.slices import to_slice
 from engine.walk import Walk
+from training.processes import sum_over
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss per label token over `rows` rows of all processes."""
+    """Mean loss per label token over `rows` rows of all processes; of preferences, per pair of answers.
+
+    Args:
+        tokens: what the mean is over. metrics: further figures of the objective, means as well.
+    """
 
     loss: float
     tokens: int
     rows: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float:
@@ -28,18 +35,45 @@ class Evaluation:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
-def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, device: torch.device) -> Evaluation:
+def evaluate(
+    walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, device: torch.device, token_multiple: int = 1
+) -> Evaluation:
     """Run the batches forward, without dropout, and average over all processes.
 
     Args:
-        batches: this process's share.
+        batches: this process's share. token_multiple: of `engine.slices.to_slice`.
     Memory: one micro-batch of evaluation.
     """
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
-    for batch in batches:
-        part = to_slice(batch, walk.model.config.pad_token_id, device)
+    walk.objective.clear()
+    for batch in together(walk, batches, accelerator) if walk.residency.is_collective else batches:
+        part = to_slice(batch, walk.model.config.pad_token_id, device, token_multiple)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
     if accelerator.num_processes > 1:
         sums = accelerator.reduce(sums.float().to(device), reduction="sum").double().cpu()
     loss, tokens, rows = sums.tolist()
-    return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows))
+    metrics = mean_metrics(walk.objective, tokens, accelerator)
+    walk.objective.clear()
+    return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics)
+
+
+def together(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator) -> Iterator[Batch]:
+    """The batches of this process, and for as long as others have more of them, only the visits of weights."""
+    own = iter(batches)
+    while True:
+        batch = next(own, None)
+        if not sum_over(accelerator, float(batch is not None))[0]:
+            return
+        if batch is None:
+            walk.accompany()
+        else:
+            yield batch
+
+
+def mean_metrics(objective: Objective, count: float, accelerator: Accelerator) -> dict[str, float]:
+    """The objective's figures since it was cleared, summed over all processes, over `count`; {} where it has none."""
+    figures = objective.metrics
+    if not figures:
+        return {}
+    sums = sum_over(accelerator, *figures.values())
+    return {name: total / max(count, 1.0) for name, total in zip(figures, sums, strict=True)}

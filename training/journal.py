@@ -5,6 +5,7 @@ The trainer says what has happened; which of the three hears of it, and in which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,8 +18,10 @@ from memory.plan import Plan
 from memory.prediction import Choice, weight_counts
 from memory.recovery import RecoveryRecord
 from training.evaluation import Evaluation
+from training.preference import is_preference_run
 from training.progress import Progress, Reading
 from training.report import Summary, next_commands, plan_rows, summary_rows
+from training.samples import Sample
 from training.tracking import MetricsFile, open_log
 
 
@@ -38,7 +41,9 @@ class Journal:
         self.monitor = monitor
         self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
         open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
-        self.metrics = MetricsFile(f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training, is_main)
+        self.metrics = MetricsFile(
+            f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main
+        )
         if train.is_keep_training:
             self.metrics.truncate_after(start_step)
         monitor.on_record = lambda record: self.metrics.write("memory", **record)
@@ -80,17 +85,20 @@ class Journal:
         )  # fmt: skip
         self.progress.step(reading)
 
-    def evaluation(self, step: int, result: Evaluation, extra: dict[str, float]) -> None:
-        """The loss on held-out rows; `extra` are further metrics."""
+    def evaluation(
+        self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
+    ) -> None:
+        """The loss on held-out rows; `extra` are further metrics, `samples` answers beside what the data says."""
         self.metrics.write(
             "eval", step=step, loss=result.loss, perplexity=result.perplexity, rows=result.rows, tokens=result.tokens,
             **extra,
         )  # fmt: skip
         further = "".join(f", {name} {value:.3f}" for name, value in extra.items())
-        self.tell(
-            f"step {step}: evaluation loss {result.loss:.4f}, perplexity {result.perplexity:,.1f}{further} "
-            f"({result.rows} rows)"
-        )
+        perplexity = "" if result.metrics else f", perplexity {result.perplexity:,.1f}"  # of tokens, not of preferences
+        self.tell(f"step {step}: evaluation loss {result.loss:.4f}{perplexity}{further} ({result.rows} rows)")
+        for sample in samples:
+            self.progress.sample(sample.prompt, sample.answer, sample.reference)
+            self.metrics.write("sample", step=step, **asdict(sample))
         self.memory(step, "evaluation")
 
     def memory(self, step: int, phase: str) -> None:
@@ -123,5 +131,5 @@ class Journal:
         figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
         self.metrics.write("end", step=summary.steps, **figures)
         self.progress.table("done", summary_rows(summary))
-        lines = next_commands(summary.model_dir, config.train.is_finetune, prompt)
+        lines = next_commands(summary.model_dir, config.train.is_finetune or is_preference_run(config), prompt)
         self.progress.note("next\n" + "\n".join(f"  {line}" for line in lines))

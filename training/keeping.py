@@ -71,7 +71,13 @@ class Keeper:
         self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
         self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
         self._config, self._make_plan = copy.deepcopy(config), make_plan
-        self._config.memory.mixed_precision = "no" if plan.choice.storage == "float32" else "bf16"
+        stored, choice = {"float32": "no"}, plan.choice
+        self._config.memory.mixed_precision = (
+            "fp16" if choice.compute == "float16" else stored.get(choice.storage, "bf16")
+        )
+        self._config.memory.shard_weights = choice.shards > 1
+        if config.lora.lora_rank:
+            self._config.lora.lora_base = {"float32": "fp32", "int8": "int8"}.get(plan.choice.storage, "bf16")
         self._device, self._monitor, self._journal = device, monitor, journal
         self._shape, self._local_processes, self._clock = shape, local_processes, clock
         self._looked, self._rest_until, self._steps = clock(), 0.0, 0

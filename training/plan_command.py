@@ -9,7 +9,7 @@ import copy
 import json
 from dataclasses import asdict
 
-from config import Config, DoesNotFit
+from config import PREFERENCES, Config, DoesNotFit
 from data.objectives import lengths_of
 from data.task import decide
 from memory.machines import target_machine, this_machine
@@ -34,15 +34,17 @@ def show(config: Config) -> None:
     machine = this_machine(budget) if target == AUTO else target_machine(target, budget)
     objective = config.data.objective if config.data.objective != AUTO else _objective(config)
     lengths = lengths_of(config.data, objective)
-    chosen = plan(config, machine, source_tokens=lengths.input_tokens, target_tokens=lengths.target_tokens)
-    others = {mode: _in_mode(config, machine, mode, lengths.input_tokens, lengths.target_tokens) for mode in MODES}
+    source, answer = lengths.input_tokens, lengths.target_tokens
+    both = answer * (2 if objective == PREFERENCES else 1)  # a row of preferences has two answers
+    chosen = plan(config, machine, source_tokens=source, target_tokens=both)
+    others = {mode: _in_mode(config, machine, mode, source, both) for mode in MODES}
     if config.plan.json:
         modes = {mode: None if found is None else found.as_dict() for mode, found in others.items()}
         print(json.dumps({"plan": chosen.as_dict(), "modes": modes, "machine": asdict(machine)}, indent=1))
         return
     progress = Progress(1)
     where = "this machine" if target == AUTO else target
-    title = f"plan of {config.model_preset} on {where}, {lengths.input_tokens} + {lengths.target_tokens} tokens ({objective})"
+    title = f"plan of {config.model_preset} on {where}, {source} + {both} tokens ({objective})"
     progress.table(title, plan_rows(chosen, weight_counts(config.model)["total"]))
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, found, chosen) for mode, found in others.items()])

@@ -1,40 +1,153 @@
-"""Which plan does a run get? What this machine offers and what the run needs, handed to `memory.plan`."""
+"""Which plan does a run get? What this machine offers and what the run needs, handed to `memory.plan`; then the probe.
+
+The lengths of the rows that the run will see are looked up before, so that the plan is made for the worst batch that
+comes. Where the plan is near the budget, `memory.probe` measures its worst steps, and the plan is made again with what
+was measured.
+"""
 
 from __future__ import annotations
 
+import copy
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 
+from data.step_lengths import StepLengths, evaluation_lengths, step_lengths
 from devices.base import Device
-from memory.budget import Budget
-from memory.plan import Plan, plan
-from memory.prediction import Choice, Machine
-from training.startup import Start
+from memory.budget import Budget, free_host_bytes
+from memory.plan import Plan, effective_batch, plan
+from memory.prediction import CORRECTION, Choice, Machine
+from memory.probe import ProbeRequest, ProbeResult, correction_of, probe
+from memory.shapes import Shapes
+from memory.units import MIB, format_size
+from memory.work import AROUND_BYTES
+from settings import AUTO
+from training.startup import Start, resolve_schedule
 
 RATES = (torch.float32, torch.bfloat16)
+PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
+MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
+AFTER_A_KILL = 1.15  # factor on what comes and goes, where the probe was killed and so told nothing but that
 
 
-def make_plan(begin: Start, device: Device, budget: Budget, base_bytes: int, num_processes: int) -> Plan:
+def make_plan(
+    begin: Start, device: Device, budget: Budget, base_bytes: int, num_processes: int, *, may_probe: bool = False
+) -> Plan:
     """Choose micro-batch, slices, kept graphs and dtypes; a resumed run keeps its choice where it still fits.
 
     Args:
         base_bytes: what the process takes already.
+        may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
     """
+    machine = machine_of(device, budget, base_bytes, num_processes)
+    shapes, evaluation = shapes_of(begin, machine)
+    choice = begin.state.choice
+    planner = _Planner(begin, machine, shapes, evaluation)
+    chosen = planner.plan(Choice(**choice) if choice else None)
+    asked = begin.config.memory.probe
+    is_near = chosen.peak_bytes > PROBE_FROM * machine.budget_bytes
+    if may_probe and (asked is True or (asked == AUTO and is_near)):
+        chosen = planner.probed(chosen, device.is_separate_memory, is_asked=asked is True)
+    return chosen
+
+
+def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: int) -> Machine:
+    """What the plan needs to know of this machine. Args as of `make_plan`."""
     separate = device.is_separate_memory and budget.device_bytes is not None
-    machine = Machine(
+    rates = (*RATES, torch.float16) if device.multiplies_fp16() else RATES
+    return Machine(
         budget_bytes=int(budget.device_bytes or 0) if separate else budget.host_bytes,
         available_bytes=budget.available_bytes,
         base_bytes=0 if separate else base_bytes,
-        rates=tuple((str(dtype).removeprefix("torch."), device.multiply_rate(dtype)) for dtype in RATES),
+        rates=tuple((str(dtype).removeprefix("torch."), device.multiply_rate(dtype)) for dtype in rates),
         num_processes=num_processes,
+        pads_attention=device.name == "cuda",
+        host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
     )
-    choice = begin.state.choice
-    source_tokens, target_tokens = map(max, begin.loader.longest, begin.validation.longest)
-    return plan(
-        begin.config,
-        machine,
-        source_tokens=source_tokens,
-        target_tokens=target_tokens,
-        earlier=Choice(**choice) if choice else None,
-    )
+
+
+def shapes_of(begin: Start, machine: Machine) -> tuple[Shapes, Shapes]:
+    """Lengths of the rows of all steps that are to come, and of evaluation's."""
+    config, rows = begin.config, effective_batch(begin.config, machine)
+    resolved = copy.deepcopy(config)
+    resolve_schedule(resolved, rows, begin.loader.num_rows)
+    steps = range(begin.state.step, max(begin.state.step + 1, int(resolved.train.max_steps)))
+    found = step_lengths(begin.loader, begin.prepared.train_dir, steps, rows, machine.num_processes)
+    evaluation = evaluation_lengths(begin.validation, config.train.eval_rows, machine.num_processes)
+    return _shapes(found, config.data.batch_tokens or None), _shapes(evaluation, None)
+
+
+def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:
+    return Shapes(lengths.sources, lengths.targets, lengths.is_complete, max_tokens)
+
+
+class _Planner:
+    """Plans one run on one machine, again and again as the probe tells more."""
+
+    def __init__(self, begin: Start, machine: Machine, shapes: Shapes, evaluation: Shapes) -> None:
+        self.begin, self.machine, self.shapes, self.evaluation = begin, machine, shapes, evaluation
+
+    def plan(self, earlier: Choice | None) -> Plan:
+        """The fastest plan that fits, or the earlier one where it still does."""
+        source_tokens, target_tokens = map(max, self.begin.loader.longest, self.begin.validation.longest)
+        return plan(
+            self.begin.config, self.machine, source_tokens=source_tokens, target_tokens=target_tokens, earlier=earlier,
+            shapes=self.shapes, evaluation=self.evaluation,
+        )  # fmt: skip
+
+    def probed(self, chosen: Plan, is_separate: bool, *, is_asked: bool) -> Plan:
+        """Measure a plan and plan again, until a plan fits that was measured."""
+        told: list[str] = []
+        unprobed: int | None = None
+        for _ in range(MOST_PROBES):
+            room = free_host_bytes()
+            if not is_separate and not is_asked and room < chosen.peak_bytes:
+                told.append(
+                    f"not probed: beside this process there are {format_size(room)}, the probe needs {format_size(chosen.peak_bytes)}"
+                )
+                break
+            result = self._probe(chosen)
+            told.append(_told(result, chosen))
+            if result.failed and not result.was_killed:
+                break  # it tells nothing of memory; the plan stands
+            before = chosen
+            unprobed = None if result.phases is None else sum(_uncorrected(chosen))
+            if result.was_killed:
+                self.machine = replace(self.machine, correction=self.machine.correction * AFTER_A_KILL)
+            else:
+                correction = correction_of(result, chosen.phase_parts, self.machine.base_bytes)
+                self.machine = replace(self.machine, correction=correction)
+            chosen = self.plan(chosen.choice)
+            if chosen.choice == before.choice and not result.was_killed:
+                break
+        return replace(chosen, reasons=(*chosen.reasons, *told), unprobed_peak_bytes=unprobed)
+
+    def _probe(self, chosen: Plan) -> ProbeResult:
+        choice = chosen.choice
+        steps = self.shapes.worst_steps(choice.batch_size_per_gpu)
+        evaluation = self.evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
+        request = ProbeRequest(
+            self.begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
+            self.begin.base, int(os.environ.get("LOCAL_RANK", "0")),
+        )  # fmt: skip
+        if os.environ.get("RANK", "0") != "0":
+            return ProbeResult(failed="left to the first process, whose plan is taken by all")
+        return probe(request, Path(self.begin.config.data.cache_dir))
+
+
+def _uncorrected(chosen: Plan) -> list[int]:
+    """The parts of the highest phase as they were predicted before any probe."""
+    phases = [[size for name, size in parts.items() if name != CORRECTION] for parts in chosen.phase_parts.values()]
+    return max(phases, key=sum)
+
+
+def _told(result: ProbeResult, chosen: Plan) -> str:
+    if result.phases is None:
+        return f"probe: {result.failed}, after {result.seconds:.0f} s"
+    when = "known from an earlier probe" if result.is_cached else f"in {result.seconds:.0f} s"
+    above = (max(result.phases.values()) - result.base_bytes + AROUND_BYTES) / MIB
+    return f"probe: {above:.0f} MiB above the process itself, {when}; the plan was {format_size(chosen.peak_bytes)}"

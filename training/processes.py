@@ -1,25 +1,49 @@
-"""How do the processes of a run agree? Sums, and the main process's word for all."""
+"""How do the processes of a run agree? Sums, the least of all, and the main process's word for all."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import broadcast_object_list
 
 Value = TypeVar("Value")
+# A failure is found by `training.peers` in seconds; so this only has to be longer than preparing and saving ever take.
+PATIENCE = timedelta(hours=12)
+
+
+def group_settings() -> InitProcessGroupKwargs:
+    """For `Accelerator(kwargs_handlers=[...])`: a process group that waits for whoever prepares data or saves."""
+    return InitProcessGroupKwargs(timeout=PATIENCE)
 
 
 def sum_over(accelerator: Accelerator, *numbers: float) -> list[float]:
     """Sum each number over all processes, in float64 where the device has it: one process and two shall agree."""
     if accelerator.num_processes == 1:
         return list(numbers)
-    dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-    total = torch.tensor(numbers, dtype=dtype, device=accelerator.device)
-    return accelerator.reduce(total, reduction="sum").tolist()  # type: ignore[no-any-return, union-attr]
+    return accelerator.reduce(_as_tensor(accelerator, numbers), reduction="sum").tolist()  # type: ignore[no-any-return, union-attr]
+
+
+def least_of(accelerator: Accelerator, *numbers: float) -> list[float]:
+    """The least of each number over all processes: budgets are measured at different moments, and machines differ."""
+    return [-number for number in most_of(accelerator, *(-number for number in numbers))]
+
+
+def most_of(accelerator: Accelerator, *numbers: float) -> list[float]:
+    """The largest of each number over all processes."""
+    if accelerator.num_processes == 1:
+        return list(numbers)
+    everyone = accelerator.gather(_as_tensor(accelerator, numbers).unsqueeze(0))
+    return everyone.amax(0).tolist()  # type: ignore[no-any-return, union-attr]
 
 
 def agree_on(accelerator: Accelerator, value: Value) -> Value:
     """The main process's value, on all processes."""
     return broadcast_object_list([value])[0] if accelerator.num_processes > 1 else value  # type: ignore[no-any-return]
+
+
+def _as_tensor(accelerator: Accelerator, numbers: tuple[float, ...]) -> torch.Tensor:
+    dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    return torch.tensor(numbers, dtype=dtype, device=accelerator.device)

@@ -10,7 +10,7 @@ from memory.units import format_size
 from training.progress import duration
 
 Rows = list[tuple[str, str]]
-PHASES = ("prepare", "load", "evaluation", "train", "save")  # shown at the end
+PHASES = ("prepare", "reference", "load", "evaluation", "train", "save")  # shown at the end
 PROMPT_LETTERS = 60  # of the example prompt in the next command
 
 

@@ -17,8 +17,9 @@ from settings import UserError
 from training.checkpoints import TEMPORARY, Checkpoints
 
 RUN_FILE = "run.json"
-KINDS = ("pretrain", "finetune")
+KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _NAME = re.compile(r"[^\W.][\w.+=@ -]*")
 
 
@@ -65,7 +66,7 @@ def create_run(output_dir: str | Path, name: str, kind: str, *, overwrite: bool 
     Args:
         output_dir: folder of all runs; made if missing.
         name: the run's, the same on all processes.
-        kind: "pretrain" or "finetune".
+        kind: one of `KINDS`.
         overwrite: replace an existing run of that name.
         is_main: other processes create nothing.
     Returns:
@@ -124,7 +125,7 @@ def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: boo
 
     Args:
         output_dir: folder of all runs; may be missing.
-        kind: "pretrain" or "finetune"; None: any.
+        kind: one of `KINDS`; None: any.
         needs_model: pass over runs that have saved nothing yet.
     """
     found = []
@@ -140,7 +141,7 @@ def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: boo
 def model_folder(run_dir: str | Path) -> Path | None:
     """The folder with a run's model: the run's own once it is published, else its best or its latest checkpoint."""
     run_dir = Path(run_dir)
-    if all((run_dir / name).is_file() for name in MODEL_FILES):
+    if any(all((run_dir / name).is_file() for name in files) for files in (MODEL_FILES, ADAPTER_FILES)):
         return run_dir
     checkpoints = Checkpoints(run_dir, keep_latest=1, is_main=False)
     return checkpoints.best() or checkpoints.latest()

@@ -1,19 +1,110 @@
-"""What does the model write? A few answers to held-out rows, beside what the data says."""
+"""What does the model write? Answers to held-out rows: a few to look at, or many to score."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import torch
+from accelerate import Accelerator
+
+from config import Config, GenerateConfig
 from data.collate import Batch
 from data.loader import StepLoader
-from data.tokenizer import EOS, Tokenizer
+from data.published import EOS
+from data.tokenizer import Tokenizer
 from engine.walk import Walk
+from memory.generation import Weights, Writing, most_rows, predict_generation
 from model.generation import generate
+from settings import AUTO
+from training.metrics import AnswerScores, metric_names
 from training.progress import Progress
 from training.tracking import MetricsFile
 
 SAMPLE_TOKENS = 64  # longest answer shown
+SHOWN = 3  # scored answers that are shown
+Row = tuple[list[int], list[int]]  # token ids of prompt and reference
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer beside what the data says."""
+
+    prompt: str
+    answer: str
+    reference: str
+
+
+def generate_metrics(
+    walk: Walk,
+    loader: StepLoader,
+    tokenizer: Tokenizer,
+    settings: GenerateConfig,
+    accelerator: Accelerator,
+    *,
+    rows: int,
+    batch_size: int,
+    names: Sequence[str],
+    shown: int = 0,
+) -> tuple[dict[str, float], list[Sample]]:
+    """Answer the first held-out rows, each process its part, and score the answers.
+
+    Args:
+        settings: how answers are written; seldom longer than the longest target of `loader`.
+        rows: how many, of all processes. batch_size: answered at once.
+        names: scores, see `training.metrics.metric_names`.
+        shown: samples to give back, of this process.
+    Returns:
+        score name -> percentage over all processes; and the first samples.
+    Memory: `model.generation.generate` for one batch; nothing grows with `rows`.
+    """
+    scores = AnswerScores(names)
+    samples: list[Sample] = []
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    for batch in loader.evaluation_batches(rows, batch_size, rank, processes):
+        pairs = [_row(batch, place) for place in range(batch.num_rows)]
+        answers = _answers(walk, [source for source, _ in pairs], settings)
+        for (source, target), answer in zip(pairs, answers, strict=True):
+            sample = Sample(*(tokenizer.decode(ids).strip() for ids in (source, answer, target)))
+            scores.add(sample.answer, sample.reference)
+            if len(samples) < shown:
+                samples.append(sample)
+    sums = torch.from_numpy(scores.sums)
+    if processes > 1:
+        sums = accelerator.reduce(sums.float().to(accelerator.device), reduction="sum").double().cpu()
+    return scores.result(sums.numpy()), samples
+
+
+def score_answers(
+    walk: Walk, loader: StepLoader, tokenizer: Tokenizer, config: Config, accelerator: Accelerator, free_bytes: int
+) -> tuple[dict[str, float], list[Sample]]:
+    """Score answers within a training run: greedy ones to the first `eval_generate_rows` held-out rows.
+
+    Args:
+        free_bytes: what may be taken now; so many rows are answered at once as fit, one at least.
+    Returns:
+        score name -> percentage, empty where no rows were asked for; and a few samples.
+    Memory: at most `free_bytes` where one row fits.
+    """
+    asked = config.metrics.eval_generate_rows
+    rows = 0 if asked == AUTO else min(int(asked), loader.num_rows)
+    if not rows:
+        return {}, []
+    compute = str(walk.residency.compute_dtype).removeprefix("torch.")
+    beside = Weights(
+        0, walk.model.embedding.dtype != walk.residency.compute_dtype, compute
+    )  # the model is there already
+
+    def fits(writing: Writing) -> bool:
+        return sum(predict_generation(walk.model.config, beside, writing, 0).values()) <= free_bytes
+
+    settings = GenerateConfig(max_new_tokens=loader.longest[1])
+    batch_size = max(1, most_rows(fits, Writing(rows, *loader.longest)))
+    return generate_metrics(
+        walk, loader, tokenizer, settings, accelerator,
+        rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
+    )  # fmt: skip
 
 
 def show_samples(
@@ -27,10 +118,7 @@ def show_samples(
     rows = list(itertools.islice(_rows(loader, max(count, 1)), max(count, 1)))
     prompts = [tokenizer.decode(source, skip_special=False).removesuffix(EOS) for source, _ in rows]
     if count and rows:
-        answers = generate(
-            walk.model, [source for source, _ in rows], max_new_tokens=SAMPLE_TOKENS,
-            visit=walk.residency.visit, compute_dtype=walk.residency.compute_dtype,
-        )  # fmt: skip
+        answers = _answers(walk, [source for source, _ in rows], GenerateConfig(max_new_tokens=SAMPLE_TOKENS))
         progress.note("samples")
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
             text = tokenizer.decode(answer, skip_special=False)
@@ -40,13 +128,18 @@ def show_samples(
     return prompts[0] if prompts else None
 
 
-def _rows(loader: StepLoader, count: int) -> Iterator[tuple[list[int], list[int]]]:
+def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig) -> list[list[int]]:
+    residency = walk.residency
+    return generate(walk.model, inputs, settings, visit=residency.visit, compute_dtype=residency.compute_dtype)
+
+
+def _rows(loader: StepLoader, count: int) -> Iterator[Row]:
     for batch in loader.evaluation_batches(count, count, 0, 1):
         for place in range(batch.num_rows):
             yield _row(batch, place)
 
 
-def _row(batch: Batch, place: int) -> tuple[list[int], list[int]]:
+def _row(batch: Batch, place: int) -> Row:
     source = batch.input_ids[place, : batch.input_lengths[place]]
     target = batch.labels[place, : batch.target_lengths[place]]
     return source.tolist(), target.tolist()

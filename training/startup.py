@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config import Config, T5ModelConfig, UserError, load
+from config import PREFERENCES, Config, T5ModelConfig, UserError, load, training_command
 from data.loader import StepLoader
 from data.prepare import Prepared, prepare_in_child
 from data.tokenizer import Tokenizer
 from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
-from settings import AUTO
+from settings import AUTO, read_settings_file
+from training.adapters import check_trained, home_of
 from training.checkpoints import Checkpoints
 from training.runs import model_folder, newest_run
 from training.state import TrainingState, read_training_state
@@ -28,9 +29,15 @@ SETTINGS_FILE = "settings.json"
 DEFINING = (
     "train_file", "validation_file", "objective", "max_seq_len", "max_target_len", "noise_density", "mean_noise_span_length",
     "max_samples", "is_finetune", "effective_batch_size", "optimizer", "seed", "mixed_precision", "group_by_length", "bf16_rounding",
+    "freeze", "layerwise_decay", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lora_scaling", "use_dora", "lora_base",
     "clean", "min_chars", "max_chars", "min_letters", "max_repetition", "dedup",
+    "prompt_template", "source_prefix", "messages_column", "history_column", "expand_turns",
+    "preference_loss", "beta", "preference_label_smoothing", "orpo_lambda",
     "mixture_weights", "mixture_temperature", "shuffle_block_rows", "batch_tokens",
 )  # fmt: skip
+ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
+# preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
+PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 
@@ -90,16 +97,22 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         UserError: a flag differs in what defines the run.
     """
     flags: dict[str, Any] = {name: value for name, value in config.as_dict().items() if config.given(name)}
-    saved = load("train", {"config": str(run_dir / SETTINGS_FILE)})
+    path = run_dir / SETTINGS_FILE
+    command = training_command(read_settings_file(path))
+    saved = load(command, {"config": str(path)})
     ours, theirs = config.as_dict(), saved.as_dict()
     problems = [
         f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; leave it out, or start another run"
         for name in (*DEFINING, *MODEL_FIELDS)
         if config.given(name) and ours[name] != theirs[name] and name != "is_finetune"
     ]
+    if config.data.objective == PREFERENCES and command != "dpo":
+        problems.append(
+            f"--is_keep_training = True, the run {run_dir.name} learns no preferences; resume it with {command}"
+        )
     if problems:
         raise UserError(*problems)
-    return load("train", {"config": str(run_dir / SETTINGS_FILE), **flags, "run_name": run_dir.name})
+    return load(command, {"config": str(path), **flags, "run_name": run_dir.name})
 
 
 def start(config: Config, available_bytes: int) -> Start:
@@ -115,9 +128,12 @@ def start(config: Config, available_bytes: int) -> Start:
         config = resumed_config(config, run_dir)
     base = _base_folder(config, run_dir, notes)
     if base is not None:
-        _take_over_shape(config, base)
+        home = home_of(base, config)
+        _take_over_shape(config, home)
         if config.data.tokenizer_dir == AUTO:
-            config.data.tokenizer_dir = str(base)
+            config.data.tokenizer_dir = str(home)
+    if problems := check_trained(config, base):
+        raise UserError(*problems)
     prepared = prepare_in_child(config)
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     _fit_vocabulary(config, tokenizer, base, notes)
@@ -146,21 +162,44 @@ def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path
         if latest is not None:
             return latest
         notes.append(f"{run_dir.name} was stopped before its first checkpoint: it starts again from step 1")
+    if config.data.objective == PREFERENCES:
+        return _preference_base(config, notes)
     if not config.train.is_finetune and config.train.finetune_from == AUTO:
         return None
     if config.train.finetune_from != AUTO:
-        folder = Path(config.train.finetune_from)
-        if not folder.is_dir():
-            raise UserError(
-                f"--finetune_from = {folder}, no such folder; name a folder with config.json and model.safetensors"
-            )
-        return folder
+        return _named_base(config)
     run = newest_run(config.run.output_dir, "pretrain", needs_model=True)
     found = None if run is None else model_folder(run)
     if found is None:
         notes.append(f"no pretraining run in {config.run.output_dir}: finetuning starts from random weights")
         return None
     notes.append(f"goes on from {found}")
+    return found
+
+
+def _named_base(config: Config) -> Path:
+    folder = Path(config.train.finetune_from)
+    if not folder.is_dir():
+        raise UserError(
+            f"--finetune_from = {folder}, no such folder; name a folder with config.json and model.safetensors"
+        )
+    return folder
+
+
+def _preference_base(config: Config, notes: list[str]) -> Path:
+    """The model that preferences start from, and are compared with; its place goes into the settings, for a resume."""
+    if config.train.finetune_from != AUTO:
+        found: Path | None = _named_base(config)
+    else:
+        runs = (newest_run(config.run.output_dir, kind, needs_model=True) for kind in ("finetune", "pretrain"))
+        found = next((model_folder(run) for run in runs if run is not None), None)
+        notes += [] if found is None else [f"goes on from {found}"]
+    if found is None:
+        raise UserError(
+            f"--finetune_from = auto, there is no trained model in {config.run.output_dir}, and preferences need one to "
+            "go on from; name a model folder, or finetune first"
+        )
+    config.train.finetune_from = str(found.absolute())
     return found
 
 
@@ -212,4 +251,7 @@ def resolve_schedule(config: Config, effective_batch_size: int, rows: int) -> No
     if train.save_steps == AUTO:
         train.save_steps = max(1, min(1000, steps // 10))
     if train.learning_rate == AUTO:
-        train.learning_rate = PEAK_LEARNING_RATES[train.optimizer]
+        adapts = config.lora.lora_rank > 0 and train.optimizer == "adamw"
+        train.learning_rate = ADAPTER_RATE if adapts else PEAK_LEARNING_RATES[train.optimizer]
+        if config.data.objective == PREFERENCES:
+            train.learning_rate *= PREFERENCE_ADAPTER_RATE if config.lora.lora_rank else PREFERENCE_RATE

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from data.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from model import hf_format
+from model.peft_format import save_adapters
 from model.t5 import T5
 from settings import UserError
 
@@ -28,17 +29,28 @@ class TrainingState:
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
         choice: the plan's choice, kept so that a resumed run computes in the same order.
+        loss_scaling: see `engine.scaling`; None without fp16.
+        best_metric: see `training.stopping`; None before the first evaluation.
     """
 
     step: int = 0
     tokens: int = 0
     best_eval_loss: float | None = None
     choice: dict[str, Any] | None = None
+    loss_scaling: dict[str, Any] | None = None
+    best_metric: dict[str, Any] | None = None
 
 
 def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState) -> None:
-    """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers."""
-    hf_format.save(model, folder)
+    """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
+
+    Of a model with adapters these alone are written, with the place and the fingerprint of their base.
+    """
+    if model.adapter_info is None:
+        hf_format.save(model, folder)
+    else:
+        about = model.adapter_info
+        save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     tokenizer.save(folder)
     (folder / "state").mkdir()
     save_file(

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.optimizers.adafactor import EPSILON_SCALE
-from engine.optimizers.base import Optimizer, Step, root_mean_square, row_chunks
+from engine.optimizers.base import Optimizer, Step, row_chunks
 
 BETA_1, BETA_2 = 0.9, 0.999
 EPSILON = 1e-8
@@ -31,13 +31,13 @@ class AdamW(Optimizer):
 
     scaled = False
 
-    @staticmethod
-    def state_bytes(shape: tuple[int, ...]) -> int:
+    @classmethod
+    def state_bytes(cls, shape: tuple[int, ...], name: str = "") -> int:
         """First and second moment of every element."""
         return 2 * 4 * math.prod(shape)
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
-        rate = step.learning_rate * (max(EPSILON_SCALE, root_mean_square(weight)) if self.scaled else 1.0)
+        rate = step.learning_rate * (max(EPSILON_SCALE, self._root_mean_square(name, weight)) if self.scaled else 1.0)
         correction = (1.0 - BETA_2**step.number) ** 0.5
         rate *= correction / (1.0 - BETA_1**step.number)
         keep = 1.0 - step.learning_rate * step.weight_decay
@@ -63,11 +63,11 @@ class AdamWRMS(AdamW):
 class AdamW8bit(AdamWRMS):
     """The scaled AdamW with moments of one byte each. State: 2.06 bytes a weight; vectors keep fp32."""
 
-    @staticmethod
-    def state_bytes(shape: tuple[int, ...]) -> int:
+    @classmethod
+    def state_bytes(cls, shape: tuple[int, ...], name: str = "") -> int:
         """Two bytes an element and two fp32 scales a block, for a matrix."""
         if len(shape) != 2:
-            return AdamW.state_bytes(shape)
+            return super().state_bytes(shape, name)
         return 2 * shape[0] * shape[1] + 2 * 4 * shape[0] * -(-shape[1] // BLOCK)
 
     def _moments(self, name: str, rows: slice, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,14 @@ costs 80 MB. Weight decay is folded into the fp32 update before rounding: applie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from engine.rounding import Rounding, Stochastic, rounding_key
+from engine.sharding import Part, Shards
 
 CHUNK_ELEMENTS = 1 << 19  # of one update: 2 MB a buffer in fp32, so that the few it needs stay in cache
 
@@ -39,27 +40,37 @@ class Optimizer(ABC):
     Args:
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
         rounding: how bf16 weights are read and written.
+        factors: name -> factor on the learning rate of a weight; 1 where absent.
     """
 
-    def __init__(self, weights: dict[str, nn.Parameter], rounding: Rounding | None = None) -> None:
-        self.weights, self.rounding = weights, rounding or Stochastic()
+    def __init__(
+        self,
+        weights: dict[str, nn.Parameter],
+        rounding: Rounding | None = None,
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
+        self.weights, self.rounding, self.factors = weights, rounding or Stochastic(), factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
         self.state: dict[str, Tensor] = {}
+        self.shards: Shards | None = None  # where processes hold parts of the weights: which, and how sums are formed
 
     @torch.no_grad()
     def update(self, weight: nn.Parameter, step: Step) -> None:
         """Apply `weight.grad` to `weight`. The gradient may be overwritten; the caller frees it."""
         if weight.grad is not None:
-            self._update(self.names[id(weight)], weight.data, weight.grad, step)
+            name = self.names[id(weight)]
+            if (factor := self.factors.get(name, 1.0)) != 1.0:
+                step = replace(step, learning_rate=step.learning_rate * factor)
+            self._update(name, weight.data, weight.grad, step)
 
     @abstractmethod
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None: ...
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def state_bytes(shape: tuple[int, ...]) -> int:
-        """Bytes of state for a weight of this shape: what the plan counts."""
+    def state_bytes(cls, shape: tuple[int, ...], name: str = "") -> int:
+        """Bytes of state for a weight of this shape and name: what the plan counts."""
 
     def _state(self, key: str, shape: tuple[int, ...], weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """A state tensor on the weight's device, zero when first asked for."""
@@ -80,8 +91,30 @@ class Optimizer(ABC):
         key = None  # drawn for bf16 alone: fp32 is not rounded, and this runs for every chunk
         if weight.dtype == torch.bfloat16:
             key = rounding_key(step.seed, step.number, self.index[name], weight.device)
-        offset = rows.start * weight[0].numel()
+        part = self._part(name)
+        offset = (rows.start + (part.first if part else 0)) * weight[0].numel()
         self.rounding.write(weight[rows], values, self._remainder(name, rows, weight), key, offset)
+
+    def _part(self, name: str) -> Part | None:
+        """The rows held here of a weight that is sharded over the processes."""
+        return None if self.shards is None else self.shards.parts.get(name)
+
+    def _whole_rows(self, name: str, weight: Tensor) -> int:
+        """Rows of the weight over all processes."""
+        part = self._part(name)
+        return part.shape[0] if part else weight.shape[0]
+
+    def _sum(self, name: str, local: Tensor) -> Tensor:
+        """Sum over the processes that hold rows of this weight; overwrites `local`."""
+        return local if self.shards is None or self._part(name) is None else self.shards.sum(local)
+
+    def _root_mean_square(self, name: str, weight: Tensor) -> float:
+        """RMS of the whole weight."""
+        if self._part(name) is None:
+            return root_mean_square(weight)
+        square = torch.tensor(root_mean_square(weight) ** 2 * weight.numel(), dtype=torch.float64)
+        total = float(self._sum(name, square.to(weight.device)))
+        return (total / (self._whole_rows(name, weight) * weight[0].numel())) ** 0.5
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over saved state; raises KeyError where it belongs to no weight of this model."""

@@ -12,7 +12,7 @@ import pytest
 
 from data import duplicates
 from data.child import ROOT
-from data.clean import Cleaning
+from data.conversations import Examples
 from data.duplicates import EXACT, NEAR, find_duplicates, minhash
 from data.prepare import prepare
 from data.shards import Manifest
@@ -34,7 +34,7 @@ def write(path: Path, texts: list[str]) -> Path:
 
 def doubles_of(path: Path, how: str, folder: Path, **more: Any) -> list[int]:
     folder.mkdir(exist_ok=True)
-    found = find_duplicates(find(str(path)), ["text"], how, Cleaning(), folder, 0, **more)
+    found = find_duplicates(find(str(path)), ["text"], how, Examples(), folder, 0, **more)
     (folder / duplicates.RESULT).unlink()
     assert list(folder.iterdir()) == []
     return np.flatnonzero(found).tolist()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -201,31 +200,3 @@ def test_a_resume_on_other_processes_sees_every_row_once(configure: Any, pairs_f
         for batches in step(StepLoader(prepare(config).train_dir, "pairs", config), number, size, 2, 1 + number % 4):
             seen += [inputs for _, inputs, _ in rows_of(batches)]
     assert len(seen) == len(set(seen)) == rows
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_preferences_come_as_two_batches_with_the_same_prompts(
-    configure: Any, tmp_path: Path, num_processes: int
-) -> None:
-    path = tmp_path / "a.jsonl"
-    rows = [
-        {"prompt": f"p{n} " + "x" * (n % 50), "chosen": f"good {n}", "rejected": f"bad {n}" * 9} for n in range(120)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = configure(train_file=path, max_seq_len=40, max_target_len=30)
-    config.data.objective = "preferences"
-    prepared = prepare(config)
-    assert prepared.objective == "preferences" and prepared.counts["train_rows"] >= 118
-    rows_left = prepared.counts["train_rows"]
-    loader = StepLoader(prepared.train_dir, "preferences", config)
-    assert loader.longest == (40, 30)
-    seen = []
-    for rank in range(num_processes):
-        for chosen, rejected in loader.preference_batches(
-            0, effective_batch_size=rows_left, batch_size=7, rank=rank, num_processes=num_processes
-        ):
-            for (key, prompt, good), (other, same, bad) in zip(rows_of([chosen]), rows_of([rejected]), strict=True):
-                assert (key, prompt) == (other, same) and bytes(i - 3 for i in good[:-1]).startswith(b"good")
-                assert bytes(i - 3 for i in bad[:-1]).startswith(b"bad") and len(bad) <= 30 and bad[-1] == 1
-                seen.append((prompt, good))
-    assert len(seen) == rows_left == len(set(seen))

@@ -380,3 +380,20 @@ def test_a_row_of_200_mb_is_reported_and_not_kept_twice(tmp_path: Path, name: st
         [sys.executable, "-c", READ, str(tmp_path / name)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < allowed, f"{done.stdout} MiB"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_pair_without_a_response_is_a_bad_row(tmp_path: Path, kind: str) -> None:
+    path, rows = tmp_path / f"pairs.{kind}", [("a", "A"), ("b", " "), ("", "C")]
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))
+    elif kind == "csv":
+        path.write_text("prompt,response\n" + "".join(f'"{p}","{r}"\n' for p, r in rows))
+    else:
+        pq.write_table(pa.table({"prompt": [p for p, _ in rows], "response": [r for _, r in rows]}), path)
+    columns = ["prompt", "response"]
+    with pytest.raises(UserError, match=r"(line|row) \d: response is empty"):
+        list(read_rows(find(str(path)), columns, BadRows()))
+    bad_rows = BadRows(skip=True)
+    assert [row for batch in read_rows(find(str(path)), columns, bad_rows) for row in batch] == [("a", "A")]
+    assert bad_rows.count == 2

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from devices import base
 from devices.base import FIRST_SIDE, LAST_SIDE, LONG_SECONDS
 from devices.cpu import CpuDevice
 from devices.cuda import CudaDevice
@@ -93,12 +94,16 @@ def bare(kind):
     return kind.__new__(kind)
 
 
-HOST = {"cpu", "windows", "c++", "python", "system"}
+HOST = {"cpu", "windows", "c++", "python", "arrow", "system"}
 
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [(CpuDevice, set()), (CudaDevice, {"cuda driver", "cublas"}), (MpsDevice, {"mps", "mps buffer"})],
+    [
+        (CpuDevice, set()),
+        (CudaDevice, {"cuda driver", "cuda segments", "cublas", "cudnn"}),
+        (MpsDevice, {"mps", "mps buffer"}),
+    ],
 )
 def test_each_backend_recognises_its_own_words_and_the_hosts(kind, own):
     recognised = {name for name, make in OUT_OF_MEMORY.items() if bare(kind).is_out_of_memory(make(2**30))}
@@ -140,10 +145,28 @@ def test_stray_tensors_are_named():
         device.check_placement([("a", here), ("bias", away), ("w1", away), ("w2", away), ("w3", away)])
 
 
-def test_random_numbers_continue_where_their_state_was_taken():
-    device = CpuDevice()
-    torch.manual_seed(3)
-    states = device.generator_states()
-    first = torch.rand(4)
-    device.set_generator_states({**states, "cuda": states["cpu"]})  # a run moved from a GPU
-    assert torch.equal(torch.rand(4), first)
+def test_copies_are_timed_and_the_best_time_counts(monkeypatch):
+    clock = iter([0.0, 0.5, 1.0, 1.01, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5])
+    monkeypatch.setattr(base.time, "perf_counter", lambda: next(clock))
+    assert CpuDevice().copy_rate() == pytest.approx(2 * base.COPIED_BYTES / 0.01)
+
+
+def test_placing_a_tensor_where_it_is_copies_nothing():
+    tensor = torch.arange(5)
+    assert base.place(tensor, torch.device("cpu")) is tensor
+
+
+def test_placing_on_a_gpu_goes_through_pinned_memory_and_waits_for_nothing():
+    asked = []
+
+    class Told(torch.Tensor):
+        def pin_memory(self):
+            asked.append("pinned")
+            return self
+
+        def to(self, where, non_blocking=False):
+            asked.append((str(where), non_blocking))
+            return self
+
+    base.place(torch.arange(5).as_subclass(Told), torch.device("cuda", 1))
+    assert asked == ["pinned", ("cuda:1", True)]

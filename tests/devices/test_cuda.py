@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from devices import cuda
+from devices.base import Device
 from devices.cuda import CudaDevice
 
 GIB = 2**30
@@ -28,7 +29,7 @@ def gpu(monkeypatch):
 def test_memory_figures_count_cached_blocks(gpu):
     assert (gpu.memory_now_bytes(), gpu.memory_idle_bytes(), gpu.memory_peak_bytes()) == (2 * GIB, GIB // 2, 3 * GIB)
     assert (gpu.memory_total_bytes(), gpu.memory_free_bytes()) == (8 * GIB, 5 * GIB + GIB // 2)
-    assert gpu.is_separate_memory and gpu.uses_pinned_memory and gpu.describe() == "cuda:1 (NVIDIA Test)"
+    assert gpu.is_separate_memory and gpu.describe() == "cuda:1 (NVIDIA Test)"
 
 
 def test_the_limit_is_a_share_of_the_card(gpu, monkeypatch):
@@ -41,6 +42,29 @@ def test_the_limit_is_a_share_of_the_card(gpu, monkeypatch):
 def test_bf16_where_the_card_has_it(gpu, monkeypatch, native, expected):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation)
     assert gpu.choose_compute_dtype("auto").dtype == expected
+
+
+@pytest.mark.parametrize(("capability", "fast"), [((6, 1), False), ((7, 0), True), ((7, 5), True), ((9, 0), True)])
+def test_fp16_is_fast_from_volta_on(gpu, monkeypatch, capability, fast):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert gpu.multiplies_fp16() == fast
+
+
+@pytest.mark.parametrize(("exact", "word"), [(True, "highest"), (False, "high")])
+def test_tf32_is_taken_unless_fp32_itself_is_asked_for(gpu, monkeypatch, exact, word):
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    gpu.set_exact_fp32(exact)
+    assert asked == [word]
+
+
+def test_measuring_a_rate_leaves_neither_blocks_nor_a_peak(gpu, monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: done.append("peak reset"))
+    monkeypatch.setattr(Device, "_measure_rate", lambda self, dtype: done.append(str(dtype)) or 1e13)
+    assert gpu.multiply_rate(torch.float32) == gpu.multiply_rate(torch.float32) == 1e13
+    assert done == ["torch.float32", "emptied", "peak reset"]
 
 
 def test_tensors_of_another_card_are_strays(gpu):
@@ -70,10 +94,6 @@ def test_a_real_card():
     held = torch.zeros(64 * 2**20, dtype=torch.uint8, device=device.torch_device)
     assert device.memory_now_bytes() - before >= held.nbytes and device.memory_peak_bytes() >= device.memory_now_bytes()
     device.check_placement([("held", held)])
-    states = device.generator_states()
-    first = torch.rand(4, device=device.torch_device)
-    device.set_generator_states(states)
-    assert torch.equal(torch.rand(4, device=device.torch_device), first)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=device.torch_device)
     assert device.is_out_of_memory(caught.value)

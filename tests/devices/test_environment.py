@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from devices.environment import HIGH, LOW, prepare_environment
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def prepared(tmp_path, platform, **environ):
@@ -56,3 +63,18 @@ def test_it_tells_what_it_has_set(tmp_path):
     new = prepare_environment(environ, "darwin", tmp_path)
     assert set(new) == {"ARROW_DEFAULT_MEMORY_POOL", HIGH, LOW} and environ["PYTORCH_ENABLE_MPS_FALLBACK"] == "0"
     assert prepare_environment(environ, "darwin", tmp_path) == {}
+
+
+@pytest.mark.parametrize("command", ["train", "generate"])
+def test_a_mac_has_them_before_torch_is_imported(tmp_path, command):
+    """The whole way from the command line, on a platform that says it is a Mac, with a torch that tells what it finds."""
+    (tmp_path / "torch.py").write_text(
+        f"import os\nprint(os.environ.get('{HIGH}'), os.environ['PYTORCH_ENABLE_MPS_FALLBACK'], flush=True)\nos._exit(0)\n"
+    )
+    program = "import sys, sysconfig; sysconfig.get_config_vars(); sys.platform = 'darwin'; import train_low_mem; train_low_mem.main(sys.argv[1:])"
+    flags = {"train": ["--max_steps=1"], "generate": ["--input=x"]}[command]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), HIGH: "0.5"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["0.5", "1"], done.stderr

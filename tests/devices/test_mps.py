@@ -7,8 +7,14 @@ import types
 import pytest
 import torch
 
+import devices
 from devices import mps
+from devices.cpu import CpuDevice
+from devices.inventory import look
 from devices.mps import MpsDevice
+from memory import budget
+from memory.budget import Limit, margin_of, measure_budget
+from settings import UserError
 
 GIB = 2**30
 ONE = (1).to_bytes(4, sys.byteorder)
@@ -84,6 +90,56 @@ def test_bf16_where_the_chip_does_it_fast(monkeypatch, brand, macos, expected):
     assert MpsDevice().choose_compute_dtype("auto").dtype == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "macos", "says", "expected"),
+    [
+        ("apple_silicon", "15.1", {}, "mps"),
+        ("apple_silicon", "12.0", {"available": False}, "cpu"),
+        ("apple_silicon", "15.1", {"built": False}, "cpu"),
+        ("intel", "13.5", {}, "cpu"),
+        ("rosetta", "15.1", {}, "cpu"),
+    ],
+)
+def test_a_run_goes_where_the_hardware_allows_whatever_torch_claims(monkeypatch, kind, macos, says, expected):
+    mac(monkeypatch, kind, macos)
+    asked = torch_says(monkeypatch, **says)
+    assert devices.pick().name == expected
+    assert bool(asked) == (kind == "apple_silicon"), "MPS is not even asked for elsewhere"
+    if expected == "cpu":
+        with pytest.raises(UserError, match=r"--device = mps, is not here \(.+\); here: cpu"):
+            devices.pick("mps")
+
+
+@pytest.mark.parametrize("kind", ["intel", "rosetta"])
+def test_the_doctor_does_not_touch_mps_either(monkeypatch, kind):
+    mac(monkeypatch, kind)
+    asked = torch_says(monkeypatch)
+    monkeypatch.setattr(CpuDevice, "multiply_rate", lambda self, dtype: 1e11)
+    monkeypatch.setattr(CpuDevice, "copy_rate", lambda self: 1e10)
+    found = look()
+    assert [device["name"] for device in found["devices"] if not device["missing"]] == ["cpu"]
+    assert found["torch"]["mac"] == kind and asked == []
+
+
+def test_the_budget_is_what_metal_recommends_and_the_host_can_give(monkeypatch):
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 10 * GIB)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
+    for available, expected in ((64 * GIB, 10 * GIB - margin_of(10 * GIB)), (4 * GIB, 4 * GIB - margin_of(4 * GIB))):
+        monkeypatch.setattr(budget, "host_limits", lambda *args, size=available, **kw: [Limit("available RAM", size)])
+        assert measure_budget("auto", MpsDevice()).device_bytes == expected
+
+
+def test_metals_own_words_for_a_full_gpu():
+    texts = (
+        "MPS backend out of memory (MPS allocated: 6.00 GB)",
+        "Invalid buffer size: 20.00 GB",
+        "Failed to allocate private MTLBuffer for size 1234",
+        "Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+    )
+    assert all(MpsDevice().is_out_of_memory(RuntimeError(text)) for text in texts)
+
+
 def test_the_peak_is_kept_by_sampling(monkeypatch):
     mac(monkeypatch, "apple_silicon")
     held = {"driver": 2 * GIB, "tensors": GIB}
@@ -97,7 +153,7 @@ def test_the_peak_is_kept_by_sampling(monkeypatch):
     assert device.memory_now_bytes() == GIB and device.memory_peak_bytes() == 2 * GIB
     device.reset_peak()
     assert device.memory_peak_bytes() == GIB
-    assert device.length_multiple == 64 and not device.uses_pinned_memory and not device.is_separate_memory
+    assert device.token_multiple == 64 and not device.is_separate_memory
     assert "M4 Max" in device.describe()
 
 

@@ -39,7 +39,11 @@ class Place:
         return [f"--output_dir={self.runs}", f"--log_dir={self.logs}", f"--cache_dir={self.cache}"]
 
     def command(self, name: str, *flags: str) -> list[str]:
-        own = [flag for flag in self.flags() if not (name == "generate" and flag.startswith("--cache_dir"))]
+        own = [
+            flag
+            for flag in self.flags()
+            if not (name in ("generate", "convert", "merge") and flag.startswith("--cache_dir"))
+        ]
         return [str(ROOT / "train_low_mem.py"), name, *own, *flags]
 
     def run(self, name: str, *flags: str, launcher: tuple[str, ...] = (sys.executable,)) -> Run:

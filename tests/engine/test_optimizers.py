@@ -60,8 +60,23 @@ def adamw(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: f
     return weight
 
 
+def sinkgd(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: float) -> torch.Tensor:
+    """Algorithm 3 of the paper, on the matrix itself; vectors as Adafactor."""
+    if weight.dim() == 1:
+        return adafactor(weight, grads, rate, decay)
+    n, m = weight.shape
+    for update in grads:
+        for _ in range(5):
+            update = m**0.5 * update / update.norm(dim=1, keepdim=True)
+            update = n**0.5 * update / update.norm(dim=0, keepdim=True)
+        scale = max(1e-3, float(weight.square().mean().sqrt()))
+        weight = weight * (1 - rate * decay) - rate * scale * update
+    return weight
+
+
 ORACLES = {
     "adafactor": adafactor,
+    "sinkgd": sinkgd,
     "adamw": lambda *args: adamw(*args, scaled=False),
     "adamw_rms": lambda *args: adamw(*args, scaled=True),
     "adamw_8bit": lambda *args: adamw(*args, scaled=True),
@@ -99,7 +114,9 @@ def test_state_is_what_the_plan_counts(family: str, name: str, rounding: str) ->
         optimizer.update(weight, Step(1, 0.01))
     held = sum(tensor.nbytes for tensor in optimizer.state.values())
     remainders = sum(tensor.nbytes for key, tensor in optimizer.state.items() if key.endswith("/remainder"))
-    assert held - remainders == sum(optimizer.state_bytes(tuple(weight.shape)) for weight in model.parameters())
+    assert held - remainders == sum(
+        optimizer.state_bytes(tuple(weight.shape), name) for name, weight in model.named_parameters()
+    )
     work = Work(model.config, 1, 8, 8, False, name, rounding)
     blocks_of_scales = 0.25 if name == "adamw_8bit" else 0.03  # these rows are shorter than a block
     assert state_bytes(work, "bfloat16") == pytest.approx(held, rel=blocks_of_scales)
@@ -152,3 +169,32 @@ def test_loaded_state_goes_on_as_if_never_stopped(name: str) -> None:
     assert all(torch.equal(whole[key], halves[key]) for key in whole)
     with pytest.raises(KeyError):
         second.load_state({"nobody/rows": torch.zeros(1)})
+
+
+def test_sinkgd_leaves_empty_rows_and_columns_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(12, 9, generator=generator))
+    before = weight.detach().clone()
+    weight.grad = torch.randn(12, 9, generator=generator) * torch.logspace(-8, 3, 12)[:, None]
+    weight.grad[3], weight.grad[:, 5] = 0.0, 0.0
+    OPTIMIZERS["sinkgd"]({"wi": weight}).update(weight, Step(1, 0.01))
+    moved = (weight.detach() - before).abs()
+    assert torch.isfinite(weight).all() and not moved[3].any() and not moved[:, 5].any()
+    rows = moved[[0, 1, 2, *range(4, 12)]].square().mean(1).sqrt()
+    assert float(rows.max() / rows.min()) < 1.2, "however small a row's gradient is, it moves as far as the others"
+
+
+def test_sinkgd_keeps_no_state_for_the_matrices_of_blocks() -> None:
+    model = small_model("umt5")
+    optimizer = OPTIMIZERS["sinkgd"](dict(model.named_parameters()))
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+        optimizer.update(weight, Step(1, 0.01))
+    owners = {key.rpartition("/")[0] for key in optimizer.state}
+    blocks = {
+        name
+        for name, weight in model.named_parameters()
+        if "blocks" in name and name.endswith("weight") and weight.dim() == 2
+    }
+    assert blocks and not owners & blocks
+    assert owners == set(model.state_dict()) - blocks

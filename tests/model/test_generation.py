@@ -9,11 +9,17 @@ import torch
 from torch import nn
 
 from config import T5ModelConfig
-from model.generation import Choice, Decoding, generate, stream
+from model.choosing import Choice, Penalties
+from model.decoding import Decoding
+from model.generation import generate, stream
+from model.quantization import dequantize, quantize_model
 from model.t5 import T5
 from settings import UserError
 
 ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]
+
+
+SEEDS: dict[str, int] = {}  # shape -> the first seed that `lively` found for it
 
 
 def build(config: T5ModelConfig, seed: int = 0, **changes: object) -> T5:
@@ -39,10 +45,12 @@ def naive(model: T5, ids: list[int], max_new_tokens: int) -> list[int]:
 
 def lively(config: T5ModelConfig, **changes: object) -> T5:
     """A model whose answers to ROWS are not all of one length, nor all cut off."""
-    for seed in range(200):
+    shape = repr(dataclasses.replace(config, **changes))
+    for seed in [SEEDS[shape]] if shape in SEEDS else range(200):
         model = build(config, seed, **changes)
         lengths = {len(answer) for answer in generate(model, ROWS, max_new_tokens=12)}
         if len(lengths) == 3 and max(lengths) > 4:
+            SEEDS[shape] = seed
             return model
     raise AssertionError("no seed gives answers of three lengths")
 
@@ -219,3 +227,63 @@ def test_every_use_of_a_block_is_visited(config: T5ModelConfig) -> None:
     assert entered == encoder + decoder
     decoding.step(torch.tensor([0, 0, 0]))
     assert entered == encoder + decoder + decoder
+
+
+def test_prompts_pass_the_encoder_in_groups(config: T5ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lively(config)
+    together = generate(model, ROWS, max_new_tokens=12)
+    for tokens in (1, 6, 13):
+        monkeypatch.setattr("model.decoding.ENCODER_TOKENS", tokens)
+        assert generate(model, ROWS, max_new_tokens=12) == together
+
+
+def test_one_beam_or_many_equal_beams_are_greedy(config: T5ModelConfig) -> None:
+    """Beams that all follow the first one see its tokens, past the first buffers too."""
+    model = build(config)
+    written = torch.randint(2, config.vocab_size, (3, 130), generator=torch.Generator().manual_seed(2))
+    single, several = Decoding(model, ROWS), Decoding(model, ROWS, num_beams=3)
+    for place in range(130):
+        expected = single.step(written[:, place])
+        tokens = torch.stack([written[:, place], torch.full((3,), 5), torch.full((3,), 6)], 1)
+        logits = several.step(tokens.flatten()).view(3, 3, -1)
+        torch.testing.assert_close(logits[:, 0], expected, rtol=1e-4, atol=1e-4)
+        several.follow(torch.zeros(3, 3, dtype=torch.long))
+
+
+def test_beams_of_a_prompt_share_its_keys_and_values(config: T5ModelConfig) -> None:
+    one, many = Decoding(build(config), ROWS), Decoding(build(config), ROWS, num_beams=8)
+    for a, b in zip(one.caches, many.caches, strict=True):
+        assert a.cross_k.shape == b.cross_k.shape and a.cross_v.shape == b.cross_v.shape
+        assert b.self_k.numel() == 8 * a.self_k.numel()
+
+
+def test_buffers_do_not_grow_beyond_the_limit(config: T5ModelConfig) -> None:
+    decoding = Decoding(build(config), ROWS, limit=70)
+    for _ in range(70):
+        decoding.step(torch.tensor([5, 5, 5]))
+    assert decoding.capacity == 70
+    assert Decoding(build(config), ROWS, limit=7).capacity == 7
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_int8_weights_write_what_their_widened_form_writes(config: T5ModelConfig, num_beams: int) -> None:
+    narrow = lively(config)
+    quantize_model(narrow)
+    wide = T5(config)
+    with torch.no_grad():
+        for name, weight in wide.named_parameters():
+            weight.copy_(dequantize(narrow.get_parameter(name), torch.float32))
+    answers = generate(narrow, ROWS, compute_dtype=torch.float32, max_new_tokens=12, num_beams=num_beams)
+    assert answers == generate(wide, ROWS, max_new_tokens=12, num_beams=num_beams)
+
+
+def test_penalties_by_hand() -> None:
+    scores = torch.tensor([[2.0, -1.0, 0.5, 3.0]])
+    written = torch.tensor([[0, 3, 1, 3]])
+    assert Penalties(repetition_penalty=2.0)(scores.clone(), written, 3).tolist() == [[1.0, -2.0, 0.5, 1.5]]
+    banned = Penalties(no_repeat_ngram_size=2)(scores.clone(), written, 3)  # 3 was followed by 1
+    assert banned.isinf().tolist() == [[False, True, False, False]]
+    assert Penalties(min_new_tokens=4, eos_token_id=2)(scores.clone(), None, 3).isinf().tolist() == [
+        [False, False, True, False]
+    ]
+    assert torch.equal(Penalties(min_new_tokens=3)(scores.clone(), None, 3), scores)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, loss_only
+from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, loss_only, token_losses
 
 TOKENS, WIDTH, VOCAB = 70, 8, 23
 CASES = [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.2, 1e-3)]
@@ -44,6 +44,35 @@ def test_is_cross_entropy(smoothing: float, z_loss: float, chunk_tokens: int) ->
     torch.testing.assert_close(grad_hidden.double(), 0.25 * expected_hidden, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(grad_head.double(), 1 + 0.25 * expected_head, rtol=1e-4, atol=1e-6)
     assert loss_only(hidden, head, labels, settings).item() == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing,z_loss", CASES)
+@pytest.mark.parametrize("chunk_tokens", [16, 1000])
+def test_each_token_by_its_weight(smoothing: float, z_loss: float, chunk_tokens: int) -> None:
+    hidden, head, labels = inputs()
+    weights = torch.randn(TOKENS, generator=torch.Generator().manual_seed(1))
+    weights[5] = 0.0
+    settings, grad_head = LossSettings(chunk_tokens * VOCAB * 4, smoothing, z_loss), torch.zeros_like(head)
+    total, grad_hidden = loss_and_gradients(hidden, head, labels, 0.25, settings, grad_head, weights)
+    wide, wide_head = (x.double().requires_grad_() for x in (hidden, head))
+    logits = wide @ wide_head.t()
+    losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    losses = losses + z_loss * logits.logsumexp(1).square() * (labels != IGNORED)
+    loss = (losses * weights).sum()
+    expected_hidden, expected_head = torch.autograd.grad(loss, [wide, wide_head])
+    assert total.item() == pytest.approx(loss.item(), rel=1e-4, abs=1e-4)
+    torch.testing.assert_close(grad_hidden.double(), 0.25 * expected_hidden, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(grad_head.double(), 0.25 * expected_head, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        token_losses(hidden, head, labels, settings).double(), losses.detach(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_weights_of_one_change_nothing() -> None:
+    hidden, head, labels = inputs()
+    plain = loss_and_gradients(hidden, head, labels, 0.5, LossSettings(), None)
+    weighted = loss_and_gradients(hidden, head, labels, 0.5, LossSettings(), None, torch.ones(TOKENS))
+    assert all(torch.equal(a, b) for a, b in zip(plain, weighted, strict=True))
 
 
 def test_ignored_labels_have_no_gradient() -> None:

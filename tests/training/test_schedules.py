@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from training.schedules import learning_rate
+from training.schedules import layerwise_factors, learning_rate
 
 SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant")
 
@@ -58,3 +58,15 @@ def test_one_cycle_is_torchs() -> None:
 def test_unknown_schedule() -> None:
     with pytest.raises(ValueError, match="linear"):
         learning_rate(1, schedule="linear", peak=1.0, warmup_steps=0, max_steps=2)
+
+
+def test_layers_learn_slower_towards_the_bottom() -> None:
+    names = [
+        "embedding", "head", "encoder.bias.table", "encoder.final_norm.weight", "encoder.blocks.0.attention.q.weight",
+        "encoder.blocks.1.bias.table", "decoder.blocks.0.attention_norm.weight", "decoder.blocks.3.feed_forward.wo.weight",
+        "decoder.blocks.1.cross_attention.v.adapter.a", "decoder.bias.table", "decoder.final_norm.weight",
+    ]  # fmt: skip
+    factors = layerwise_factors(names, num_layers=2, num_decoder_layers=4, decay=0.5)
+    exponents = [4, 0, 1, 0, 1, 0, 3, 0, 2, 3, 0]  # blocks above in the same stack; below all blocks: the longer stack
+    assert factors == {name: 0.5**exponent for name, exponent in zip(names, exponents, strict=True)}
+    assert set(layerwise_factors(names, 2, 4, 1.0).values()) == {1.0}

@@ -1,0 +1,266 @@
+"""Is the budget kept? `python -m benchmarks.contract [accuracy] [keeping] [--cases=N] [--fresh]`.
+
+accuracy: small real training runs over sizes, lengths, batches, modes, optimizers and dtypes; the peak that the plan has
+predicted, before and after its probe, beside the peak that the kernel has seen. keeping: pairs of a configuration and a
+budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each finishes or is refused
+before it trains. Every case is noted as it ends, so that an interrupted benchmark goes on where it was; --cases=N runs at
+most N more. The page gets a table and a picture of all cases so far.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hard_limit import HardLimit
+from benchmarks.results import ROOT, markdown, write_section
+from memory.units import MIB, format_size
+
+CACHE = ROOT / "data" / "cache" / "contract"
+FIGURES = CACHE / "figures.json"
+PICTURE = ROOT / "docs" / "images" / "contract.png"
+WORDS = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
+POLL_SECONDS = 0.02
+KEEPING_CASES = 24
+ROOM_ABOVE_BUDGET = 0.05
+STEPS = 3
+
+Flags = dict[str, Any]
+
+
+def accuracy_cases() -> list[Flags]:
+    """Configurations that differ in one or two things from a common one, and mixtures of them."""
+    rows: list[Flags] = [{"max_seq_len": n, "effective_batch_size": b} for n in (64, 128, 256) for b in (2, 8)]
+    rows += [{"memory_mode": mode, "max_seq_len": 192} for mode in ("standard", "low", "ultra")]
+    rows += [{"optimizer": name} for name in ("adamw", "adamw_rms", "adamw_8bit")]
+    rows += [
+        {"optimizer": "adamw", "max_grad_norm": 1.0},
+        {"dropout_rate": 0.1},
+        {"dropout_rate": 0.1, "memory_mode": "ultra"},
+    ]
+    rows += [
+        {"mixed_precision": "bf16"},
+        {"mixed_precision": "bf16", "optimizer": "adamw_8bit"},
+        {"mixed_precision": "no"},
+    ]
+    rows += [
+        {"mixed_precision": "bf16", "bf16_rounding": "compensated"},
+        {"mixed_precision": "bf16", "memory_mode": "ultra"},
+    ]
+    rows += [{"d_model": 384, "d_ff": 1024}, {"d_model": 128, "d_ff": 2048}, {"num_layers": 6, "num_decoder_layers": 4}]
+    rows += [{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_ff": 700}, {"vocab_size": 32128}]
+    rows += [
+        {"bias_in_every_layer": True},
+        {"batch_size_per_gpu": 1},
+        {"batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
+    ]
+    rows += [
+        {"objective": "span", "max_seq_len": 256},
+        {"objective": "ul2", "max_seq_len": 128},
+        {"objective": "prefix"},
+    ]
+    rows += [{"freeze": "encoder"}, {"freeze": "embedding", "optimizer": "adamw"}, {"eval_batch_size_per_gpu": 16}]
+    return [{"effective_batch_size": 8, "max_seq_len": 128, **row} for row in rows]
+
+
+def keeping_cases() -> list[Flags]:
+    """Configurations and budgets at random, always the same; some budgets are too small for their configuration."""
+    draw = random.Random(20)
+    cases = []
+    for _ in range(KEEPING_CASES):
+        cases.append(
+            {
+                "effective_batch_size": draw.choice((2, 4, 8, 16)), "max_seq_len": draw.choice((64, 128, 256)),
+                "d_model": draw.choice((128, 256, 384)), "d_ff": draw.choice((512, 1024)), "num_layers": draw.choice((2, 4)),
+                "optimizer": draw.choice(("adafactor", "adamw", "adamw_8bit")), "dropout_rate": draw.choice((0.0, 0.1)),
+                "objective": draw.choice(("pairs", "span")), "memory_budget": f"{draw.randrange(210, 420, 10)}M",
+            }
+        )  # fmt: skip
+    return cases
+
+
+def data_file(objective: str) -> Path:
+    """A file of rows of many lengths, made once."""
+    is_pairs = objective == "pairs"
+    path = CACHE / ("pairs.jsonl" if is_pairs else "text.jsonl")
+    if not path.is_file():
+        draw, words = random.Random(0), WORDS.split()
+
+        def text(letters: int) -> str:
+            return " ".join(draw.choice(words) for _ in range(1 + letters // 5))
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [
+            {"prompt": text(draw.randint(10, 400)), "response": text(draw.randint(10, 400))}
+            if is_pairs
+            else {"text": text(3000)}
+            for _ in range(400)
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
+    return path
+
+
+def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
+    """One training run in a process of its own: its exit code, what it planned, and the most that it held."""
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        words = {
+            "model_preset": "tiny", "tokenizer_type": "byte", "train_file": data_file(str(flags.get("objective", "pairs"))),
+            "cache_dir": CACHE, "output_dir": f"{folder}/out", "log_dir": f"{folder}/logs", "run_name": "case",
+            "max_steps": STEPS, "eval_rows": 32, "num_threads": 1, **flags,
+        }  # fmt: skip
+        command = [sys.executable, "train_low_mem.py", "train", *(f"--{name}={value}" for name, value in words.items())]
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=limit.enter if limit else None,
+        )  # fmt: skip
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, _peak_of(process.pid))
+            time.sleep(POLL_SECONDS)
+        told = process.stderr.read() if process.stderr else ""
+        log = Path(folder) / "logs" / "case" / "metrics.jsonl"
+        events = [json.loads(line) for line in log.read_text(encoding="utf8").splitlines()] if log.is_file() else []
+    planned: dict[str, Any] = next((event for event in events if event["event"] == "plan"), {})
+    return {
+        "flags": flags, "exit": process.returncode, "measured": peak, "predicted": planned.get("peak_bytes"),
+        "unprobed": planned.get("unprobed_peak_bytes") or planned.get("peak_bytes"),
+        "trained": any(event["event"] == "step" for event in events), "told": told.strip()[-400:],
+    }  # fmt: skip
+
+
+def _peak_of(pid: int) -> int:
+    """The most anonymous memory that a process has held so far, by the kernel's own mark."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    kib = {
+        name: int(found.group(1))
+        for name in ("VmHWM", "RssFile", "RssAnon")
+        if (found := re.search(rf"{name}:\s+(\d+)", status))
+    }
+    if len(kib) < 3:
+        return 0
+    return 1024 * max(kib["RssAnon"], kib["VmHWM"] - kib["RssFile"])
+
+
+def deviation(case: dict[str, Any], name: str) -> float:
+    """Predicted over measured, less one."""
+    return float(case[name]) / float(case["measured"]) - 1.0
+
+
+def accuracy_body(cases: list[dict[str, Any]]) -> str:
+    """Table and figures of the accuracy cases."""
+    done = [case for case in cases if case["exit"] == 0]
+    lines = []
+    for name, words in (("unprobed", "before the probe"), ("predicted", "after the probe")):
+        errors = [deviation(case, name) for case in done]
+        lines.append(
+            f"{words}: median error {statistics.median(map(abs, errors)):.1%}, from {min(errors):+.1%} to {max(errors):+.1%}"
+        )
+    rows = [
+        [
+            " ".join(f"{k}={v}" for k, v in case["flags"].items()), format_size(case["measured"]),
+            f"{format_size(case['unprobed'])} ({deviation(case, 'unprobed'):+.1%})",
+            f"{format_size(case['predicted'])} ({deviation(case, 'predicted'):+.1%})",
+        ]
+        for case in done
+    ]  # fmt: skip
+    head = f"{len(done)} configurations; predicted over measured peak (anonymous memory of the process): {'; '.join(lines)}."
+    return f"{head}\n\n![predicted and measured](images/contract.png)\n\n" + markdown(
+        ["configuration", "measured", "predicted before the probe", "after"], rows
+    )
+
+
+def draw_picture(cases: list[dict[str, Any]]) -> None:
+    """Predicted over measured, both ways, as points beside the diagonal."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    done = [case for case in cases if case["exit"] == 0]
+    figure, axes = pyplot.subplots(figsize=(5, 5))
+    measured = [case["measured"] / MIB for case in done]
+    for name, words, mark in (("unprobed", "before the probe", "o"), ("predicted", "after the probe", "x")):
+        axes.plot(measured, [case[name] / MIB for case in done], mark, label=words)
+    ends = [min(measured), max(measured)]
+    axes.plot(ends, ends, "-", color="grey", linewidth=0.8)
+    axes.set(xlabel="measured peak, MiB", ylabel="predicted peak, MiB", xscale="log", yscale="log")
+    axes.legend()
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURE, dpi=120, bbox_inches="tight")
+
+
+def keeping_body(cases: list[dict[str, Any]]) -> str:
+    """Table of the runs under a hard limit."""
+    outcomes = {0: "finished", 3: "refused before training"}
+    rows = [
+        [
+            " ".join(f"{k}={v}" for k, v in case["flags"].items()),
+            outcomes.get(case["exit"], f"exit code {case['exit']}") if case["exit"] != 3 or not case["trained"] else "refused late",
+            format_size(case["measured"]), "" if case["predicted"] is None else format_size(case["predicted"]),
+        ]
+        for case in cases
+    ]  # fmt: skip
+    killed = sum(case["exit"] not in (0, 3) for case in cases)
+    finished = sum(case["exit"] == 0 for case in cases)
+    return (
+        f"{len(cases)} runs under a hard limit of budget + {ROOM_ABOVE_BUDGET:.0%}: {finished} finished, {killed} killed or failed, "
+        f"the others refused.\n\n" + markdown(["configuration", "outcome", "peak", "planned"], rows)
+    )
+
+
+def run_part(name: str, cases: list[Flags], most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
+    """Run what is not noted yet, at most `most` cases."""
+    known = {json.dumps(case["flags"], sort_keys=True) for case in notes.setdefault(name, [])}
+    for flags in [case for case in cases if json.dumps(case, sort_keys=True) not in known][:most]:
+        if name == "keeping":
+            budget = int(flags["memory_budget"].rstrip("M")) * MIB
+            with HardLimit(int(budget * (1 + ROOM_ABOVE_BUDGET))) as limit:
+                case = run_case(flags, limit)
+        else:
+            case = run_case({"probe": True, **flags})
+            case["flags"] = flags
+        notes[name].append(case)
+        FIGURES.write_text(json.dumps(notes, indent=1), encoding="utf8")
+        print(json.dumps({k: v for k, v in case.items() if k != "told" or case["exit"] not in (0, 3)}), flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the parts that are named, all by default, and write the page."""
+    options = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--"))
+    parts = [word for word in arguments if not word.startswith("--")] or ["accuracy", "keeping"]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    notes = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and "fresh" not in options else {}
+    most = int(options.get("cases", "1000"))
+    if "accuracy" in parts:
+        run_part("accuracy", accuracy_cases(), most, notes)
+        draw_picture(notes["accuracy"])
+        write_section(
+            "contract-accuracy",
+            "The plan beside what was measured",
+            accuracy_body(notes["accuracy"]),
+            notes["accuracy"],
+        )
+    if "keeping" in parts:
+        if HardLimit.why_not():
+            print(f"keeping: skipped, {HardLimit.why_not()}")
+            return
+        run_part("keeping", keeping_cases(), most, notes)
+        write_section(
+            "contract-keeping", "Budgets under a hard limit", keeping_body(notes["keeping"]), notes["keeping"]
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

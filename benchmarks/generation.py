@@ -1,0 +1,119 @@
+"""Does it write faster than the peer? `python -m benchmarks.generation [--model=t5-small] [--repeats=3]`.
+
+The same random weights in Hugging Face T5 and here, fp32, greedy and beam search, all answers of full length. Both take
+turns in one process on one thread, and the least processor time of the turns counts, so that other work on the machine
+hardly does. Our own model is measured with int8 weights and with bf16 weights widened at each visit, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.results import markdown, write_section
+from config import T5ModelConfig, model_presets
+from engine.residency import CastOnVisit
+from model import hf_format
+from model.generation import generate
+from model.quantization import quantize_model
+from model.t5 import T5
+
+SYSTEMS = ("transformers", "fp32", "int8", "bf16 widened")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prompts, their tokens, and the tokens and beams of each answer."""
+
+    rows: int
+    source: int
+    new: int
+    beams: int = 1
+
+    def __str__(self) -> str:
+        how = f"{self.beams} beams" if self.beams > 1 else "greedy"
+        return f"{self.rows} x {self.source} tokens, {how}"
+
+
+CASES = (Case(1, 64, 48), Case(8, 64, 48), Case(1, 512, 48), Case(1, 64, 48, 4), Case(8, 64, 32, 4))
+
+
+def systems(name: str) -> dict[str, Callable[[list[list[int]], Case], Any]]:
+    """What writes the answers, by name."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    config = T5ModelConfig(**model_presets()[name])
+    model = T5(config).initialise(0)
+    with tempfile.TemporaryDirectory() as folder:
+        hf_format.save(model, folder)
+        peer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        narrow, small = hf_format.load(folder, torch.bfloat16), hf_format.load(folder)
+    quantize_model(small)
+
+    def theirs(rows: list[list[int]], case: Case) -> Any:
+        ids, lengths = torch.tensor(rows), {"max_new_tokens": case.new, "min_new_tokens": case.new}
+        return peer.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=case.beams, do_sample=False, **lengths
+        )
+
+    def ours(own: T5, **how: Any) -> Callable[[list[list[int]], Case], Any]:
+        return lambda rows, case: generate(
+            own, rows, max_new_tokens=case.new, min_new_tokens=case.new, num_beams=case.beams, **how
+        )
+
+    cast = CastOnVisit(torch.float32)
+    made = (theirs, ours(model), ours(small, compute_dtype=torch.float32))
+    return dict(zip(SYSTEMS, (*made, ours(narrow, visit=cast.visit, compute_dtype=torch.float32)), strict=True))
+
+
+def measure(
+    case: Case, ways: dict[str, Callable[[list[list[int]], Case], Any]], vocab: int, repeats: int
+) -> dict[str, Any]:
+    """Tokens per second of processor time of each system, the best of its turns."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [[*torch.randint(3, vocab, (case.source - 1,), generator=generator).tolist(), 1] for _ in range(case.rows)]
+    seconds: dict[str, float] = {}
+    for turn in range(repeats + 1):
+        for name, write in ways.items():
+            began = time.process_time()
+            write(rows, case)
+            if turn:  # the first warms up
+                seconds[name] = min(seconds.get(name, float("inf")), time.process_time() - began)
+    return {"case": str(case), **{name: case.rows * case.new / spent for name, spent in seconds.items()}}
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """One row a case: tokens/s, and our ratio to the peer."""
+    rows = [
+        [run["case"], *(f"{run[name]:.1f}" for name in SYSTEMS), f"{run['fp32'] / run['transformers']:.2f}x"]
+        for run in runs
+    ]
+    return markdown(["prompts", *(f"{name}, tokens/s" for name in SYSTEMS), "fp32 to transformers"], rows)
+
+
+def main(arguments: list[str]) -> None:
+    """Measure all cases; all flags are --name=value."""
+    options = dict(word[2:].split("=", 1) for word in arguments if word.startswith("--"))
+    name, repeats = options.get("model", "t5-small"), int(options.get("repeats", "3"))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    ways, runs = systems(name), []
+    for case in CASES:
+        runs.append(measure(case, ways, T5ModelConfig(**model_presets()[name]).vocab_size, repeats))
+        print(json.dumps(runs[-1]), flush=True)
+    heading, body = f"Writing answers: {name}, one thread", table(runs)
+    print(f"\n{heading}\n{body}", flush=True)
+    if options.get("write", "True") == "True":
+        write_section(f"generation-{name}", heading, body, runs)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

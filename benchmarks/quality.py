@@ -1,0 +1,249 @@
+"""What does each way of saving memory cost in quality? `python -m benchmarks.quality [--name=value ...]`.
+
+Every tier (dtype at rest, rounding, optimizer) trains the same model from the same initial weights on the same rows in the
+same order, for the same number of tokens; only what a tier is about differs. Each run is a child process of the trainer
+itself. The study decides the defaults: the least memory whose loss is within 1% of the reference.
+
+    --size=small --tokens=20M --seeds=3 --text=FILE --tiers="sinkgd;nearest" --rows=16 --length=256 --threads=N
+    --tune=True      first find each optimizer's learning rate on a tenth of the tokens
+    --tiers          parts of names, between ";"; the reference always runs
+    --folder=DIR     where runs are kept (data/cache/quality)
+
+It can be stopped at any moment and started again with the same words: finished runs are kept in `runs.json`, one that was
+broken off goes on from its last checkpoint, and the page is written from whatever is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality_page import write_page
+from benchmarks.results import ROOT
+from settings import AUTO
+
+PARTS = ("size", "tokens", "seeds", "text", "tiers", "rows", "length", "threads", "tune", "folder", "page")
+SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
+    "tiny": {"vocab_size": 1024, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4},
+    "small": {"model_preset": "tiny"},  # 6M
+    "medium": {"vocab_size": 16384, "d_model": 384, "d_ff": 1536, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 6},  # 23M
+    "large": {"model_preset": "t5-small"},  # 60M
+}  # fmt: skip
+SWEEP = (0.3, 1.0, 3.0)  # factors on an optimizer's own learning rate; more where the best is the first or the last
+SWEEP_SHARE, SWEEP_LIMITS = 10, (0.03, 30.0)
+CURVE_POINTS = 100
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A way to hold and update weights; flags of the trainer."""
+
+    name: str
+    optimizer: str
+    mixed_precision: str = "bf16"
+    bf16_rounding: str = "stochastic"
+
+
+REFERENCE = Tier("fp32, adamw_rms", "adamw_rms", "no")
+TIERS = (
+    REFERENCE,
+    Tier("fp32, adafactor", "adafactor", "no"),
+    Tier("bf16 stochastic, adamw_rms", "adamw_rms"),
+    Tier("bf16 stochastic, adamw_8bit", "adamw_8bit"),
+    Tier("bf16 stochastic, adafactor", "adafactor"),
+    Tier("bf16 stochastic, sinkgd", "sinkgd"),
+    Tier("bf16 stochastic, adamw", "adamw"),
+    Tier("bf16 compensated, adafactor", "adafactor", bf16_rounding="compensated"),
+    Tier("bf16 nearest, adafactor", "adafactor", bf16_rounding="nearest"),
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What all runs have in common."""
+
+    size: str = "small"
+    tokens: int = 20_000_000  # of encoder input
+    text: str | None = None
+    rows: int = 16
+    length: int = 256
+    threads: str = AUTO
+    folder: Path = ROOT / "data" / "cache" / "quality"
+
+    @property
+    def name(self) -> str:
+        """A folder for everything but the number of tokens."""
+        text = Path(self.text).stem if self.text else "sample"
+        return f"{self.size}-{text}-{self.rows}x{self.length}"
+
+    def flags(self, tier: Tier, seed: int, rate: float | None, tokens: int) -> dict[str, Any]:
+        """The trainer's flags of one run."""
+        steps = max(10, tokens // (self.rows * self.length))
+        flags = {
+            **SIZES[self.size], "optimizer": tier.optimizer, "mixed_precision": tier.mixed_precision,
+            "bf16_rounding": tier.bf16_rounding, "learning_rate": AUTO if rate is None else rate, "seed": seed,
+            "objective": "span", "max_seq_len": self.length, "effective_batch_size": self.rows, "max_steps": steps,
+            "eval_steps": math.ceil(steps / 20), "save_steps": math.ceil(steps / 10), "keep_latest_n_ckp": 1,
+            "eval_rows": 256, "sample_rows": 0, "dropout_rate": 0.0, "memory_mode": "standard",
+            "num_threads": self.threads, "cache_dir": self.folder / "shards",
+        }  # fmt: skip
+        return {**flags, "train_file": self.text} if self.text else flags
+
+
+class Runs:
+    """Finished runs by name, kept in a file; those that are missing are made."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.folder = study, study.folder / study.name
+        self.file = self.folder / "runs.json"
+        self.finished: dict[str, dict[str, Any]] = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def get(self, tier: Tier, seed: int, rate: float | None, tokens: int) -> dict[str, Any]:
+        """The figures of one run."""
+        words = [
+            tier.optimizer,
+            tier.mixed_precision,
+            tier.bf16_rounding,
+            f"seed{seed}",
+            f"{rate or AUTO}",
+            f"{tokens}",
+        ]
+        name = "_".join(words).replace(".", "p")
+        if name not in self.finished:
+            print(f"{name} ...", flush=True)
+            train(self.folder, name, self.study.flags(tier, seed, rate, tokens))
+            figures = read_metrics(self.folder / "logs" / name / "metrics.jsonl")
+            self.finished[name] = {"tier": tier.name, "seed": seed, "rate": rate, "tokens": tokens, **figures}
+            fresh = self.file.with_suffix(".tmp")
+            fresh.write_text(json.dumps(self.finished, indent=1))
+            fresh.replace(self.file)
+            shutil.rmtree(self.folder / "models" / name)
+            print(f"{name}: evaluation loss {figures['loss']:.4f}", flush=True)
+        return self.finished[name]
+
+
+def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
+    """Run the trainer in a child process, from its last checkpoint where there is one. Ends this process if it fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    broken_off = (folder / "models" / name / "checkpoints" / "latest").exists()
+    places = {"run_name": name, "output_dir": folder / "models", "log_dir": folder / "logs"}
+    begin = {"is_keep_training": True} if broken_off else {"overwrite": True}
+    words = [f"--{flag}={value}" for flag, value in {**flags, **places, **begin}.items()]
+    with (folder / "output.txt").open("w", encoding="utf8") as output:
+        command = [sys.executable, "train_low_mem.py", "train", *words]
+        child = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:  # the child has it too, and saves
+            code = child.wait()
+    if code:
+        tail = (folder / "output.txt").read_text(encoding="utf8").splitlines()[-15:]
+        print(*tail, f"{name}: the trainer ended with exit code {code}; the same command goes on", sep="\n")
+        sys.exit(code)
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """Final loss, curve, speed and bytes a weight of a run."""
+    events = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+    for event in events:
+        if event.get("loss", 0.0) is None:  # JSON has no name for what is not finite
+            event["loss"] = math.nan
+    steps = [event for event in events if event["event"] == "step"]
+    evaluations = [event for event in events if event["event"] == "eval"]
+    plan = next(event for event in events if event["event"] == "plan")
+    start = next(event for event in events if event["event"] == "start")
+    return {
+        "loss": evaluations[-1]["loss"],
+        "evaluations": [(event["step"], event["loss"]) for event in evaluations],
+        "curve": list(thinned([(event["step"], event["loss"]) for event in steps])),
+        "learning_rate": max(event["learning_rate"] for event in steps),
+        "tokens_per_second": sum(e["tokens"] for e in steps) / sum(e["seconds"] for e in steps),
+        "storage": plan["choice"]["storage"], "compute": plan["choice"]["compute"],
+        "bytes_per_weight": bytes_per_weight(start["settings"], plan["choice"]["storage"]),
+    }  # fmt: skip
+
+
+def bytes_per_weight(settings: dict[str, Any], storage: str) -> float:
+    """Weights at rest, rounding's remainder and optimizer state, by the formulas of the plan."""
+    from dataclasses import fields
+
+    from config import T5ModelConfig
+    from memory.prediction import Work, dtype_bytes, state_bytes, weight_counts
+
+    shape = T5ModelConfig(**{member.name: settings[member.name] for member in fields(T5ModelConfig)})
+    work = Work(shape, 1, 8, 8, False, settings["optimizer"], settings["bf16_rounding"])
+    return dtype_bytes(storage) + state_bytes(work, storage) / weight_counts(shape)["total"]
+
+
+def thinned(points: list[tuple[int, float]]) -> Iterator[tuple[float, float]]:
+    """Means over at most CURVE_POINTS stretches of a curve."""
+    length = max(1, math.ceil(len(points) / CURVE_POINTS))
+    for at in range(0, len(points), length):
+        part = points[at : at + length]
+        yield sum(step for step, _ in part) / len(part), sum(loss for _, loss in part) / len(part)
+
+
+def tuned_rate(runs: Runs, tier: Tier, peak: float) -> float:
+    """The best of several learning rates after a tenth of the tokens; the sweep is widened until the best has neighbours."""
+    losses: dict[float, float] = {}
+    wanted = list(SWEEP)
+    while wanted:
+        for factor in wanted:
+            losses[factor] = _or_worst(runs.get(tier, 0, peak * factor, runs.study.tokens // SWEEP_SHARE)["loss"])
+        best = min(losses, key=lambda factor: losses[factor])
+        wider = {min(losses): best / 3, max(losses): best * 3}.get(best)
+        wanted = [wider] if wider is not None and SWEEP_LIMITS[0] < wider < SWEEP_LIMITS[1] else []
+    return peak * best
+
+
+def _or_worst(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
+
+
+def run_study(study: Study, tiers: list[Tier], seeds: int, tune: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """All runs, those of the first seed first, and the learning rates that a sweep has found."""
+    from engine.optimizers import PEAK_LEARNING_RATES
+
+    runs, rates = Runs(study), {}
+    for tier in tiers if tune else []:
+        if tier.optimizer not in rates:
+            rates[tier.optimizer] = tuned_rate(runs, tier, PEAK_LEARNING_RATES[tier.optimizer])
+    results = []
+    for seed in range(seeds):
+        for tier in tiers:
+            results.append(runs.get(tier, seed, rates.get(tier.optimizer), study.tokens))
+    return results, rates
+
+
+def main(words: list[str]) -> None:
+    """Parse the options, run what is missing and write the page."""
+    options = dict(word.removeprefix("--").partition("=")[::2] for word in words)
+    if unknown := [name for name in options if name not in PARTS]:
+        sys.exit(f"unknown: {', '.join(unknown)}; there are --{' --'.join(PARTS)}")
+    defaults = Study()
+    study = Study(
+        options.get("size", defaults.size), amount(options.get("tokens", "20M")), options.get("text"),
+        int(options.get("rows", defaults.rows)), int(options.get("length", defaults.length)),
+        options.get("threads", AUTO), Path(options.get("folder", defaults.folder)).resolve(),
+    )  # fmt: skip
+    asked = options.get("tiers", "").split(";") if options.get("tiers") else []
+    tiers = [tier for tier in TIERS if not asked or tier == REFERENCE or any(part in tier.name for part in asked)]
+    results, rates = run_study(study, tiers, int(options.get("seeds", 3)), options.get("tune") == "True")
+    page = Path(options["page"]).resolve() if "page" in options else None
+    write_page({**asdict(study), "name": study.name, "folder": ""}, results, rates, REFERENCE.name, page)
+
+
+def amount(text: str) -> int:
+    """20M -> 20,000,000."""
+    return int(float(text.rstrip("kMG")) * {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1], 1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,157 @@
+"""What does a recipe reach, and what does the same model reach with transformers' Seq2SeqTrainer on equal tokens?
+
+    python -m benchmarks.recipes summarise [--steps=N] [--rows=N] [--eval_rows=N] [--work=FOLDER] [--FLAG=VALUE ...]
+
+Runs `train --preset=recipe_NAME` in a child process, then the peer on the very same shards: same tokenizer, same rows,
+same shape, as many steps of as many rows. Both folders are measured by the same `evaluate` command on the same validation
+rows. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every 50 ms; the section of
+docs/benchmarks.md is written at the end.
+
+--peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import ROOT, markdown, write_section
+from memory.processes import ProcessTree
+from memory.units import format_size
+
+RECIPES = {"summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf"}
+PROGRAM = str(ROOT / "train_low_mem.py")
+TOLD = ("model_preset", "d_model", "d_ff", "num_layers", "num_decoder_layers", "vocab_size", "max_seq_len", "max_target_len",
+        "effective_batch_size", "optimizer", "learning_rate", "mixed_precision", "seed")  # fmt: skip
+OWN = {
+    "steps": "",
+    "rows": "",
+    "eval_rows": "256",
+    "work": "",
+    "peer_optimizer": "adamw_torch",
+    "peer_learning_rate": "1e-3",
+}
+
+
+@dataclass(frozen=True)
+class Child:
+    """How a child process went."""
+
+    output: str
+    seconds: float
+    peak_bytes: int
+
+
+def run(words: list[str], cwd: Path) -> Child:
+    """Run a Python child and watch its memory; ends this program where it fails."""
+    began, peak = time.perf_counter(), 0
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+", encoding="utf8") as out:
+        child = subprocess.Popen(
+            [sys.executable, *words], cwd=cwd, env=environment, stdout=out, stderr=subprocess.STDOUT
+        )
+        tree = ProcessTree(child.pid)
+        while child.poll() is None:
+            peak = max(peak, tree.usage().anon_bytes)
+            time.sleep(0.05)
+        out.seek(0)
+        text = out.read()
+    if child.returncode:
+        sys.exit(f"{' '.join(words[:3])} ended with {child.returncode}:\n{text[-3000:]}")
+    return Child(text, time.perf_counter() - began, peak)
+
+
+def scores(model: Path, recipe: str, validation: str, eval_rows: str, work: Path) -> dict[str, float]:
+    """What `evaluate` says of a folder: loss, perplexity and the recipe's scores."""
+    flags = [f"--model={model}", f"--validation_file={validation}", f"--eval_rows={eval_rows}",
+             f"--eval_generate_rows={eval_rows}", f"--metrics={RECIPES[recipe]}", f"--cache_dir={work / 'cache'}",
+             "--objective=pairs", *_lengths(work)]  # fmt: skip
+    told = run([PROGRAM, "evaluate", *flags], ROOT).output
+    found = {}
+    for name in ("loss", "perplexity", *RECIPES[recipe].split(",")):
+        match = re.search(rf"^\s*{name}\s+([\d.,]+)\s*$", told, re.MULTILINE)
+        if match:
+            found[name] = float(match[1].replace(",", ""))
+    return found
+
+
+def _lengths(work: Path) -> list[str]:
+    settings = json.loads((work / "runs" / "ours" / "settings.json").read_text(encoding="utf8"))
+    return [f"--{name}={settings[name]}" for name in ("max_seq_len", "max_target_len")]
+
+
+def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
+    """Run ours and the peer; the figures of both."""
+    folders = [f"--output_dir={work / 'runs'}", f"--log_dir={work / 'logs'}", f"--cache_dir={work / 'cache'}"]
+    more = [f"--max_steps={options['steps']}"] if options["steps"] else []
+    more += [f"--effective_batch_size={options['rows']}"] if options["rows"] else []
+    ours = run(
+        [PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *folders, *more, *flags],
+        ROOT,
+    )
+    events = [json.loads(line) for line in (work / "logs" / "ours" / "metrics.jsonl").read_text("utf8").splitlines()]
+    end = next(event for event in events if event["event"] == "end")
+    settings = next(event for event in events if event["event"] == "start")["settings"]
+    shards = max((work / "cache").glob("shards-*"), key=lambda path: path.stat().st_mtime)
+    words = ["-m", "benchmarks.recipe_peer", str(shards / "train"), str(work / "runs" / "ours"), str(work / "peer"),
+             str(end["step"]), str(settings["effective_batch_size"]), options["peer_optimizer"],
+             options["peer_learning_rate"], str(settings["seed"])]  # fmt: skip
+    peer = run(words, ROOT)
+    validation = str(settings["validation_file"])
+    told = {name: settings[name] for name in TOLD}
+    result: dict[str, Any] = {"steps": end["step"], "rows": settings["effective_batch_size"], "settings": told}
+    for name, child, folder in (("ours", ours, work / "runs" / "ours"), ("peer", peer, work / "peer")):
+        found = scores(folder, recipe, validation, options["eval_rows"], work)
+        result[name] = {"seconds": child.seconds, "peak_bytes": child.peak_bytes, **found}
+    result["planned_peak_bytes"] = end["planned_peak_bytes"]
+    return result
+
+
+def table(recipe: str, figures: dict[str, Any]) -> str:
+    """Both sides beside each other."""
+    names = ["loss", *(name for name in RECIPES[recipe].split(","))]
+    rows = []
+    for name, shown in (("ours", "this project"), ("peer", "Seq2SeqTrainer")):
+        side = figures[name]
+        values = [f"{side[key]:.3f}" if key == "loss" else f"{side[key]:.1f}" for key in names if key in side]
+        rows.append([shown, format_size(side["peak_bytes"]), f"{side['seconds'] / 60:.1f} min", *values])
+    given = [key for key in names if key in figures["ours"]]
+    head = markdown(["trained by", "peak", "time", *given], rows)
+    setup = (
+        f"{figures['steps']} steps of {figures['rows']} rows, from random weights, shape "
+        f"`{figures['settings']['model_preset']}`; planned peak {format_size(figures['planned_peak_bytes'])}. "
+        "Scores in percent, greedy answers. The time includes preparing the data and, for this project, its evaluations."
+    )
+    return f"{setup}\n\n{head}"
+
+
+def main(arguments: list[str]) -> None:
+    """Measure the named recipe."""
+    names = [word for word in arguments if not word.startswith("--")]
+    if len(names) != 1 or names[0] not in RECIPES:
+        sys.exit(__doc__)
+    options, flags = dict(OWN), []
+    for word in arguments:
+        name, _, value = word.removeprefix("--").partition("=")
+        if name in OWN:
+            options[name] = value
+        elif word.startswith("--"):
+            flags.append(word)
+    work = Path(options["work"] or ROOT / "data" / "cache" / "recipes" / f"work-{names[0]}").absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    figures = measure(names[0], options, flags, work)
+    body = table(names[0], figures)
+    print(body, flush=True)
+    write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}, beside Seq2SeqTrainer on equal tokens", body, figures)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,164 @@
+"""How does a tensor spend some time in the machine's RAM, while the device goes on computing?
+
+On CUDA the copies run on a stream of their own, into pinned memory, in the order in which they are asked for. What must
+not overtake what is said by events, so that the device's memory is free again at a known place of the computation: with
+`Tensor.record_stream` it would be free only when a copy has really ended, and a host that runs ahead of the device would
+have asked for the memory of all tensors before the first was free. Elsewhere a copy is a copy, done at once.
+
+Pinned memory is taken in slabs and used as a stack, because torch's own pool rounds every tensor up to a power of two.
+Source: CUDA C++ Programming Guide, "Asynchronous Concurrent Execution"; the order of events: torchtune's activation
+offloading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SLAB_BYTES = 64 * 2**20
+ALIGNMENT = 512  # bytes; as torch's allocators
+
+
+@dataclass
+class Parked:
+    """A tensor on its way to the host or back.
+
+    Args:
+        host: its copy, or the place of it. device: itself, where it is (still, or already) there.
+        event: the last copy of it that was started.
+    """
+
+    host: Tensor
+    device: Tensor | None = None
+    event: torch.cuda.Event | None = None
+
+
+class HostCopies:
+    """Copies to the host's memory and back, done at once: for devices without streams, and for tests."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = Pool(is_pinned=False)
+
+    def park(self, tensor: Tensor) -> Parked:
+        """Start copying to the host. The tensor stays valid until `release`."""
+        parked = Parked(self.pool.take(tensor), tensor)
+        parked.host.copy_(tensor)
+        return parked
+
+    def release(self, parked: Parked) -> None:
+        """Let go of the tensor on the device; what is computed from here on may overwrite its memory."""
+        parked.device = None
+
+    def settle(self) -> None:
+        """Let the computation wait for all copies, and take all host memory as free: after a step that was broken off."""
+        self.pool.reset()
+
+    def begin_fetch(self, parked: Parked) -> None:
+        """Start copying back. No effect on one that is on the device."""
+        if parked.device is None:
+            parked.device = torch.empty_like(parked.host, device=self.device).copy_(parked.host)
+
+    def fetch(self, parked: Parked) -> Tensor:
+        """The tensor on the device; computation from here on sees it. Fetched in the reverse order of parking."""
+        self.begin_fetch(parked)
+        assert parked.device is not None
+        self.pool.give_back(parked.host)
+        return parked.device
+
+
+class CudaCopies(HostCopies):
+    """The same on a stream of its own, beside the computation."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.pool = Pool(is_pinned=True)
+        self.stream = torch.cuda.Stream(device)
+
+    def park(self, tensor: Tensor) -> Parked:
+        self.stream.wait_stream(self._computing())  # the tensor must have been computed
+        with torch.cuda.stream(self.stream):
+            host = self.pool.take(tensor)
+            host.copy_(tensor, non_blocking=True)
+            return Parked(host, tensor, self.stream.record_event())
+
+    def release(self, parked: Parked) -> None:
+        if parked.event is not None:
+            self._computing().wait_event(parked.event)
+        parked.device = None
+
+    def settle(self) -> None:
+        self._computing().wait_stream(self.stream)
+        super().settle()
+
+    def begin_fetch(self, parked: Parked) -> None:
+        if parked.device is not None:
+            return
+        parked.device = torch.empty_like(parked.host, device=self.device)
+        self.stream.wait_stream(self._computing())  # its memory may be in use by what was computed before
+        with torch.cuda.stream(self.stream):
+            parked.device.copy_(parked.host, non_blocking=True)
+            parked.event = self.stream.record_event()
+
+    def fetch(self, parked: Parked) -> Tensor:
+        self.begin_fetch(parked)
+        assert parked.device is not None and parked.event is not None
+        self._computing().wait_event(parked.event)
+        # the next tensor to be parked in the same place is copied on the same stream, so behind this one
+        self.pool.give_back(parked.host)
+        return parked.device
+
+    def _computing(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)
+
+
+class Pool:
+    """Host memory as a stack of slabs that are kept from step to step.
+
+    Memory: the most that was ever taken, rounded up to slabs.
+    """
+
+    def __init__(self, is_pinned: bool) -> None:
+        self.is_pinned = is_pinned
+        self.slabs: list[Tensor] = []
+        self._used: list[int] = []  # bytes taken of each slab
+        self._taken: list[tuple[int, int, int]] = []  # (data_ptr, slab, bytes) in the order of taking
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all slabs."""
+        return sum(slab.numel() for slab in self.slabs)
+
+    def take(self, like: Tensor) -> Tensor:
+        """A contiguous tensor of the same shape and dtype on the host, not filled."""
+        size = -(-max(like.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        slab = self._slab_for(size)
+        start = self._used[slab]
+        self._used[slab] += size
+        host = self.slabs[slab][start : start + like.nbytes].view(like.dtype).view(like.shape)
+        self._taken.append((host.data_ptr(), slab, size))
+        return host
+
+    def give_back(self, host: Tensor) -> None:
+        """Return the memory of a tensor; the last one taken is the first to come back, except inside one block's slices."""
+        at = next(i for i in reversed(range(len(self._taken))) if self._taken[i][0] == host.data_ptr())
+        _, slab, size = self._taken[at]
+        self._taken[at] = (0, slab, size)
+        while self._taken and self._taken[-1][0] == 0:
+            _, slab, size = self._taken.pop()
+            self._used[slab] -= size
+
+    def reset(self) -> None:
+        """Take everything as returned."""
+        self._taken, self._used = [], [0] * len(self.slabs)
+
+    def _slab_for(self, size: int) -> int:
+        first = self._taken[-1][1] if self._taken else 0  # never below the top of the stack
+        for index in range(first, len(self.slabs)):
+            if self._used[index] + size <= self.slabs[index].numel():
+                return index
+        self.slabs.append(torch.empty(max(SLAB_BYTES, size), dtype=torch.uint8, pin_memory=self.is_pinned))
+        self._used.append(0)
+        return len(self.slabs) - 1

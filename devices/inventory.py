@@ -1,0 +1,74 @@
+"""What does torch find here, and how fast is it? Its build, and of every device memory, products and bandwidth.
+
+Everything is measured on the device itself in about a second: a name or a capability flag says nothing of a machine
+that is shared, throttled or emulates a dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from devices import cpu, cuda, mps
+from devices.base import Device
+from settings import AUTO
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def look(requested: str = AUTO) -> dict[str, Any]:
+    """`torch` and `devices`.
+
+    Args:
+        requested: `device`: "auto" measures all, a name that one alone; where it is missing, the reason is told.
+    """
+    return {"torch": torch_facts(), "devices": device_facts(requested)}
+
+
+def torch_facts() -> dict[str, Any]:
+    """The build of torch, and how many threads it uses."""
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl": torch.backends.mkl.is_available(),
+        "onednn": torch.backends.mkldnn.is_available(),
+        "threads": torch.get_num_threads(),
+        "mac": mps.mac_hardware() or None,
+    }
+
+
+def device_facts(requested: str = AUTO) -> list[dict[str, Any]]:
+    """Every backend in the order of choice: what it is and does, or why it is missing."""
+    reasons = {"cuda": cuda.why_missing(), "mps": mps.why_missing(), "cpu": ""}
+    make: dict[str, Callable[[], list[Device]]] = {
+        "cuda": lambda: [cuda.CudaDevice(index) for index in range(cuda.count())],
+        "mps": lambda: [mps.MpsDevice()],
+        "cpu": lambda: [cpu.CpuDevice()],
+    }
+    wanted = [name for name in reasons if requested in (AUTO, name)]
+    facts: list[dict[str, Any]] = [{"name": name, "missing": reasons[name]} for name in wanted if reasons[name]]
+    return facts + [measured(device) for name in wanted if not reasons[name] for device in make[name]()]
+
+
+def measured(device: Device) -> dict[str, Any]:
+    """Memory in bytes, products in FLOP/s by dtype, copying in bytes/s, and the dtype that a run would take."""
+    rates = {str(dtype).removeprefix("torch."): device.multiply_rate(dtype) for dtype in DTYPES}
+    choice = device.choose_compute_dtype()
+    return {
+        "name": device.name,
+        "missing": "",
+        "about": device.describe(),
+        "is_separate_memory": device.is_separate_memory,
+        "total_bytes": device.memory_total_bytes(),
+        "free_bytes": device.memory_free_bytes(),
+        "rates": rates,
+        "multiplies_fp16": device.multiplies_fp16(),
+        "copies_beside": device.copies_beside,
+        "copy_rate": device.copy_rate(),
+        "compute": str(choice.dtype).removeprefix("torch."),
+        "reason": choice.reason,
+    }

@@ -1,0 +1,168 @@
+"""How does a model learn which of two answers is better, in the memory of finetuning?
+
+Every preference loss is a function of a few numbers: the log-probability of each answer. So behind the decoder a first
+pass over the head, in chunks and without gradients, gives them; the loss of a pair and its derivative by each
+log-probability are scalar arithmetic in float64; and the ordinary chunked loss, each token weighted by its answer's
+derivative, forms the gradients. A step is a finetuning step with weighted rows; no logits are held.
+
+- sigmoid: DPO, Rafailov et al. 2023 (arXiv 2305.18290), equation 7, with the label smoothing of conservative DPO.
+- ipo: Azar et al. 2023 (arXiv 2310.12036), equation 17, over the mean log-probability of a token, as trl has it.
+- orpo: Hong et al. 2024 (arXiv 2403.07691), equations 3 to 7: the chosen answer's mean cross-entropy and a ratio of odds;
+  no reference model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.objective import Objective, TokenLosses
+from engine.slices import Slice
+from model.loss import LossSettings, loss_and_gradients, token_losses
+
+METRICS = (
+    "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """A loss over pairs of answers; P pairs, first row chosen, second rejected.
+
+    Args:
+        kind: sigmoid, ipo or orpo.
+        beta: how far the model may move from the reference; above 0 (sigmoid, ipo).
+        label_smoothing: share of pairs that are taken to be labelled the wrong way round, 0 to below 0.5 (sigmoid).
+        orpo_lambda: weight of the ratio of odds (orpo).
+    """
+
+    kind: str = "sigmoid"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    orpo_lambda: float = 0.1
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probabilities under a reference model enter."""
+        return self.kind != "orpo"
+
+    def scores(self, policy: Tensor, lengths: Tensor) -> Tensor:
+        """What the loss takes of an answer: its log-probability, or (ipo, orpo) the mean over its tokens."""
+        return policy if self.kind == "sigmoid" else policy / lengths
+
+    def __call__(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
+        """The loss of each pair.
+
+        Args:
+            policy, reference: (2, P) float64, summed log-probabilities of the answers. lengths: (2, P) their tokens.
+        Returns:
+            (P,), differentiable by `policy`.
+        """
+        if self.kind == "orpo":
+            means = self.scores(policy, lengths)
+            odds = log_odds(means)
+            return -means[0] - self.orpo_lambda * F.logsigmoid(odds[0] - odds[1])
+        assert reference is not None
+        moved = self.scores(policy - reference, lengths)
+        if self.kind == "ipo":
+            return (moved[0] - moved[1] - 1 / (2 * self.beta)).square()
+        margin = self.beta * (moved[0] - moved[1])
+        smooth = self.label_smoothing
+        return -(1 - smooth) * F.logsigmoid(margin) - smooth * F.logsigmoid(-margin)
+
+    def rewards(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
+        """The implicit reward of each answer, (2, P): what the loss compares."""
+        if self.kind == "orpo":
+            return self.orpo_lambda * self.scores(policy, lengths)
+        assert reference is not None
+        return self.beta * self.scores(policy - reference, lengths)
+
+
+def log_odds(log_probability: Tensor) -> Tensor:
+    """log(p / (1 - p)) from log p; p is kept below 1 by 1e-9."""
+    below_one = log_probability.clamp(max=-1e-9)
+    small = torch.log1p(-below_one.clamp(max=-math.log(2)).exp())  # each form where it loses no digits
+    large = torch.log(-torch.expm1(below_one.clamp(min=-math.log(2))))
+    return below_one - torch.where(below_one < -math.log(2), small, large)
+
+
+def answer_log_probabilities(losses: Tensor, part: Slice) -> Tensor:
+    """Sum the negative token losses (N',) of each answer: (2, P), float64 on the CPU, chosen first."""
+    sums = [-answer.sum() for answer in losses.detach().cpu().double().split(part.target.lengths)]
+    return torch.stack(sums).view(2, -1)
+
+
+class PreferenceObjective(Objective):
+    """Learns from micro-batches whose rows have two answers.
+
+    Args:
+        pair_loss: what is minimised, averaged over pairs.
+        as_reference: a context in which the model computes as the reference does (adapters off), for micro-batches that
+            bring no reference log-probabilities; None: they all bring them, or none are needed.
+    Memory: that of cross-entropy, and one number a token.
+    """
+
+    def __init__(
+        self, pair_loss: PreferenceLoss, as_reference: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> None:
+        self.pair_loss, self.as_reference = pair_loss, as_reference
+        self._sums = torch.zeros(len(METRICS), dtype=torch.float64)
+
+    def complete(self, slices: Sequence[Slice], token_losses: TokenLosses) -> Sequence[Slice]:
+        """Run the reference where its log-probabilities are needed and not known."""
+        if not self.pair_loss.needs_reference or all(part.reference is not None for part in slices):
+            return slices
+        assert self.as_reference is not None, "the micro-batches must bring reference log-probabilities"
+        with self.as_reference():
+            losses = token_losses(slices)  # together: sharded weights are brought once, and as often on every rank
+        return [
+            replace(part, reference=answer_log_probabilities(each, part).reshape(-1))
+            for each, part in zip(losses, slices, strict=True)
+        ]
+
+    def loss_and_gradients(
+        self, hidden: Tensor, head: Tensor, part: Slice, scale: float, settings: LossSettings, grad_head: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Objective`; smoothing and z-loss of `settings` are of cross-entropy alone."""
+        plain = LossSettings(settings.chunk_bytes)
+        policy = answer_log_probabilities(token_losses(hidden, head, part.labels, plain), part)
+        total, slopes = self._judge(policy, part)
+        per_token = torch.repeat_interleave(-slopes.reshape(-1), torch.tensor(part.target.lengths))
+        weights = per_token.float().to(hidden.device)
+        _, grad = loss_and_gradients(hidden, head, part.labels, scale, plain, grad_head, weights)
+        return total.float().to(hidden.device), grad
+
+    def loss(self, losses: Tensor, part: Slice) -> Tensor:
+        """See `Objective`."""
+        total, _ = self._judge(answer_log_probabilities(losses, part), part)
+        return total.float().to(losses.device)
+
+    def clear(self) -> None:
+        """See `Objective`."""
+        self._sums.zero_()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Sums over pairs of what trl logs under the same names."""
+        return dict(zip(METRICS, self._sums.tolist(), strict=True))
+
+    def _judge(self, policy: Tensor, part: Slice) -> tuple[Tensor, Tensor]:
+        """The summed loss of the pairs, and its derivative by each answer's log-probability, (2, P)."""
+        lengths = torch.tensor(part.target.lengths, dtype=torch.float64).view(2, -1)
+        reference = None if part.reference is None else part.reference.cpu().double().view(2, -1)
+        with torch.enable_grad():
+            leaf = policy.clone().requires_grad_()
+            total = self.pair_loss(leaf, reference, lengths).sum()
+            (slopes,) = torch.autograd.grad(total, leaf)
+        rewards = self.pair_loss.rewards(policy, reference, lengths)
+        margins = rewards[0] - rewards[1]
+        scores = self.pair_loss.scores(policy, lengths)
+        for place, values in enumerate((*rewards, margins, (margins > 0).double(), *scores)):
+            self._sums[place] += values.sum()
+        return total.detach(), slopes

@@ -1,0 +1,174 @@
+"""What does one block of the walk hold: its graph, and the working memory of a visit forward and backward?
+
+Counted line by line from `model/`: the tensors alive at the two moments that are highest, inside attention and inside
+feed-forward. Everything is in bytes, for one micro-batch; e is the bytes of the compute dtype. What the walk holds
+between visits (boundaries, gradients) is `memory.prediction`'s.
+
+Shapes: n encoder and m decoder tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from config import T5ModelConfig
+from memory.shapes import Tokens
+
+TILE_ELEMENTS = 512 * 1024  # as model.attention has it; a test holds them equal
+ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
+HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one model at one micro-batch.
+
+    Args:
+        model: its shape. e: bytes of the compute dtype. dropout: whether training drops.
+        tokens: of the micro-batch; longest: of its longest row. is_padded: attention goes through padded rows (CUDA).
+        rows: of the micro-batch, for padded attention. answers: decoder rows of one encoder row, see `engine.slices`.
+    """
+
+    model: T5ModelConfig
+    e: int
+    dropout: bool
+    tokens: Tokens
+    longest: Tokens
+    rows: int = 1
+    is_padded: bool = False
+    answers: int = 1
+
+    @property
+    def _memory(self) -> int:
+        """Tokens of the encoder's output as the decoder sees it."""
+        return self.tokens.source * self.answers
+
+    @cached_property
+    def _widths(self) -> tuple[int, int, int]:
+        """Bytes of a token of width D, I and F."""
+        c = self.model
+        return c.d_model * self.e, c.num_heads * c.d_kv * self.e, c.d_ff * self.e
+
+    @property
+    def _is_gated(self) -> bool:
+        return self.model.feed_forward_proj.startswith("gated-")
+
+    # --- what a graph keeps from forward to backward, its input (a boundary) not counted
+
+    def _feed_forward_graph(self) -> int:
+        """A token's bytes in feed-forward: the normed input, and what the activation and the products save."""
+        return sum(count * width for count, width in self._feed_forward_tensors())
+
+    def _feed_forward_tensors(self) -> list[tuple[int, int]]:
+        d, _, f = self._widths
+        return [(1, d), (4 if self._is_gated else 1 + self.dropout, f)]
+
+    def _encoder_tensors(self) -> list[tuple[int, int]]:
+        """How many tensors of how many bytes the graph of an encoder block keeps."""
+        d, i, _ = self._widths
+        return [(count, width * self.tokens.source) for count, width in [(2, d), (4, i), *self._feed_forward_tensors()]]
+
+    def _decoder_tensors(self) -> list[tuple[int, int]]:
+        """The same for a decoder block, whose cross-attention keeps keys and values of the source."""
+        d, i, _ = self._widths
+        own = [(count, width * self.tokens.target) for count, width in [(4, d), (6, i), *self._feed_forward_tensors()]]
+        return [*own, (2, i * self.tokens.source)]
+
+    def encoder_graph(self, below: int | None = None) -> int:
+        """The graph of an encoder block; of its tensors smaller than `below` bytes alone, where that is given."""
+        return _sum(self._encoder_tensors(), below)
+
+    def decoder_graph(self, below: int | None = None) -> int:
+        """The graph of a decoder block, as `encoder_graph`."""
+        return _sum(self._decoder_tensors(), below)
+
+    # --- the highest moment of a visit, without the graph that is kept
+
+    def encoder_forward(self) -> int:
+        """A visit outside of any graph."""
+        d, i, _ = self._widths
+        n = self.tokens.source
+        attention = n * (d + 4 * i) + max(self._scores(False, False), n * d)
+        return max(attention, n * 3 * d + self._inner(n))
+
+    def decoder_forward(self) -> int:
+        """The same for a decoder block."""
+        d, i, _ = self._widths
+        n, m = self._memory, self.tokens.target
+        attention = m * (d + 4 * i) + max(self._scores(True, False), m * d)
+        cross = m * (3 * d + 2 * i) + n * 2 * i + max(self._scores(True, True), m * d)
+        return max(attention, cross, m * 4 * d + self._inner(m))
+
+    def _inner(self, tokens: int) -> int:
+        """Activations of width F at their most, in forward."""
+        f = self._widths[2]
+        hashing = HASH_BYTES * self.model.d_ff if self.dropout else 0
+        return tokens * ((3 if self._is_gated else 2) * f + hashing)
+
+    def encoder_backward(self, weights: int) -> int:
+        """Backward through a block whose graph is there: what comes on top of it.
+
+        Args:
+            weights: bytes of the block's gradients.
+        """
+        d, i, f = self._widths
+        n = self.tokens.source
+        in_feed_forward = n * (d + self._inner_gradients()) + self.model.d_model * f
+        # the graph of feed-forward is gone by then
+        in_attention = (
+            n * (2 * d + 4 * i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
+        )
+        return max(in_feed_forward, in_attention)
+
+    def decoder_backward(self, weights: int) -> int:
+        """The same for a decoder block."""
+        d, i, f = self._widths
+        n, m = self._memory, self.tokens.target
+        gone = m * self._feed_forward_graph()
+        in_feed_forward = m * (d + self._inner_gradients()) + self.model.d_model * f
+        in_cross = m * (2 * d + 2 * i) + n * 2 * i + max(self._score_gradients(True, True), n * 2 * d) + weights - gone
+        in_attention = m * (2 * d + 4 * i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
+        return max(in_feed_forward, in_cross, in_attention)
+
+    def _inner_gradients(self) -> int:
+        """A token's bytes of gradients of width F on top of the graph."""
+        f = self._widths[2]
+        return max(2 * f, f + HASH_BYTES * self.model.d_ff) if self.dropout else 2 * f
+
+    # --- attention
+
+    def _tile(self, is_decoder: bool, is_cross: bool) -> tuple[int, int]:
+        """Elements of the scores of a tile, and its queries."""
+        heads = self.model.num_heads
+        queries = self.longest.target if is_decoder else self.longest.source
+        keys = self.longest.source if is_cross or not is_decoder else self.longest.target
+        if self.is_padded:
+            return self.rows * heads * queries * keys, queries
+        queries = min(queries, max(1, TILE_ELEMENTS // (heads * keys)))
+        return heads * queries * keys, queries
+
+    def tile_bytes(self) -> int:
+        """The most that the tiles of one attention take."""
+        return max(self._score_gradients(is_decoder, is_cross) for is_decoder, is_cross in ATTENTIONS)
+
+    def _scores(self, is_decoder: bool, is_cross: bool) -> int:
+        """Buffers of one tile in forward."""
+        elements, queries = self._tile(is_decoder, is_cross)
+        if self.is_padded:
+            return 2 * elements * self.e
+        hashing = (HASH_BYTES + 1) * elements if self.dropout else 0
+        return 2 * elements * self.e + 2 * queries * self._widths[1] + hashing
+
+    def _score_gradients(self, is_decoder: bool, is_cross: bool) -> int:
+        """Buffers of one tile in backward: scores, weights, their gradient, and its diagonals where there is a bias."""
+        elements, queries = self._tile(is_decoder, is_cross)
+        if self.is_padded:
+            return 3 * elements * self.e
+        skewed = 0 if is_cross else elements + self.model.num_heads * queries**2
+        hashing = (HASH_BYTES + 1) * elements if self.dropout else 0
+        return (3 * elements + skewed) * self.e + 3 * queries * self._widths[1] + hashing
+
+
+def _sum(tensors: list[tuple[int, int]], below: int | None) -> int:
+    return sum(count * size for count, size in tensors if below is None or size < below)

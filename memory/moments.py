@@ -1,0 +1,227 @@
+"""What does the walk hold at each of its moments, beside weights and optimizer state?
+
+The walk holds so little that it can be counted: gradients of one block and of the shared weights, boundaries of all
+slices, kept graphs, one visit's working memory, one chunk of logits. The formulas follow the code of `engine/` line by
+line; e is the bytes of the compute dtype. What is inside of a block is counted in `memory.blocks`.
+
+Shapes: N source tokens and M target tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff,
+V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from memory.blocks import Blocks
+from memory.units import MIB
+from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_counts
+
+SLAB_BYTES = 64 * MIB  # of host memory for boundaries; as in devices.copies, which imports torch
+HEAP_BELOW = 4 * MIB  # as devices.malloc sets it; a test holds them equal
+HEAP_BYTES, HEAP_SHARE, HEAP_GRAPH_SHARE = 12 * MIB, 0.55, 0.25  # of passing tensors, and of kept graphs, in the heap
+UPDATE_CHUNK = 512 * 1024  # elements of an update, as engine.optimizers has it; a test holds them equal
+# Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
+UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
+ROUNDING_BYTES = 21
+SAMPLE_TOKENS = 64  # longest answer of the samples behind a run
+
+
+def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
+    """The blocks at the largest micro-batch of a step, or of evaluation."""
+    rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
+    shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
+    drops = work.dropout and not is_evaluation
+    return Blocks(
+        work.model, dtype_bytes(choice.compute), drops, shapes.micro(rows), shapes.longest_row, rows,
+        machine.pads_attention, work.answers,
+    )  # fmt: skip
+
+
+class Moments:
+    """What the walk holds at each of its moments, beside weights and optimizer state: component -> bytes."""
+
+    def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
+        self.c, self.work, self.choice = work.model, work, choice
+        self.e = dtype_bytes(choice.compute)
+        self.counts, self.learns = weight_counts(work.model), work.learns
+        self.blocks = blocks_of(work, choice, machine)
+        micro, count = self.blocks.tokens, choice.num_slices
+        step = work.step_shapes.step
+        # of all slices that pass through a block together
+        self.source = min(count * micro.source, step.source)
+        self.target = min(count * micro.target, step.target)
+        # fp16 gradients are divided by the scale of the loss, and looked at, before any is used
+        self.holds_all = work.hold_gradients or choice.num_walks > 1 or choice.compute == "float16"
+        self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way
+        self.kept_decoder = min(choice.kept_blocks, self.c.num_decoder_layers)
+        self.kept_encoder = choice.kept_blocks - self.kept_decoder
+        self.casts = choice.storage != choice.compute
+
+    def _share(self, of_one: int, tokens: int) -> int:
+        """What all slices hold of something that one micro-batch of the most tokens holds `of_one` of."""
+        most = self.blocks.tokens.source + self.blocks.tokens.target
+        return of_one * tokens // most if most else 0
+
+    def _graphs(self, encoder: int, decoder: int) -> int:
+        one = encoder * self.blocks.encoder_graph() + decoder * self.blocks.decoder_graph()
+        return self._share(one, self.source + self.target)
+
+    def _boundaries(self, encoder: int, decoder: int) -> int:
+        if self.choice.offload_boundaries:  # of each stack those of two blocks stay: at work, and on their way
+            encoder -= min(encoder, max(0, self.c.num_layers - self.kept_encoder - 2))
+            decoder -= min(decoder, max(0, self.c.num_decoder_layers - self.kept_decoder - 2))
+        if decoder:  # the encoder's output, and its gradient, stand there once for each answer
+            encoder += 2 * (self.work.answers - 1)
+        return self.c.d_model * self.e * (encoder * self.source + decoder * self.target)
+
+    def _gradients(self, block: int) -> int:
+        """Gradients of weights: of everything, or of head and embedding and of the blocks under way."""
+        if self.holds_all:
+            return self.learns["total"] * self.e
+        return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.e
+
+    def in_heap(self) -> int:
+        """What malloc's heap keeps of the small tensors that have come and gone."""
+        c, e, micro, largest = self.c, self.e, self.blocks.tokens, HEAP_BELOW
+        graphs = self._share(
+            self.kept_encoder * self.blocks.encoder_graph(largest)
+            + self.kept_decoder * self.blocks.decoder_graph(largest),
+            self.source + self.target,
+        )
+        passing = sum(
+            count * tokens * c.d_model * e
+            for count, tokens, of_one in (
+                (c.num_layers + 2, self.source, micro.source), (c.num_decoder_layers + 2, self.target, micro.target)
+            )
+            if of_one * c.d_model * e < largest
+        )  # fmt: skip
+        passing += max(self.blocks.encoder_graph(largest), self.blocks.decoder_graph(largest))
+        passing += self.blocks.tile_bytes()
+        if c.d_model * c.d_ff * e < largest:
+            passing += (
+                self.learns["total"] - self.learns["embedding"] if self.holds_all else self.learns["decoder"]
+            ) * e
+        return HEAP_BYTES + int(HEAP_SHARE * passing + HEAP_GRAPH_SHARE * graphs)
+
+    def _new_weights(self, block: int) -> int:
+        """Bytes of fresh weight gradients in a visit; those of later slices are added to the first one's at once."""
+        widest = self.c.d_model * max(self.c.d_ff, inner_width(self.c))
+        is_first = self.choice.num_slices == 1 and not self.holds_all
+        return (block if is_first else min(block, widest)) * self.e
+
+    def loss(self) -> dict[str, int]:
+        """Behind the forward: all boundaries, kept graphs, one chunk of logits, the gradient of the hidden states."""
+        c = self.c
+        head = c.vocab_size * c.d_model * self.e
+        learnt = (self.learns["embedding"] if c.tie_word_embeddings else self.learns["head"]) * self.e
+        return {
+            "gradients": max(learnt, self.learns["total"] * self.e if self.choice.num_walks > 1 else 0),
+            "boundaries of all slices": self._boundaries(c.num_layers + 2, c.num_decoder_layers + 3),
+            "kept graphs": self._graphs(self.kept_encoder, self.kept_decoder),
+            "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
+            "weights in compute dtype": head if self.casts else 0,
+        }
+
+    def decoder_backward(self) -> dict[str, int]:
+        """Inside the last decoder block: nothing of the blocks before has been freed."""
+        c, block, learns = self.c, self.counts["decoder"], self.learns["decoder"]
+        graph = 0 if self.kept_decoder else self.blocks.decoder_graph()
+        output = self.blocks.tokens.target * c.d_model * self.e
+        several = self.choice.num_slices > 1  # slices before this one have left the gradient of their encoder output
+        return {
+            "gradients": self._gradients(learns if several else 0),
+            "boundaries of all slices": self._boundaries(c.num_layers + 2 + several, c.num_decoder_layers + 1),
+            "kept graphs": self._graphs(self.kept_encoder, self.kept_decoder),
+            "one visit": graph + output + self.blocks.decoder_backward(self._new_weights(learns)),
+            "weights in compute dtype": block * self.e if self.casts else 0,
+        }
+
+    def encoder_backward(self) -> dict[str, int]:
+        """Inside the last encoder block."""
+        c, block, learns = self.c, self.counts["encoder"], self.learns["encoder"]
+        graph = 0 if self.kept_encoder else self.blocks.encoder_graph()
+        output = self.blocks.tokens.source * c.d_model * self.e
+        return {
+            "gradients": self._gradients(learns if self.choice.num_slices > 1 else 0),
+            "boundaries of all slices": self._boundaries(c.num_layers + 1, 0),
+            "kept graphs": self._graphs(self.kept_encoder, 0),
+            "one visit": graph + output + self.blocks.encoder_backward(self._new_weights(learns)),
+            "weights in compute dtype": block * self.e if self.casts else 0,
+        }
+
+    def block_update(self) -> dict[str, int]:
+        """The update of the last decoder block, in row chunks."""
+        c = self.c
+        widest = min(UPDATE_CHUNK, c.d_model * max(c.d_ff, inner_width(c)))
+        return {
+            "gradients": self._gradients(self.learns["decoder"]),
+            "boundaries of all slices": self._boundaries(c.num_layers + 3, c.num_decoder_layers),
+            "kept graphs": self._graphs(self.kept_encoder, max(0, self.kept_decoder - 1)),
+            "one update": self._update_bytes(widest),
+        }
+
+    def last_update(self) -> dict[str, int]:
+        """The update of embedding and head behind the walk; where gradients are held, all of them are there."""
+        table = self.c.vocab_size * self.c.d_model
+        wide = 4 * table if self.choice.compute == "float16" else 0  # its gradient in fp32, the fp16 one still there
+        update = self._update_bytes(min(UPDATE_CHUNK, table)) + wide
+        return {"gradients": self._gradients(0), "one update": update}
+
+    def _update_bytes(self, elements: int) -> int:
+        rounding = ROUNDING_BYTES if self.choice.storage != "float32" else 0
+        return elements * (UPDATE_BYTES[self.work.optimizer] + rounding)
+
+
+def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -> int:
+    """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype."""
+    chunk = min(max(16, choice.loss_chunk_bytes // (4 * work.model.vocab_size)), max(1, tokens))
+    narrow = 0 if choice.compute == "float32" else 2
+    product = (
+        work.model.d_model * work.model.vocab_size * 4
+        if narrow and has_gradient and choice.storage != choice.compute
+        else 0
+    )
+    return chunk * work.model.vocab_size * (4 + narrow) + product
+
+
+def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
+    """One evaluation batch on its way through the widest block or the head."""
+    c, e, counts = work.model, dtype_bytes(choice.compute), weight_counts(work.model)
+    blocks = blocks_of(work, choice, machine, is_evaluation=True)
+    n, m = blocks.tokens.source, blocks.tokens.target
+    width, logits = c.d_model * e, _logits_bytes(work, choice, m, has_gradient=False)
+    encoder, decoder = blocks.encoder_forward() + 2 * n * width, blocks.decoder_forward() + (2 * n + 2 * m) * width
+    cast = max(c.vocab_size * c.d_model, counts["encoder"], counts["decoder"]) * e
+    visit = max(encoder, decoder, logits + (2 * n + 2 * m) * width)
+    return {"one visit": visit, "weights in compute dtype": cast if choice.storage != choice.compute else 0}
+
+
+def samples_parts(work: Work, choice: Choice) -> dict[str, int]:
+    """A few answers at the end: keys and values of what is read and written, and one row of logits each."""
+    c, e, counts = work.model, dtype_bytes(choice.compute), weight_counts(work.model)
+    rows, longest = work.sample_rows, work.evaluation_shapes.longest_row.source
+    cache = c.num_decoder_layers * 2 * inner_width(c) * e * rows * (longest + SAMPLE_TOKENS)
+    cast = max(c.vocab_size * c.d_model, counts["encoder"], counts["decoder"]) * e
+    return {
+        "keys and values": cache,
+        "one visit": rows * longest * e * (5 * c.d_model + 3 * c.d_ff) + rows * c.vocab_size * 8,
+        "weights in compute dtype": cast if choice.storage != choice.compute else 0,
+    }
+
+
+def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
+    """Host memory of the boundaries that wait there, in slabs; 0 where none do."""
+    if not choice.offload_boundaries:
+        return 0
+    c, tokens = work.model, blocks_of(work, choice, machine).tokens
+    width, kept_decoder = c.d_model * dtype_bytes(choice.compute), min(choice.kept_blocks, c.num_decoder_layers)
+    encoder = c.num_layers + 1 - (choice.kept_blocks - kept_decoder)  # the norm behind the encoder among them
+    decoder = c.num_decoder_layers - kept_decoder
+    sizes = ((encoder, tokens.source * width), (decoder, tokens.target * width))
+    return sum(_slabs_bytes(choice.num_slices * count, size) for count, size in sizes)
+
+
+def _slabs_bytes(count: int, size: int) -> int:
+    """Pinned memory of `count` tensors: slabs, a larger tensor in one of its own, rounded up to a power of two."""
+    slab = SLAB_BYTES if size <= SLAB_BYTES else 1 << (size - 1).bit_length()
+    return math.ceil(count / (slab // max(1, size))) * slab

@@ -1,0 +1,203 @@
+"""Is the plan right? One or two worst steps in a child process tell, before the run begins.
+
+The child is a fresh interpreter that makes the same parts and sees rows of the planned worst lengths; where it needs more
+than there is, the system kills it and nothing of the run is harmed. What it measures above its own base replaces what the
+plan has predicted above the run's base, phase by phase. Results are kept by configuration and machine, so that the same
+run is not probed twice. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from config import Config
+from memory.prediction import CORRECTION, FIXED, Choice, changeable
+from memory.shapes import Micro
+from memory.work import AROUND_BYTES
+
+ROOT = str(Path(__file__).resolve().parent.parent)
+START = f"""import sys
+sys.path.insert(0, {ROOT!r})
+from devices.environment import prepare_environment
+prepare_environment()  # before torch is imported
+from training.probing import serve
+serve()"""
+KILLED = "killed by the system for its memory"
+LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
+FORMAT = 1  # raise it where the engine takes other memory for the same configuration
+LAUNCHER_WORDS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "ACCELERATE_",
+    "OMPI_",
+    "PMI_",
+)
+# settings that do not change what a step takes
+WITHOUT_EFFECT = (
+    "run_name", "output_dir", "log_dir", "overwrite", "cache_dir", "train_file", "validation_file", "seed", "max_steps", "epochs",
+    "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "eval_steps", "save_steps", "log_steps", "eval_rows",
+    "keep_latest_n_ckp", "is_keep_training", "memory_budget", "probe", "tokenizer_dir", "finetune_from", "model_preset",
+    "light_clean_steps", "full_clean_steps", "monitor_seconds", "num_threads", "max_samples",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What the child shall run.
+
+    Args:
+        config: of the run. choice: of its plan.
+        steps: the micro-batches of each worst step; evaluation: the largest evaluation batch.
+        base: model folder to start from; None: from scratch. local_rank: which of the machine's devices is meant.
+    """
+
+    config: Config
+    choice: Choice
+    steps: tuple[tuple[Micro, ...], ...]
+    evaluation: Micro
+    base: Path | None = None
+    local_rank: int = 0
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the child has measured.
+
+    Args:
+        base_bytes: before the model was made. phases: phase -> most memory in it, host or device, whichever the budget is
+            about. step_seconds: of the last step.
+        seconds: the whole probe took. is_cached: read from an earlier probe. failed: why there are no figures; "" where
+            there are.
+    """
+
+    base_bytes: int = 0
+    phases: dict[str, int] | None = None
+    step_seconds: float = 0.0
+    seconds: float = 0.0
+    is_cached: bool = False
+    failed: str = ""
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the system stopped the child for its memory."""
+        return self.failed == KILLED
+
+
+def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: float = 600.0) -> ProbeResult:
+    """Run the child, or find what an earlier one has measured.
+
+    Args:
+        cache_dir: where results are kept; None: nowhere.
+        time_limit: seconds after which the child is ended and nothing is known.
+    Returns:
+        the figures, or why there are none: the child was killed, failed, or took too long. It never raises for that.
+    """
+    place = None if cache_dir is None else Path(cache_dir) / "probes" / f"{fingerprint(request)}.json"
+    found = _read(place)
+    if found is not None:
+        return found
+    result = _run(request, time_limit)
+    if place is not None and not result.failed:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = place.with_name(f"{place.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(asdict(result)), encoding="utf8")
+        os.replace(fresh, place)
+    return result
+
+
+def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]], base_bytes: int) -> float:
+    """Measured over predicted, of what comes and goes.
+
+    Args:
+        phases: the prediction of the choice that was probed: phase -> part -> bytes. base_bytes: of the run.
+    Returns:
+        the factor with which the prediction becomes base_bytes, what the probe took above its own base, and what is around the steps.
+    """
+    assert result.phases is not None, "a probe that failed corrects nothing"
+    highest = max(phases, key=lambda phase: sum(size for name, size in phases[phase].items() if name != CORRECTION))
+    parts = dict(phases[highest])
+    around = AROUND_BYTES if base_bytes else 0  # on a device with memory of its own there is nothing around the steps
+    passing = changeable(parts)
+    fixed = sum(parts.get(name, 0) for name in FIXED if name != "base")
+    measured = max(result.phases.values()) - result.base_bytes + around
+    return max(LEAST_CORRECTION, (measured - fixed) / max(1, passing))
+
+
+def fingerprint(request: ProbeRequest) -> str:
+    """The same for the same work on the same kind of machine with the same versions and the same code of a step."""
+    import importlib.metadata
+
+    settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
+    facts = [
+        FORMAT, settings, asdict(request.choice), request.steps, request.evaluation, request.base is None,
+        platform.machine(), _processor(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
+        importlib.metadata.version("torch"), _code_state(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]
+
+
+def _code_state() -> list[str]:
+    """Digests of the files that decide what a step takes: their change makes old figures worthless."""
+    files = sorted(path for wing in ("model", "engine") for path in (Path(ROOT) / wing).rglob("*.py"))
+    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files]
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor()
+    lines = cpuinfo.read_text(errors="replace").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("flags")), "")
+
+
+def _read(place: Path | None) -> ProbeResult | None:
+    if place is None or not place.is_file():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(place.read_text(encoding="utf8"))
+        return ProbeResult(**{**content, "is_cached": True, "seconds": 0.0})
+    except (OSError, ValueError, TypeError):
+        return None  # a broken entry is measured anew, and overwritten
+
+
+def _alone(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without a launcher's words: the child is one process, whatever the run is."""
+    return {name: value for name, value in environ.items() if not name.startswith(LAUNCHER_WORDS)}
+
+
+def _run(request: ProbeRequest, time_limit: float) -> ProbeResult:
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", START], input=pickle.dumps(request), capture_output=True, timeout=time_limit, check=False,
+            env=_alone(os.environ),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ProbeResult(seconds=time_limit, failed=f"took longer than {time_limit:.0f} s")
+    seconds = time.perf_counter() - began
+    if done.returncode in (-signal.SIGINT, 130):
+        raise KeyboardInterrupt
+    if done.returncode == -getattr(signal, "SIGKILL", 9):
+        return ProbeResult(seconds=seconds, failed=KILLED)
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return ProbeResult(seconds=seconds, failed=last[0])
+    answer = json.loads(done.stdout)
+    return ProbeResult(answer["base_bytes"], answer["phases"], answer["step_seconds"], seconds)

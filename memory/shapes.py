@@ -1,0 +1,107 @@
+"""How large do the batches of a run get? The worst micro-batch and the worst step, from the lengths of its rows.
+
+Which rows a step sees is known before it runs, so its memory can be planned for what comes, not for a batch of nothing
+but longest rows. Where a run has too many rows to look at all, a sample of its steps is taken, and what the sample
+scatters is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = tuple[int, int]  # encoder and decoder tokens
+Micro = tuple[Row, ...]  # the rows of a micro-batch
+SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Encoder and decoder tokens of some rows together."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """Lengths of the rows of many steps, as one process sees them.
+
+    Args:
+        sources, targets: (S, R) int64 tokens of row r of step s, in the order in which micro-batches are cut; a 0 is no row.
+        is_complete: whether every step of the run is among them.
+        max_tokens: most tokens of a micro-batch; None: any.
+    """
+
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    is_complete: bool = True
+    max_tokens: int | None = None
+
+    @classmethod
+    def longest(cls, rows: int, source: int, target: int, max_tokens: int | None = None) -> Shapes:
+        """One step whose rows are all of the same length: what to plan for where the data is not known."""
+        return cls(np.full((1, rows), source), np.full((1, rows), target), True, max_tokens)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return self.sources.shape[1]
+
+    @cached_property
+    def longest_row(self) -> Tokens:
+        """The longest encoder and the longest decoder input of any row."""
+        return Tokens(int(self.sources.max()), int(self.targets.max()))
+
+    @cached_property
+    def step(self) -> Tokens:
+        """Tokens of all rows of the largest step."""
+        return Tokens(*(self._largest(part.sum(1), part, self.rows) for part in (self.sources, self.targets)))
+
+    @lru_cache(maxsize=64)  # noqa: B019  a plan asks for few sizes, again and again; both live as long as the plan
+    def micro(self, batch_size: int) -> Tokens:
+        """Tokens of the largest micro-batch of at most `batch_size` rows."""
+        starts = np.arange(0, self.rows, batch_size)
+        sums = [np.add.reduceat(part, starts, axis=1).max(1) for part in (self.sources, self.targets)]
+        found = [
+            self._largest(each, part, batch_size) for each, part in zip(sums, (self.sources, self.targets), strict=True)
+        ]
+        if self.max_tokens is not None:
+            bounds = self.longest_row.source, self.longest_row.target
+            found = [min(size, max(self.max_tokens, bound)) for size, bound in zip(found, bounds, strict=True)]
+        return Tokens(*found)
+
+    def _largest(self, sums: NDArray[np.int64], part: NDArray[np.int64], rows: int) -> int:
+        largest = int(sums.max())
+        if self.is_complete:
+            return largest
+        return min(largest + int(SCATTER * float(sums.std())), int(part.max()) * rows)
+
+    def worst_steps(self, batch_size: int) -> list[list[Micro]]:
+        """The micro-batches of the step with the most tokens, and of the one with the largest micro-batch."""
+        both = self.sources + self.targets
+        starts = np.arange(0, self.rows, batch_size)
+        places = (int(both.sum(1).argmax()), int(np.add.reduceat(both, starts, axis=1).max(1).argmax()))
+        return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
+
+    def _cut(self, place: int, batch_size: int) -> list[Micro]:
+        rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) if row[0]]
+        return [tuple(group) for group in _filled(rows, batch_size, self.max_tokens)]
+
+
+def _filled(rows: Sequence[Row], batch_size: int, max_tokens: int | None) -> list[list[Row]]:
+    """Groups of at most `batch_size` rows and `max_tokens` tokens, in order, as the loader cuts them."""
+    groups: list[list[Row]] = []
+    tokens = 0
+    for row in rows:
+        size = sum(row)
+        if not groups or len(groups[-1]) == batch_size or (max_tokens is not None and tokens + size > max_tokens):
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += size
+    return groups

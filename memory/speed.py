@@ -1,0 +1,40 @@
+"""How long does one way to run a step take? Products at the measured rate, updates, and the wire between processes."""
+
+from __future__ import annotations
+
+from config import T5ModelConfig
+from memory.moments import offloaded_bytes
+from memory.sharing import communication_seconds
+from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_counts
+
+MALLOC_SPEED = {"small": 0.55, "fast": 1.0}  # small returns every freed tensor to the system, which zeroes it again
+GOOD_TOKENS = 2048  # tokens of a matrix product from which more bring no speed on a CPU
+COPY_RATE = 10e9  # bytes a second between device and host, which hide behind the computation
+
+
+def step_flops(c: T5ModelConfig, rows: int, source: int, target: int) -> tuple[float, float]:
+    """FLOP of one forward over the blocks, and of the head."""
+    counts, inner = weight_counts(c), inner_width(c)
+    encoder = c.num_layers * (2 * counts["encoder"] * source + 4 * inner * source**2)
+    cross = 2 * (2 * c.d_model * inner) * (source - target)  # keys and values are made of the source
+    decoder = c.num_decoder_layers * (
+        2 * counts["decoder"] * target + cross + 2 * inner * target**2 + 4 * inner * source * target
+    )
+    return float(rows * (encoder + decoder)), float(rows * 2 * counts["embedding"] * target)
+
+
+def predict_seconds(work: Work, choice: Choice, machine: Machine) -> float:
+    """Predict how long a step takes: products at the measured rate, half of it lost to everything else, and updates."""
+    blocks, head = step_flops(work.model, work.rows, work.source_tokens, work.target_tokens)
+    total_blocks = work.model.num_layers + work.model.num_decoder_layers
+    recompute = 1.0 - choice.kept_blocks / total_blocks
+    tokens = choice.batch_size_per_gpu * (work.source_tokens + work.target_tokens)
+    efficiency = MALLOC_SPEED[choice.malloc] * 0.5 * min(1.0, 0.4 + 0.6 * tokens / GOOD_TOKENS)
+    count = weight_counts(work.model)["total"]
+    moved = count * 4 * (6 + 3 * (choice.num_walks - 1)) + (choice.storage != choice.compute) * 3 * count * 4
+    exchange = communication_seconds(
+        count, machine.num_processes, choice.shards, dtype_bytes(choice.storage), dtype_bytes(choice.compute)
+    )
+    computing = (blocks * (3.0 + recompute) + head * 3.0) / (machine.rate(choice.compute) * efficiency)
+    copying = 2 * offloaded_bytes(work, choice, machine) / COPY_RATE
+    return max(computing + 0.05 * copying, copying) + moved / choice.shards / 8e9 + exchange

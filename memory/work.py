@@ -1,0 +1,175 @@
+"""What does a plan speak of? The machine, the work of a step, one way to do it, and how many weights there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from config import T5ModelConfig
+from memory.shapes import Shapes
+from memory.trained import Trained
+from memory.units import MIB
+
+BASE_BYTES = 175 * MIB  # interpreter and libraries, where they cannot be measured
+LIBRARIES_BYTES = 3 * MIB  # what libraries allocate at the first products, behind the measurement of the base
+AROUND_BYTES = 13 * MIB  # what a run allocates around its steps: log, rows, answers, saving; a probe does none of it
+EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the plan needs to know of a machine.
+
+    Args:
+        budget_bytes: what the process tree of one rank may take.
+        available_bytes: what is free, for the old table of first guesses.
+        base_bytes: the process before the model is built.
+        rates: dtype name ("float32", "bfloat16") -> measured FLOP/s of matrix products.
+        num_processes: ranks that share the effective batch.
+        libraries_bytes: what libraries and all that is around the steps take, behind the base. pads_attention: whether attention pads rows (CUDA).
+        correction: measured over predicted, of all that comes and goes, where a probe has told it.
+        host_bytes: RAM that boundaries may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
+    """
+
+    budget_bytes: int
+    available_bytes: int
+    base_bytes: int = BASE_BYTES
+    rates: tuple[tuple[str, float], ...] = (("float32", 1e11), ("bfloat16", 1e11))
+    num_processes: int = 1
+    libraries_bytes: int = LIBRARIES_BYTES + AROUND_BYTES
+    pads_attention: bool = False
+    host_bytes: int = 0
+    correction: float = 1.0
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s of `dtype`, 0 where unknown."""
+        return dict(self.rates).get(dtype, 0.0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step has to do: rows of the effective batch on this rank.
+
+    Args:
+        source_tokens, target_tokens: of the longest row.
+        shapes: how long the rows of the run's steps are; None: all as long as the longest.
+        evaluation: the same of evaluation's rows, as one step.
+        sample_rows: answers written at the end. answers: decoder rows of one encoder row; their tokens count together.
+        trained: which weights learn; None: all.
+    """
+
+    model: T5ModelConfig
+    rows: int
+    source_tokens: int
+    target_tokens: int
+    dropout: bool
+    optimizer: str
+    rounding: str = "stochastic"
+    hold_gradients: bool = False
+    shapes: Shapes | None = None
+    evaluation: Shapes | None = None
+    sample_rows: int = 3
+    answers: int = 1
+    trained: Trained | None = None
+
+    @cached_property
+    def learns(self) -> dict[str, int]:
+        """Weights that learn: of embedding, head, the widest encoder and decoder block, and all; as `weight_counts`."""
+        if self.trained is None:
+            return weight_counts(self.model)
+        t = self.trained
+        return {"embedding": t.embedding, "head": t.head, "encoder": t.encoder, "decoder": t.decoder, "total": t.total}
+
+    @cached_property
+    def step_shapes(self) -> Shapes:
+        """Lengths of the rows of steps."""
+        return self.shapes or Shapes.longest(self.rows, self.source_tokens, self.target_tokens)
+
+    @cached_property
+    def evaluation_shapes(self) -> Shapes:
+        """Lengths of the rows of evaluation."""
+        return self.evaluation or Shapes.longest(EVALUATION_ROWS, self.source_tokens, self.target_tokens)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run a step.
+
+    Args:
+        batch_size_per_gpu: rows of a micro-batch. num_slices: micro-batches that pass through a block together.
+        num_walks: walks of one step; more than one holds all gradients.
+        kept_blocks: blocks whose graphs are kept; the others are recomputed.
+        storage, compute: dtype names of the weights at rest and in products.
+        malloc: "small" or "fast", see `devices.malloc`.
+        shards: processes that share weights and optimizer state; 1: each holds all.
+        offload_boundaries: whether boundaries of blocks that are recomputed wait in the host's memory.
+    """
+
+    batch_size_per_gpu: int
+    num_slices: int
+    num_walks: int
+    kept_blocks: int
+    eval_batch_size_per_gpu: int
+    storage: str
+    compute: str
+    loss_chunk_bytes: int
+    malloc: str = "fast"
+    shards: int = 1
+    offload_boundaries: bool = False
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of one step on one rank."""
+        return self.num_slices * self.num_walks
+
+
+def weight_counts(c: T5ModelConfig) -> dict[str, int]:
+    """Weights of the parts of a model: embedding, head, one encoder and one decoder block, and all."""
+    inner, gates = c.num_heads * c.d_kv, 2 if c.feed_forward_proj.startswith("gated-") else 1
+    attention, feed_forward = 4 * c.d_model * inner, (gates + 1) * c.d_model * c.d_ff
+    embedding = c.vocab_size * c.d_model
+    head = 0 if c.tie_word_embeddings else embedding
+    encoder, decoder = attention + feed_forward + 2 * c.d_model, 2 * attention + feed_forward + 3 * c.d_model
+    total = embedding + head + c.num_layers * encoder + c.num_decoder_layers * decoder + 2 * c.d_model
+    tables = (c.num_layers + c.num_decoder_layers) if c.bias_in_every_layer else 2
+    total += tables * c.relative_attention_num_buckets * c.num_heads
+    return {"embedding": embedding, "head": head, "encoder": encoder, "decoder": decoder, "total": total}
+
+
+def dtype_bytes(name: str) -> int:
+    """Bytes of one number."""
+    return {"float32": 4, "int8": 1}.get(name, 2)
+
+
+def state_bytes(work: Work, storage: str) -> int:
+    """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
+    t, count = work.trained, work.learns["total"]
+    remainder = count if work.rounding == "compensated" and storage == "bfloat16" else 0
+    if work.optimizer in ("adafactor", "sinkgd"):
+        of_blocks = work.optimizer == "adafactor"
+        if t is not None:
+            return 4 * (t.factors if of_blocks else t.shared_factors) + remainder
+        return 4 * _factors(work.model, of_blocks=of_blocks) + remainder
+    per_weight = 2 + 8 / 128 if work.optimizer == "adamw_8bit" else 8
+    return int(per_weight * count) + remainder
+
+
+def _factors(c: T5ModelConfig, of_blocks: bool = True) -> int:
+    """Rows and columns of all matrices, those of blocks only where asked for; and the vectors."""
+    gates = 2 if c.feed_forward_proj.startswith("gated-") else 1
+    attention, feed_forward = 4 * (inner_width(c) + c.d_model), (gates + 1) * (c.d_ff + c.d_model)
+    if not of_blocks:
+        attention = feed_forward = 0
+    tables = (c.num_layers + c.num_decoder_layers) if c.bias_in_every_layer else 2
+    return (
+        (1 if c.tie_word_embeddings else 2) * (c.vocab_size + c.d_model)
+        + c.num_layers * (attention + feed_forward + 2 * c.d_model)
+        + c.num_decoder_layers * (2 * attention + feed_forward + 3 * c.d_model)
+        + 2 * c.d_model
+        + tables * (c.relative_attention_num_buckets + c.num_heads)
+    )
+
+
+def inner_width(c: T5ModelConfig) -> int:
+    """Inner width of attention, H K."""
+    return c.num_heads * c.d_kv

@@ -1,0 +1,210 @@
+"""How is a model adapted by few weights? Beside a frozen matrix W stand two thin ones: y = W x + s B A x.
+
+A is drawn (Kaiming uniform) and B begins at zero, so that an adapted model begins as the base. s = alpha / rank, or
+alpha / sqrt(rank) where rank-stabilised. DoRA learns the length of each row of W + s B A beside its direction; the length
+that is divided by is held constant in the gradient, as its paper does, and comes from products of width r, never from a
+second matrix. Adapters are fp32 whatever the base is. An adapter sits on its `Linear`, so the walk brings, updates and
+hands over its weights with its block.
+
+Shapes: N tokens, n outputs, m inputs, r rank.
+Source: Hu et al. 2021 (arXiv 2106.09685); rank-stabilised: Kalajdzievski 2023 (arXiv 2312.03732); DoRA: Liu et al. 2024
+(arXiv 2402.09353), section 4.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.dropout import Dropout
+from model.layers import Linear
+from model.quantization import dequantize, is_int8, product
+from model.t5 import T5
+from settings import UserError
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """The form of an adapter.
+
+    Args:
+        rank: r, at least 1. alpha: numerator of the scaling.
+        targets: names of the matrices as Hugging Face has them: q, k, v, o, wi or wi_0 and wi_1, wo.
+        dropout: share dropped of what the adapters read.
+        rank_stabilised: alpha / sqrt(r) instead of alpha / r. dora: learn the rows' lengths too.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ("q", "v")
+    dropout: float = 0.0
+    rank_stabilised: bool = False
+    dora: bool = False
+
+    @property
+    def scaling(self) -> float:
+        """s, the factor on B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+class LoraAdapter(nn.Module):
+    """The thin matrices beside one `Linear`.
+
+    Args:
+        weight: (n, m), the frozen matrix; read for DoRA's first lengths.
+        seed: fixes A.
+    Memory: r (n + m) fp32 numbers, n more with DoRA; running, N (r + n) more, and (r + 3) n with DoRA.
+    """
+
+    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int) -> None:
+        super().__init__()
+        (n, m), r, device = weight.shape, settings.rank, weight.device
+        self.scaling = settings.scaling
+        bound = m**-0.5  # Kaiming uniform with a = sqrt(5), as PEFT draws it
+        drawn = torch.rand(r, m, generator=torch.Generator().manual_seed(seed % 2**63)).mul_(2 * bound).sub_(bound)
+        self.a = nn.Parameter(drawn.to(device))
+        self.b = nn.Parameter(torch.zeros(n, r, device=device))
+        self.magnitude = nn.Parameter(row_norms(weight)) if settings.dora else None
+
+    def forward(self, x: Tensor, y: Tensor, weight: Tensor, dropout: Dropout | None) -> Tensor:
+        """x (N, m) and its product y (N, n) with `weight` (n, m) -> the adapted product (N, n)."""
+        dropped = x if dropout is None else dropout(x)
+        low = F.linear(dropped, self.a.to(x.dtype))  # (N, r)
+        y = torch.add(y, F.linear(low, self.b.to(x.dtype)), alpha=self.scaling)
+        return y if self.magnitude is None else y * (self.magnitude / self.lengths(weight)).to(x.dtype)
+
+    @torch.no_grad()
+    def lengths(self, weight: Tensor) -> Tensor:
+        """(n,) fp32: the norm of each row of W + s B A.
+
+        From |w|^2 + 2 s b.(A w) + s^2 b.(A A^T) b. Memory: r n numbers, and W widened where it is int8.
+        """
+        along = product(self.a.to(_width(weight)), weight).float().t()  # (n, r)
+        square = row_norms(weight).square_() + 2 * self.scaling * (along * self.b).sum(1)
+        square += self.scaling**2 * ((self.b @ (self.a @ self.a.t())) * self.b).sum(1)
+        return square.clamp_(min=torch.finfo(torch.float32).tiny).sqrt_()
+
+    @torch.no_grad()
+    def merged(self, weight: Tensor) -> Tensor:
+        """(n, m) fp32: the one matrix that does what `weight` and this adapter do. Memory: that matrix twice."""
+        whole = torch.addmm(dequantize(weight, torch.float32), self.b, self.a, alpha=self.scaling)
+        if self.magnitude is not None:
+            whole.mul_((self.magnitude / self.lengths(weight)).unsqueeze(1))
+        return whole
+
+
+def _width(weight: Tensor) -> torch.dtype:
+    return torch.float32 if is_int8(weight) else weight.dtype
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    """(n,) fp32: the L2 norm of each row of (n, m), read in chunks of rows."""
+    rows = max(1, (1 << 20) // weight.shape[1])
+    parts = [dequantize(weight, torch.float32, slice(at, at + rows)) for at in range(0, weight.shape[0], rows)]
+    return torch.cat([torch.linalg.vector_norm(part, dim=1) for part in parts])
+
+
+def target_of(path: str, gated: bool) -> str:
+    """What Hugging Face calls the matrix at `path`: q, k, v, o, wi, wi_0, wi_1 or wo."""
+    kind = path.rpartition(".")[2]
+    return {"gate": "wi_0", "wi": "wi_1" if gated else "wi"}.get(kind, kind)
+
+
+def linears(model: T5) -> dict[str, Linear]:
+    """Path -> every matrix that can be adapted, by its target name's path, e.g. `encoder.blocks.0.attention.q`."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
+
+
+def targets_of(model: T5) -> tuple[str, ...]:
+    """The target names that exist in this model, in the order of their first use."""
+    gated = model.config.feed_forward_proj.startswith("gated-")
+    return tuple(dict.fromkeys(target_of(path, gated) for path in linears(model)))
+
+
+def resolve_targets(model: T5, asked: str) -> tuple[str, ...]:
+    """Turn the setting `lora_targets` into names of this model.
+
+    Raises:
+        UserError: names that do not exist here, all at once.
+    """
+    known = targets_of(model)
+    words = {"auto": ("q", "v"), ALL: known}.get(
+        asked, tuple(word.strip() for word in asked.split(",") if word.strip())
+    )
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        raise UserError(
+            f"--lora_targets = {asked}, {', '.join(unknown) or 'nothing'} is no module of this model; "
+            f"allowed: {', '.join(known)}, or {ALL}"
+        )
+    return tuple(name for name in known if name in words)
+
+
+def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, LoraAdapter]:
+    """Freeze the whole model and put an adapter on every targeted matrix.
+
+    Args:
+        settings: `targets` must exist, see `resolve_targets`.
+        seed: fixes the first values of all A.
+    Returns:
+        path of its matrix -> adapter.
+    Raises:
+        UserError: the rank is larger than the narrowest matrix.
+    """
+    gated = model.config.feed_forward_proj.startswith("gated-")
+    chosen = {path: lin for path, lin in linears(model).items() if target_of(path, gated) in settings.targets}
+    narrowest = min(min(linear.weight.shape) for linear in chosen.values())
+    if settings.rank > narrowest:
+        raise UserError(
+            f"--lora_rank = {settings.rank}, is more than the width of the matrices ({narrowest}); allowed: 1 to {narrowest}"
+        )
+    model.requires_grad_(False)
+    adapters = {}
+    for index, (path, linear) in enumerate(chosen.items()):
+        linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
+    model.adapter_dropout = settings.dropout
+    return adapters
+
+
+def adapters_of(model: T5) -> dict[str, LoraAdapter]:
+    """Path of its matrix -> adapter, of those that are on."""
+    found = {path: linear.adapter for path, linear in linears(model).items()}
+    return {path: adapter for path, adapter in found.items() if isinstance(adapter, LoraAdapter)}
+
+
+def use_adapters(model: T5, adapters: dict[str, LoraAdapter]) -> None:
+    """Let exactly these adapters be on; {}: the base alone."""
+    for path, linear in linears(model).items():
+        linear.adapter = adapters.get(path)
+
+
+@contextmanager
+def adapters_off(model: T5) -> Iterator[None]:
+    """The base alone, until the context ends: the reference of preference training, without a second model."""
+    adapters = adapters_of(model)
+    use_adapters(model, {})
+    try:
+        yield
+    finally:
+        use_adapters(model, adapters)
+
+
+@torch.no_grad()
+def merge(model: T5) -> None:
+    """Put every adapter into its matrix, in the matrix's dtype, and take it off. Memory: one matrix in fp32, twice.
+
+    The base may not be int8: a merged matrix needs its own rounding.
+    """
+    for path, adapter in adapters_of(model).items():
+        linear = linears(model)[path]
+        assert not is_int8(linear.weight), "merge into weights that are not quantized"
+        linear.weight.copy_(adapter.merged(linear.weight))
+        linear.adapter = None

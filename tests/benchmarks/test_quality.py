@@ -1,0 +1,147 @@
+"""The study of quality: its table, its verdict, its sweep, and that finished runs are not run again."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import quality, quality_page
+from benchmarks.quality import (
+    REFERENCE,
+    TIERS,
+    Runs,
+    Study,
+    amount,
+    bytes_per_weight,
+    read_metrics,
+    thinned,
+    tuned_rate,
+)
+from config import load
+from engine.optimizers import OPTIMIZERS, PEAK_LEARNING_RATES
+
+SMALL, NEAREST = TIERS[4], TIERS[-1]
+
+
+def run(tier: str, seed: int, loss: float, size: float) -> dict[str, Any]:
+    return {
+        "tier": tier, "seed": seed, "loss": loss, "bytes_per_weight": size, "compute": "float32", "learning_rate": 0.01,
+        "tokens_per_second": 1000.0, "evaluations": [(0, 9.0), (5, 6.0), (10, loss)],
+    }  # fmt: skip
+
+
+RESULTS = [
+    run(REFERENCE.name, 0, 4.0, 12), run(REFERENCE.name, 1, 5.0, 12), run(SMALL.name, 0, 4.02, 2.1),
+    run(SMALL.name, 1, 5.0, 2.1), run(NEAREST.name, 0, 4.4, 2.0), run(NEAREST.name, 1, 5.5, 2.0),
+    run("bf16 stochastic, adamw", 0, math.nan, 10),
+]  # fmt: skip
+
+
+def test_every_optimizer_is_judged_and_every_rounding() -> None:
+    assert {tier.optimizer for tier in TIERS if tier.bf16_rounding == "stochastic"} == set(OPTIMIZERS)
+    assert {tier.bf16_rounding for tier in TIERS} == {"stochastic", "compensated", "nearest"}
+
+
+def test_table_and_verdict() -> None:
+    lines = quality_page.table(RESULTS, REFERENCE.name).splitlines()
+    small, nearest, diverged = lines[3], lines[4], lines[5]
+    assert "4.5100" in small and "+0.25% (+0.00 to +0.50)" in small and "2.10" in small
+    assert "+10.00% (+10.00 to +10.00)" in nearest and "4.4000-5.5000" in nearest
+    assert "diverged" in diverged
+    assert SMALL.name in quality_page.verdict(RESULTS, REFERENCE.name), "nearest is smaller, but not within 1%"
+
+
+def test_page_and_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    study = {"size": "small", "tokens": 20_000_000, "text": None, "rows": 16, "length": 256}
+    quality_page.write_page(study, RESULTS, {}, REFERENCE.name, tmp_path / "page.md")
+    assert "(images/quality.png)" in (tmp_path / "page.md").read_text(encoding="utf8")
+    assert (tmp_path / "images" / "quality.png").stat().st_size > 10_000
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    raw = (tmp_path / "benchmarks" / "quality.json").read_text(encoding="utf8")
+    assert json.loads(raw, parse_constant=refuse)["figures"]["runs"][-1]["loss"] is None
+
+
+@pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.name)
+def test_flags_are_the_trainer_s(tier: quality.Tier) -> None:
+    flags = Study().flags(tier, 3, None, 20_000_000)
+    config = load("train", flags)
+    assert (config.train.optimizer, config.memory.mixed_precision) == (tier.optimizer, tier.mixed_precision)
+    assert config.train.max_steps == 4882 and config.run.seed == 3
+
+
+class Child:
+    """Stands in for the trainer: writes the metrics of a run whose loss is a function of its learning rate."""
+
+    def __init__(self, best: float) -> None:
+        self.best, self.rates = best, []
+
+    def __call__(self, folder: Path, name: str, flags: dict[str, Any]) -> None:
+        rate = flags["learning_rate"]
+        self.rates.append(rate)
+        loss = 4.0 + abs(math.log(rate / self.best)) if isinstance(rate, float) else 4.0
+        peak = rate if isinstance(rate, float) else 1e-2
+        settings = load("train", flags).as_dict()
+        events = [
+            {"event": "start", "settings": settings},
+            {"event": "plan", "choice": {"storage": "bfloat16", "compute": "float32"}},
+            {"event": "eval", "step": 0, "loss": 9.0},
+            *({"event": "step", "step": n, "loss": 9.0 - n, "learning_rate": peak / n, "tokens": 100, "seconds": 0.5} for n in (1, 2)),
+            {"event": "eval", "step": 2, "loss": loss},
+        ]  # fmt: skip
+        for part in ("logs", "models"):
+            (folder / part / name).mkdir(parents=True)
+        (folder / "logs" / name / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Child:
+    stand_in = Child(1e-2)
+    monkeypatch.setattr(quality, "train", stand_in)
+    return stand_in
+
+
+def test_finished_runs_are_not_run_again(tmp_path: Path, child: Child) -> None:
+    study = Study(size="tiny", tokens=100_000, folder=tmp_path)
+    first = quality.run_study(study, [REFERENCE, SMALL], 2, tune=False)
+    assert len(child.rates) == 4 and [run["seed"] for run in first[0]] == [0, 0, 1, 1]
+    again = quality.run_study(study, [REFERENCE, SMALL], 3, tune=False)
+    assert len(child.rates) == 6 and len(again[0]) == 6
+    assert json.loads(json.dumps(first[0])) == json.loads(json.dumps(again[0][:4]))
+    assert first[0][1]["tokens_per_second"] == 200.0 and first[0][1]["curve"][0] == (1.0, 8.0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1, 9.0])
+def test_sweep_ends_where_the_best_has_neighbours(tmp_path: Path, child: Child, factor: float) -> None:
+    child.best = factor * PEAK_LEARNING_RATES["adafactor"]
+    rate = tuned_rate(Runs(Study(size="tiny", folder=tmp_path)), SMALL, PEAK_LEARNING_RATES["adafactor"])
+    assert rate == pytest.approx(child.best, rel=0.2)
+    assert min(child.rates) < rate < max(child.rates) and len(child.rates) <= 5
+
+
+def test_bytes_a_weight_and_metrics(tmp_path: Path, child: Child) -> None:
+    sizes = {}
+    for tier in TIERS:
+        flags = Study(size="medium").flags(tier, 0, None, 10**6)
+        sizes[tier.name] = bytes_per_weight(
+            load("train", flags).as_dict(), "float32" if "fp32" in tier.name else "bfloat16"
+        )
+    assert sizes[REFERENCE.name] == 12 and sizes["bf16 stochastic, adamw_rms"] == 10
+    assert 2.0 < sizes["bf16 stochastic, sinkgd"] < sizes[SMALL.name] < 2.1
+    assert sizes["bf16 compensated, adafactor"] == pytest.approx(sizes[SMALL.name] + 1)
+    child(tmp_path, "run", Study(size="tiny").flags(SMALL, 0, None, 10**6))
+    figures = read_metrics(tmp_path / "logs" / "run" / "metrics.jsonl")
+    assert figures["loss"] == 4.0 and figures["learning_rate"] == 0.01 and figures["storage"] == "bfloat16"
+
+
+def test_curves_are_thinned_and_amounts_read() -> None:
+    points = list(thinned([(n, float(n)) for n in range(1, 1001)]))
+    assert len(points) == quality.CURVE_POINTS and points[0] == (5.5, 5.5)
+    assert [amount(text) for text in ("20M", "300k", "1.5G", "77")] == [20_000_000, 300_000, 1_500_000_000, 77]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recipe_data import description, page_lines, write
+from benchmarks.recipe_peer import collate
+from benchmarks.recipes import RECIPES, table
+from config import load
+
+STANZA = """Package: river
+Description-md5: 0
+Description-en: boats on a river
+ {body}
+ .
+ A second paragraph.
+"""
+
+
+def test_a_description_is_its_text_and_its_synopsis() -> None:
+    body = "Small boats. " * 20
+    assert description(STANZA.format(body=body)) == (f"{body.strip()}\nA second paragraph.", "boats on a river")
+    assert description(STANZA.format(body="Too short.")) is None
+    assert description("Package: river\n") is None
+
+
+def test_a_page_shows_its_blocks_and_not_its_scripts() -> None:
+    page = "<h1>Title</h1><script>x = 1</script><p>One <b>line</b>.</p><div>Two</div><nav>menu</nav>"
+    assert page_lines(page) == ["Title", "One line.", "Two"]
+
+
+def test_rows_are_parted_by_their_content(tmp_path: Path) -> None:
+    rows = [(f"p{number}", f"r{number}") for number in range(400)]
+    counts = write(iter(rows), "x", tmp_path)
+    assert counts["train"] + counts["valid"] == 400 and 2 <= counts["valid"] <= 30
+    held = (tmp_path / "x_valid.jsonl").read_text()
+    write(iter(rows[::-1]), "y", tmp_path)
+    assert sorted(held.splitlines()) == sorted((tmp_path / "y_valid.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_has_a_preset_that_loads(recipe: str) -> None:
+    config = load("train", {"preset": f"recipe_{recipe}"})
+    assert config.data.objective == "pairs" and recipe in str(config.data.train_file)
+    assert config.data.source_prefix in ("auto", "summarize: ", "translate English to Chinese: ")
+
+
+def test_the_peer_sees_padded_rows() -> None:
+    torch = pytest.importorskip("torch")
+    batch = collate([{"input_ids": [5, 1], "labels": [7]}, {"input_ids": [6], "labels": [8, 1]}], pad=0)
+    assert torch.equal(batch["input_ids"], torch.tensor([[5, 1], [6, 0]]))
+    assert torch.equal(batch["attention_mask"], torch.tensor([[1, 1], [1, 0]]))
+    assert torch.equal(batch["labels"], torch.tensor([[7, -100], [8, 1]]))
+
+
+def test_the_table_shows_both_sides() -> None:
+    side = {"seconds": 90.0, "peak_bytes": 2**30, "loss": 1.5, "rouge_l": 20.0, "rouge_1": 21.0, "exact_match": 0.5}
+    figures = json.loads(json.dumps({
+        "steps": 10, "rows": 8, "settings": {"model_preset": "tiny"}, "planned_peak_bytes": 2**30,
+        "ours": side, "peer": {**side, "rouge_l": 10.0},
+    }))  # fmt: skip
+    text = table("summarise", figures)
+    assert "| this project | 1.00 GiB | 1.5 min | 1.500 | 20.0 | 21.0 | 0.5 |" in text
+    assert "| Seq2SeqTrainer | 1.00 GiB | 1.5 min | 1.500 | 10.0 | 21.0 | 0.5 |" in text

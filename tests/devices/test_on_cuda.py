@@ -1,0 +1,300 @@
+"""A real GPU against the CPU: `pytest -m cuda`. Skipped with a word where there is none.
+
+The oracle of every number is the same code on the CPU in fp32, which the other tests hold against autograd and Hugging
+Face; tolerances are those of another order of summation.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from config import load
+from data.collate import Row, collate
+from devices import cuda
+from devices.base import Device, place
+from engine.keep import Keep
+from engine.optimizers import OPTIMIZERS, Step
+from engine.residency import Residency, residency_for
+from engine.rounding import ROUNDINGS
+from engine.slices import Slice
+from engine.update import Update
+from engine.walk import Walk
+from memory.recovery import free_failed
+from model.attention import PositionBias, attend
+from model.dropout import Dropout
+from model.generation import generate
+from model.loss import LossSettings
+from model.rows import Rows
+from model.t5 import T5
+from tests.end_to_end.running import Place, write_text
+from tests.engine.small_models import FAMILIES, Rectangle, relative_error, small_model
+
+MIB = 2**20
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(bool(cuda.why_missing()), reason=f"no GPU to test on: {cuda.why_missing()}"),
+]
+
+
+@pytest.fixture
+def gpu() -> Iterator[Device]:
+    """The first GPU, with exact fp32 products, and empty before and behind."""
+    device = cuda.CudaDevice(0)
+    device.set_exact_fp32(True)
+    gc.collect()
+    device.cleanup()
+    device.reset_peak()
+    yield device
+    gc.collect()
+    device.cleanup()
+
+
+def moved(model: T5, device: Device, dtype: torch.dtype = torch.float32) -> T5:
+    """The same weights on the GPU."""
+    other = T5(model.config, device.torch_device, dtype)
+    with torch.no_grad():
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.copy_(theirs)
+    return other
+
+
+def moved_slice(part: Slice, device: Device) -> Slice:
+    where = device.torch_device
+    rows = {
+        side: Rows(getattr(part, side).lengths, getattr(part, side).keys.to(where)) for side in ("source", "target")
+    }
+    ids = {name: getattr(part, name).to(where) for name in ("input_ids", "decoder_ids", "labels")}
+    return replace(part, **ids, **rows)
+
+
+def gradients(walk: Walk, slices: list[Slice], labels: int) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = float(walk.gradients(slices, labels, lambda weights: None)) / labels
+    found = {name: w.grad.detach().cpu().float() for name, w in walk.model.named_parameters() if w.grad is not None}
+    for weight in walk.model.parameters():
+        weight.grad = None
+    return loss, found
+
+
+def walk_of(model: T5, kept: int, residency: Residency | None = None, dropout: float = 0.0) -> Walk:
+    return Walk(model, Keep(kept), residency or Residency(torch.float32), LossSettings(), dropout)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kept", [0, 2, 99])
+@pytest.mark.parametrize("cuts", [[[0, 1, 2, 3]], [[0, 3], [1], [2]]], ids=["one", "three"])
+def test_the_walk_gives_the_gradients_of_the_cpu(gpu: Device, family: str, kept: int, cuts: list[list[int]]) -> None:
+    model, batch = small_model(family), Rectangle()
+    slices = batch.slices(model, cuts)
+    loss, expected = gradients(walk_of(model, kept), slices, batch.num_labels)
+    other = [moved_slice(part, gpu) for part in slices]
+    on_gpu, found = gradients(walk_of(moved(model, gpu), kept), other, batch.num_labels)
+    assert on_gpu == pytest.approx(loss, rel=1e-5) and found.keys() == expected.keys()
+    assert max(relative_error(found[name], expected[name]) for name in expected) < 1e-4
+
+
+@pytest.mark.parametrize("kept", [0, 99])
+def test_dropout_draws_the_masks_of_the_cpu_also_when_a_block_is_run_again(gpu: Device, kept: int) -> None:
+    model, batch = small_model("t5"), Rectangle()
+    slices = batch.slices(model, [[0, 1, 2, 3]])
+    loss, expected = gradients(walk_of(model, kept, dropout=0.3), slices, batch.num_labels)
+    walk = walk_of(moved(model, gpu), kept, dropout=0.3)
+    on_gpu, found = gradients(walk, [moved_slice(part, gpu) for part in slices], batch.num_labels)
+    assert on_gpu == pytest.approx(loss, rel=1e-5)
+    assert max(relative_error(found[name], expected[name]) for name in expected) < 1e-4
+
+
+@pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
+def test_bf16_products_stay_close_to_fp32(gpu: Device, storage: torch.dtype) -> None:
+    if torch.bfloat16 not in gpu.fast_dtypes():
+        pytest.skip("this GPU has no bf16")
+    model, batch = small_model("t5"), Rectangle()
+    slices = batch.slices(model, [[0, 1, 2, 3]])
+    loss, expected = gradients(walk_of(model, 0), slices, batch.num_labels)
+    walk = walk_of(moved(model, gpu, storage), 0, residency_for(storage, torch.bfloat16))
+    on_gpu, found = gradients(walk, [moved_slice(part, gpu) for part in slices], batch.num_labels)
+    assert on_gpu == pytest.approx(loss, rel=2e-2)
+    total = torch.cat([found[name].flatten() - expected[name].flatten() for name in expected]).norm()
+    assert total < 0.05 * torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(7, 7, 7), (9, 2, 31)], ids=["equal", "unequal"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_attention_over_padded_rows_is_the_tiled_one(
+    gpu: Device, causal: bool, lengths: tuple[int, ...], biased: bool
+) -> None:
+    if causal and not biased:
+        pytest.skip("causality stands in the bias")
+    heads, width, generator = 4, 16, torch.Generator().manual_seed(3)
+    config = replace(small_model("t5").config, num_heads=heads)
+    table = PositionBias(config, bidirectional=not causal)
+    with torch.no_grad():
+        table.table.normal_(generator=generator)
+    shape = (sum(lengths), heads, width)
+    q, k, v, grad = (torch.randn(shape, generator=generator) for _ in range(4))
+
+    def run(where: torch.device) -> list[torch.Tensor]:
+        leaves = [x.detach().to(where).requires_grad_() for x in (q, k, v)]
+        bias = table(max(lengths)).detach().to(where).requires_grad_() if biased else None
+        rows = Rows(lengths, torch.zeros(len(lengths), dtype=torch.int64, device=where))
+        out = attend(*leaves, bias, (rows, rows), causal, Dropout(0.0, rows))
+        out.backward(grad.to(where))
+        found = [out, *(x.grad for x in leaves), *([bias.grad] if bias is not None else [])]
+        return [x.detach().cpu() for x in found if x is not None]
+
+    for ours, expected in zip(run(gpu.torch_device), run(torch.device("cpu")), strict=True):
+        assert relative_error(ours, expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_updates_are_those_of_the_cpu(gpu: Device, name: str) -> None:
+    def run(where: torch.device) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(64, 48, generator=generator).to(where))
+        optimizer = OPTIMIZERS[name]({"w": weight}, ROUNDINGS["stochastic"]())
+        for number in range(1, 5):
+            weight.grad = torch.randn(64, 48, generator=generator).to(where)
+            optimizer.update(weight, Step(number, 0.01, 0.1))
+        assert all(state.device.type == where.type for state in optimizer.state.values())
+        return [weight.detach().cpu()]
+
+    for ours, expected in zip(run(gpu.torch_device), run(torch.device("cpu")), strict=True):
+        assert relative_error(ours, expected) < 1e-3
+
+
+def test_the_same_tokens_are_written(gpu: Device) -> None:
+    model = small_model("t5")
+    rows = [[5, 9, 3, 1], [17, 4, 1]]
+    assert generate(moved(model, gpu), rows, max_new_tokens=8) == generate(model, rows, max_new_tokens=8)
+
+
+def test_small_tensors_arrive_whole(gpu: Device) -> None:
+    sent = [torch.arange(number * 1000, number * 1000 + 777) for number in range(50)]
+    arrived = [place(tensor, gpu.torch_device) for tensor in sent]
+    assert all(torch.equal(there.cpu(), here) for there, here in zip(arrived, sent, strict=True))
+    assert place(arrived[0], gpu.torch_device) is arrived[0]
+
+
+def test_rates_are_those_of_a_gpu_and_leave_nothing_behind(gpu: Device) -> None:
+    before = gpu.memory_now_bytes()
+    assert gpu.multiply_rate(torch.float32) > 1e11 and gpu.copy_rate() > 1e10
+    gpu.cleanup()
+    assert gpu.memory_now_bytes() - before < 64 * MIB, "cuBLAS keeps a workspace, nothing else"
+    if torch.bfloat16 in gpu.fast_dtypes():
+        assert gpu.multiply_rate(torch.bfloat16) > gpu.multiply_rate(torch.float32)
+
+
+@pytest.fixture
+def limited(gpu: Device) -> Iterator[Callable[[int], None]]:
+    """Set a hard limit of so many bytes above what is held; taken away again."""
+
+    def limit(more: int) -> None:
+        assert gpu.limit_memory(gpu.memory_now_bytes() + more)
+
+    yield limit
+    gpu.limit_memory(gpu.memory_total_bytes())
+
+
+def test_the_limit_is_hard_and_its_error_is_recognised(gpu: Device, limited: Callable[[int], None]) -> None:
+    limited(256 * MIB)
+    held = torch.zeros(128 * MIB, dtype=torch.uint8, device=gpu.torch_device)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.zeros(512 * MIB, dtype=torch.uint8, device=gpu.torch_device)
+    assert gpu.is_out_of_memory(caught.value) and held.numel()
+
+
+def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, limited: Callable[[int], None]) -> None:
+    model = moved(small_model("t5", d_model=256, d_ff=1024, num_heads=8, d_kv=32, vocab_size=512), gpu)
+    optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
+    walk, update = walk_of(model, 99), Update(optimizer)
+    batch = Rectangle(64, 512, 128, 512)
+
+    def step(rows: int) -> None:
+        part = moved_slice(batch.slice(model, list(range(rows))), gpu)
+        update.begin(Step(1, 0.01))
+        walk.gradients([part], part.num_labels, update.ready)
+        update.finish()
+
+    step(1)
+    limited(192 * MIB)
+    with pytest.raises(Exception) as caught:
+        step(64)
+    assert gpu.is_out_of_memory(caught.value)
+    for weight in model.parameters():
+        weight.grad = None
+    free_failed(caught.value, gpu)
+    gc.collect()
+    gpu.cleanup()
+    step(1)
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
+
+
+SMALL = (
+    "--d_model=256", "--d_kv=32", "--d_ff=1024", "--num_heads=8", "--num_layers=2", "--num_decoder_layers=2", "--vocab_size=1024",
+    "--max_seq_len=128", "--max_steps=12", "--effective_batch_size=8", "--eval_steps=6", "--save_steps=6", "--sample_rows=1",
+    "--seed=3",
+)  # fmt: skip
+
+
+def trained(folder: Path, name: str, *flags: str) -> tuple[dict[int, float], dict[str, Any], Place]:
+    place_of = Place(folder, folder / "cache")
+    text = folder / "text.txt"
+    if not text.exists():
+        write_text(text, 600)
+    place_of.do("train", f"--train_file={text}", f"--run_name={name}", *SMALL, *flags)
+    events = {event["event"]: event for event in place_of.events(name)}
+    return place_of.losses(name), events, place_of
+
+
+def test_a_run_has_the_losses_of_the_cpu_resumes_and_answers(gpu: Device, tmp_path: Path) -> None:
+    on_cpu, _, _ = trained(tmp_path, "cpu", "--device=cpu", "--mixed_precision=no")
+    on_gpu, _, place_of = trained(tmp_path, "gpu", "--device=cuda", "--mixed_precision=no")
+    assert on_gpu.keys() == on_cpu.keys()
+    for step, loss in on_cpu.items():
+        assert on_gpu[step] == pytest.approx(loss, rel=2e-3), step
+    place_of.do("train", "--is_keep_training=True", "--run_name=gpu", "--max_steps=14", "--device=cuda")
+    assert max(place_of.losses("gpu")) == 14
+    model = f"--model={place_of.runs / 'gpu'}"
+    assert place_of.do("generate", model, "--device=cuda", "--input=the river runs", "--max_new_tokens=8").stdout
+    place_of.do("evaluate", model, "--device=cuda", f"--validation_file={tmp_path / 'text.txt'}")
+
+
+@pytest.mark.parametrize("mode", ["standard", "low", "ultra"])
+def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> None:
+    _, events, _ = trained(tmp_path, mode, "--device=cuda", f"--memory_mode={mode}")
+    planned, measured = (events["end"][f"{name}_peak_bytes"] for name in ("planned", "measured"))
+    print(f"{mode}: planned {planned / MIB:.0f} MiB, measured {measured / MIB:.0f} MiB ({measured / planned - 1:+.0%})")
+    assert 0.1 * planned < measured < 1.1 * planned + 64 * MIB  # cuBLAS takes a workspace of up to 32 MiB
+
+
+def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
+    larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all graphs kept some 10 GiB
+    _, events, _ = trained(tmp_path, "tight", "--device=cuda", *larger, "--memory_budget=2G")
+    assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
+
+
+def test_the_doctor_knows_the_gpu(gpu: Device) -> None:
+    from training.doctor import look_at_devices, machine_of
+
+    found, problem = look_at_devices()
+    assert problem == ""
+    assert next(device["name"] for device in found["devices"] if not device["missing"]) == "cuda"
+    machine = machine_of(load("doctor", {}), found["devices"])
+    assert machine.base_bytes == 0 and machine.budget_bytes > 64 * MIB
+
+
+def test_batches_reach_the_gpu_as_they_are(gpu: Device) -> None:
+    from engine.slices import to_slice
+
+    batch = collate([Row(torch.arange(2, 9).numpy(), torch.arange(3, 7).numpy(), 5)], 0)
+    here, there = to_slice(batch, 0, torch.device("cpu")), to_slice(batch, 0, gpu.torch_device)
+    for name in ("input_ids", "decoder_ids", "labels"):
+        assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
+    assert there.source.lengths == here.source.lengths

@@ -1,0 +1,163 @@
+"""From preferences to a model: what a run writes, what does not change its numbers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import SHAPE, World
+from tests.end_to_end.running import WORDS, Place
+
+STEPS = 12
+LAUNCHER = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
+# 1e-3: with Adafactor, the noise of a sum in another order is as large a step as any where a gradient is nothing else
+TOLERANCE = 1e-3
+FIGURES = {
+    "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",
+}  # fmt: skip
+
+
+def write_preferences(path: Path, rows: int = 150) -> Path:
+    """The better answer says yes, the worse one no."""
+    with path.open("w", encoding="utf8") as file:
+        for number in range(rows):
+            word = WORDS[number % len(WORDS)]
+            row = {"prompt": f"is {word} {number}?", "chosen": f"yes, {word}", "rejected": f"no, not {word} at all"}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A small model to go on from, and one preference run on it that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("preferences")
+    place = Place(folder, world.place.cache)
+    place.do("train", f"--train_file={world.text}", *SHAPE, "--max_seq_len=64", "--max_steps=3", "--mixed_precision=no",
+             "--effective_batch_size=4", "--run_name=base", "--sample_rows=0")  # fmt: skip
+    here = World(place, write_preferences(folder / "preferences.jsonl"), world.pairs)
+    place.do("dpo", *flags(here), "--run_name=whole")
+    return here
+
+
+def flags(tuned: World) -> tuple[str, ...]:
+    return (
+        f"--train_file={tuned.text}", f"--finetune_from={tuned.place.runs / 'base'}", "--max_seq_len=64", f"--max_steps={STEPS}",
+        "--effective_batch_size=7", "--save_steps=5", "--eval_steps=6", "--mixed_precision=no", "--learning_rate=1e-2",
+        "--beta=0.5", "--sample_rows=1",
+    )  # fmt: skip
+
+
+def difference(place: Place, name: str, tuned: World) -> float:
+    ours, theirs = place.losses(name), tuned.place.losses("whole")
+    assert ours.keys() == theirs.keys()
+    return max(abs(ours[step] - theirs[step]) for step in ours)
+
+
+def test_a_run_learns_what_is_preferred_and_tells_of_it(tuned: World) -> None:
+    events = tuned.place.events("whole")
+    steps = [event for event in events if event["event"] == "step"]
+    evaluations = [event for event in events if event["event"] == "eval"]
+    assert all(set(event) > FIGURES for event in (*steps, *evaluations))
+    assert steps[0]["loss"] == pytest.approx(0.6931, abs=1e-3), "the model begins as its own reference"
+    assert evaluations[-1]["loss"] < 0.6 and evaluations[-1]["rewards/accuracies"] == 1.0
+    for event in steps:
+        margin = event["rewards/chosen"] - event["rewards/rejected"]
+        assert event["rewards/margins"] == pytest.approx(margin, abs=1e-9)
+    about = json.loads((tuned.place.runs / "whole" / "run.json").read_text())
+    assert about["kind"] == "dpo"
+    assert (tuned.place.runs / "whole" / "model.safetensors").is_file()
+    answer = tuned.place.do(
+        "generate", f"--model={tuned.place.runs / 'whole'}", "--input=is rain 3?", "--max_new_tokens=3"
+    )
+    assert answer.stdout.endswith("\n")
+    measured = tuned.place.do("evaluate", f"--model={tuned.place.runs / 'whole'}")
+    assert "perplexity" in measured.stdout, "of the answers that were chosen"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_stopped_run_goes_on_as_if_it_had_not(tuned: World, tmp_path: Path, number: int) -> None:
+    """It finds its reference although its own weights have moved."""
+    place = tuned.beside(tmp_path)
+    place.stop_at(7, number, "dpo", *flags(tuned), "--run_name=cut")
+    assert max(place.losses("cut")) < STEPS
+    place.do("dpo", "--is_keep_training=True")
+    assert place.losses("cut") == tuned.place.losses("whole"), "bit for bit"
+
+
+@pytest.mark.slow
+def test_two_processes_and_slices_give_the_losses_of_one(tuned: World, tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "cache")  # an empty cache: the reference is computed by both
+    place.do(
+        "dpo",
+        *flags(tuned),
+        "--run_name=two",
+        "--batch_size_per_gpu=2",
+        "--gradient_checkpointing=True",
+        launcher=LAUNCHER,
+    )
+    assert difference(place, "two", tuned) < TOLERANCE
+    assert len(list((tmp_path / "cache").glob("reference-*/*.npy"))) == 2
+
+
+@pytest.mark.slow
+def test_a_changed_reference_is_refused(tuned: World, tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "cache")
+    base = tmp_path / "base"
+    shutil.copytree(tuned.place.runs / "base", base)
+    wanted = [flag for flag in flags(tuned) if not flag.startswith("--finetune_from")]
+    place.stop_at(7, signal.SIGKILL, "dpo", *wanted, f"--finetune_from={base}", "--run_name=cut")
+    for folder in (tmp_path / "cache").glob("reference-*"):
+        shutil.rmtree(folder)
+    shutil.copy(tuned.place.runs / "whole" / "model.safetensors", base / "model.safetensors")
+    refused = place.run("dpo", "--is_keep_training=True")
+    assert (
+        refused.returncode == 2 and "--finetune_from" in refused.stderr and "not the model any more" in refused.stderr
+    )
+
+
+@pytest.mark.parametrize("loss", ["ipo", "orpo"])
+@pytest.mark.slow
+def test_other_losses_learn_too(tuned: World, tmp_path: Path, loss: str) -> None:
+    place = Place(tmp_path, tmp_path / "cache")
+    without = [flag for flag in flags(tuned) if not (flag.startswith("--beta") and loss == "orpo")]
+    place.do("dpo", *without, "--run_name=other", f"--preference_loss={loss}")
+    evaluations = [event["loss"] for event in place.events("other") if event["event"] == "eval"]
+    assert evaluations[-1] < evaluations[0] - 0.01
+    assert bool(list((tmp_path / "cache").glob("reference-*"))) == (loss == "ipo"), "orpo needs no reference"
+
+
+REFUSED = {
+    "no base model": ([], ["--finetune_from = auto", "no trained model", "name a model folder"]),
+    "no data": (["--train_file=none", "--finetune_from={base}"], ["--train_file = none", "prompt, chosen, rejected"]),
+    "pairs": (["--train_file={pairs}", "--finetune_from={base}"], ["chosen", "prompt, response"]),
+    "a setting without effect": (["--preference_loss=ipo", "--preference_label_smoothing=0.1"], ["preference_label_smoothing = 0.1"]),
+    "another objective": (["--objective=span"], ["--objective = span", "leave it out"]),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_learnt_is_refused(tuned: World, tmp_path: Path, name: str) -> None:
+    added, words = REFUSED[name]
+    place = tuned.beside(tmp_path)
+    given = [flag.format(pairs=tuned.pairs, base=tuned.place.runs / "base") for flag in added]
+    default = [] if any(flag.startswith("--train_file") for flag in given) else [f"--train_file={tuned.text}"]
+    refused = place.run("dpo", *default, *given)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr, refused.stderr
+    assert all(word in refused.stderr for word in words), refused.stderr
+    assert not place.runs.exists()
+
+
+@pytest.mark.slow
+def test_equal_answers_are_counted_and_may_be_left_out(tuned: World, tmp_path: Path) -> None:
+    place, path = Place(tmp_path, tmp_path / "cache"), write_preferences(tmp_path / "a.jsonl", 30)
+    with path.open("a") as file:
+        file.write(json.dumps({"prompt": "the same?", "chosen": "yes", "rejected": " yes "}) + "\n")
+    refused = place.run("dpo", *flags(tuned)[1:], f"--train_file={path}")
+    assert refused.returncode == 2 and "1 row" in refused.stderr and "the same?" in refused.stderr, refused.stderr
+    place.do("dpo", *flags(tuned)[1:], f"--train_file={path}", "--skip_bad_rows=True", "--max_steps=1")

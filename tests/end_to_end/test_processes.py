@@ -1,0 +1,131 @@
+"""Several processes, whole or sharded weights, resumed in another number: the losses are those of one process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import STEPS, World
+from tests.end_to_end.running import ENVIRONMENT, Place
+
+CUT = 10  # the step that runs are resumed behind
+slow = pytest.mark.slow
+
+
+def launcher(count: int) -> tuple[str, ...]:
+    if count == 1:
+        return (sys.executable,)
+    return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count))
+
+
+def difference(place: Place, name: str, world: World) -> float:
+    """Largest relative difference to the losses of the undisturbed run of one process."""
+    ours, theirs = place.losses(name), world.place.losses("whole")
+    assert ours.keys() == theirs.keys()
+    return max(abs(ours[step] / theirs[step] - 1) for step in ours)
+
+
+def cut_back(run: Path) -> None:
+    """Make a run one that was killed behind step CUT."""
+    folder = run / "checkpoints"
+    for checkpoint in folder.glob("step_*"):
+        if int(checkpoint.name.removeprefix("step_")) > CUT:
+            shutil.rmtree(checkpoint)
+    for name in ("latest", "best"):
+        (folder / name).unlink()
+    (folder / "latest").symlink_to(f"step_{CUT:08}", target_is_directory=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "count"),
+    [
+        pytest.param("adafactor", 2, marks=slow),
+        pytest.param("adamw_rms", 3, marks=slow),
+        pytest.param("adamw_8bit", 2, marks=slow),
+    ],
+)
+def test_sharded_weights_give_the_losses_of_whole_ones(
+    pretrained: World, tmp_path: Path, optimizer: str, count: int
+) -> None:
+    place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, f"--optimizer={optimizer}")
+    world = pretrained
+    if optimizer != "adafactor":
+        world = World(pretrained.beside(tmp_path / "whole"), pretrained.text, pretrained.pairs)
+        world.place.folder.mkdir()
+        world.place.do("train", *flags, "--run_name=whole")
+    place.do("train", *flags, "--run_name=sharded", "--shard_weights=True", launcher=launcher(count))
+    assert difference(place, "sharded", world) < 1e-5
+    plan = next(event for event in place.events("sharded") if event["event"] == "plan")
+    assert plan["choice"]["shards"] == count
+    answer = place.do("generate", f"--model={place.runs / 'sharded'}", "--input=the river", "--max_new_tokens=3")
+    assert answer.stdout.strip() or answer.stdout.endswith("\n"), "the folder is a whole model"
+
+
+@slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("1", "2"), ("2", "1"), ("2", "3"), ("1", "2 sharded"), ("2 sharded", "1"), ("2 sharded", "3 sharded")],
+)
+def test_a_resume_in_another_number_of_processes(pretrained: World, tmp_path: Path, before: str, after: str) -> None:
+    place = pretrained.beside(tmp_path)
+
+    def go(how: str, *flags: str) -> None:
+        count, _, word = how.partition(" ")
+        shard = f"--shard_weights={bool(word)}"
+        place.do("train", *flags, shard, launcher=launcher(int(count)))
+
+    go(before, *pretrained.train_flags, "--run_name=cut", "--keep_latest_n_ckp=9")
+    cut_back(place.runs / "cut")
+    go(after, "--is_keep_training=True", "--run_name=cut")
+    assert max(place.losses("cut")) == STEPS
+    assert difference(place, "cut", pretrained) < 1e-5
+
+
+@slow
+def test_wrong_data_on_one_process_ends_all(pretrained: World, tmp_path: Path) -> None:
+    """Process 1 cannot read its share of the shards."""
+    place = pretrained.beside(tmp_path)
+    broken = "import os, sys; sys.path.insert(0, {root!r}); sys.argv[0] = 'x'\n"
+    script = tmp_path / "breaks.py"
+    script.write_text(
+        broken.format(root=str(Path(__file__).parents[2]))
+        + "from data.loader import StepLoader\nplain = StepLoader.micro_batches\n"
+        + "def torn(self, step, **facts):\n"
+        + "    if facts['rank'] == 1 and step == 5:\n        raise ValueError('row 7 is torn')\n"
+        + "    return plain(self, step, **facts)\n"
+        + "StepLoader.micro_batches = torn\n"
+        + "from train_low_mem import main\nsys.exit(main(sys.argv[1:]))\n",
+        encoding="utf8",
+    )
+    command = place.command("train", *pretrained.train_flags, "--run_name=torn")[1:]
+    done = subprocess.run(
+        [*launcher(2), str(script), *command],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode != 0
+    assert "process 1 of 2" in done.stderr and "row 7 is torn" in done.stderr, done.stderr
+    log = next(place.logs.glob("chat_trainer_low_mem_*.log")).read_text("utf8")
+    assert "row 7 is torn" in log
+    steps = [json.loads(line) for line in (place.logs / "torn" / "metrics.jsonl").read_text("utf8").splitlines()]
+    assert max(event["step"] for event in steps if event["event"] == "step") == 5
+
+
+@slow
+def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_path: Path) -> None:
+    """All processes stop at the same block, go back together, and run the same rows again."""
+    place = pretrained.beside(tmp_path)
+    script = Path(__file__).with_name("out_of_memory_child.py")
+    command = [*launcher(2), str(script), *place.command("train", *pretrained.train_flags, "--run_name=short")[1:]]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "weights were changed already" in done.stdout, "at least one of the two failures came behind an update"
+    assert difference(place, "short", pretrained) < 1e-5

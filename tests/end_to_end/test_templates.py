@@ -1,0 +1,62 @@
+"""A template goes from the flag through shards and training into the model's folder, and out to another dtype."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import SHAPE, World
+
+TEMPLATE = "问：{prompt}\\n答："
+
+
+def write_talks(path: Path) -> Path:
+    rows = [
+        {"messages": [{"role": "user", "content": f"word {n}?"}, {"role": "assistant", "content": f"it is {n}"},
+                      {"role": "user", "content": "and then?"}, {"role": "assistant", "content": f"then {n + 1}"}]}
+        for n in range(40)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def talker(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A model that was finetuned on conversations."""
+    beside = World(world.beside(tmp_path_factory.mktemp("talker")), world.text, world.pairs)
+    talks = write_talks(beside.place.folder / "talks.jsonl")
+    beside.place.do(
+        "train", "--is_finetune=True", f"--train_file={talks}", *SHAPE, "--max_seq_len=48", "--mixed_precision=no",
+        "--run_name=talk", "--max_steps=6", "--effective_batch_size=8", f"--prompt_template={TEMPLATE}",
+        "--source_prefix=chat: ", "--expand_turns=True", "--sample_rows=2",
+    )  # fmt: skip
+    return beside
+
+
+def test_the_model_remembers_its_template(talker: World) -> None:
+    stored = json.loads((talker.place.runs / "talk" / "prompt_template.json").read_text("utf8"))
+    assert stored == {"prompt_template": "问：{prompt}\n答：", "source_prefix": "chat: "}
+    samples = [event for event in talker.place.events("talk") if event["event"] == "sample"]
+    assert samples
+    for sample in samples:
+        assert sample["prompt"].startswith("chat: 问：word") and sample["prompt"].endswith("?\n答：")
+
+
+@pytest.mark.slow
+def test_evaluation_words_its_prompts_like_training(talker: World) -> None:
+    told = talker.place.do("evaluate", f"--model={talker.place.runs / 'talk'}", "--eval_generate_rows=0").stdout
+    best = min(event["loss"] for event in talker.place.events("talk") if event["event"] == "eval")
+    assert f"{best:.4f}"[:5] in told
+
+
+@pytest.mark.slow
+def test_a_run_becomes_a_plain_folder_in_shards(talker: World) -> None:
+    source, output = talker.place.runs / "talk", talker.place.folder / "plain"
+    flags = (f"--model={source}", f"--output={output}", "--dtype=bf16", "--shard_size=30K")
+    told = talker.place.do("convert", *flags).stdout
+    assert "differ by" in told and len(list(output.glob("model-*.safetensors"))) > 1
+    assert (output / "prompt_template.json").read_bytes() == (source / "prompt_template.json").read_bytes()
+    again = talker.place.run("convert", *flags)
+    assert again.returncode == 2 and "exists" in again.stderr

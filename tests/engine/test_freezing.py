@@ -1,0 +1,108 @@
+"""Frozen parts get no gradient, what is trained gets that of plain autograd, and backward stops where nothing learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from engine.keep import Keep
+from engine.reach import Reach, reach_of
+from engine.residency import Residency
+from engine.walk import Walk
+from model.freezing import freeze
+from model.loss import LossSettings
+from settings import UserError
+from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
+
+CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]]}
+PATTERNS = (
+    "encoder,embedding",
+    "encoder",
+    "embedding",
+    "decoder",
+    "norms,position_bias",
+    "embedding,encoder.blocks.0,encoder.bias",
+    "embedding,encoder,decoder.bias,decoder.blocks.0",
+    "embedding,encoder,decoder.blocks.0,decoder.blocks.1",
+    "*.q.weight,shared",
+    "encoder.block.1,decoder.block.2.layer.1",
+    "encoder,decoder",
+    "embedding,encoder,decoder.blocks,decoder.bias",
+)
+
+
+def words_of(family: str, patterns: str) -> str:
+    """UMT5 has its bias tables inside of its blocks."""
+    return ",".join(w for w in patterns.split(",") if not (family == "umt5" and w.endswith("coder.bias")))
+
+
+@pytest.mark.parametrize(("cut", "keep"), [("one", 0), ("uneven", 2), ("uneven", 99)])
+@pytest.mark.parametrize("patterns", PATTERNS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_what_is_trained_equal_autograd(family: str, patterns: str, cut: str, keep: int) -> None:
+    model, batch = small_model(family), Rectangle()
+    trained = freeze(model, words_of(family, patterns))
+    loss, expected = autograd_gradients(model, batch)
+    walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0)
+    handed: list[nn.Parameter] = []
+    total = walk.gradients(batch.slices(model, CUTS[cut]), batch.num_labels, handed.extend)
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    assert total.item() / batch.num_labels == pytest.approx(loss.item(), rel=1e-6)
+    assert set(gradients) == set(expected) == set(trained)
+    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+    assert {id(w) for w in handed} >= {id(model.get_parameter(name)) for name in trained}
+    assert len(handed) == len({id(w) for w in handed}), "each weight is handed over once"
+
+
+def test_backward_stops_where_nothing_learns() -> None:
+    everything = small_model()
+    assert reach_of(everything) == (Reach(0, True, True), Reach(0, True, True))
+    model = small_model()
+    freeze(model, "encoder,embedding")
+    assert reach_of(model) == (Reach(3, False, False), Reach(0, False, True)), "the decoder's bias is in all its blocks"
+    freeze(model, "position_bias,decoder.blocks.0")
+    assert reach_of(model)[1] == Reach(1, False, True)
+    top = small_model()
+    freeze(top, "embedding,position_bias,encoder.blocks.0,encoder.final_norm")
+    assert reach_of(top) == (Reach(1, False, True), Reach(0, False, True)), "the encoder lies below all of the decoder"
+
+
+def test_what_lies_below_keeps_no_boundary() -> None:
+    model, batch = small_model(), Rectangle()
+    freeze(model, "encoder,embedding,position_bias,decoder.blocks.0")
+    walk = Walk(model, Keep(99), Residency(torch.float32), LossSettings(), 0.0)
+    backwards: list[int] = []
+    for index, block in enumerate([*model.encoder.blocks, *model.decoder.blocks]):
+        block.register_forward_hook(
+            lambda *_, index=index: backwards.append(index) if torch.is_grad_enabled() else None
+        )
+    walk.gradients(batch.slices(model, CUTS["uneven"]), batch.num_labels, lambda weights: None)
+    assert backwards == [3, 3, 4, 4], "two slices through the two decoder blocks that learn"
+
+
+def test_an_unknown_name_lists_those_that_exist() -> None:
+    with pytest.raises(UserError) as caught:
+        freeze(small_model(), "encoder, enc, *.z.weight")
+    assert len(caught.value.problems) == 2
+    assert "--freeze = enc, names no weight" in str(caught.value)
+    assert "embedding, encoder, decoder" in str(caught.value) and "norms" in str(caught.value)
+
+
+def test_a_tied_head_is_the_embedding() -> None:
+    with pytest.raises(UserError, match="head, names no weight"):
+        freeze(small_model(), "head")
+    untied = small_model("t5-v1.1")
+    assert "head" not in freeze(untied, "head") and not untied.output_weight.requires_grad
+
+
+def test_something_must_be_left_to_train() -> None:
+    with pytest.raises(UserError, match="leaves nothing to train"):
+        freeze(small_model(), "*")
+
+
+def test_both_names_of_a_weight_count() -> None:
+    ours, theirs = small_model("t5-v1.1"), small_model("t5-v1.1")
+    assert freeze(ours, "decoder.blocks.1.feed_forward.gate.weight") == freeze(
+        theirs, "decoder.block.1.layer.2.DenseReluDense.wi_0.weight"
+    )

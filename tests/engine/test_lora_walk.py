@@ -1,0 +1,122 @@
+"""Adapters pass through the walk: gradients of plain autograd, whatever the base lies in, the slices, the kept graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.keep import Keep
+from engine.optimizers import OPTIMIZERS, Step
+from engine.residency import Int8Tables, residency_for
+from engine.update import Update
+from engine.walk import Walk
+from model import hf_format
+from model.lora import LoraSettings, adapters_of, add_adapters
+from model.loss import LossSettings
+from model.quantization import is_int8
+from model.t5 import T5
+from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
+
+CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]]}
+FORMS = {
+    "q,v": LoraSettings(3, 6.0),
+    "dora": LoraSettings(2, 4.0, ("q", "o", "wo"), rank_stabilised=True, dora=True),
+    "top": LoraSettings(2, 4.0, ("wi", "wi_1")),
+}
+BASES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+def adapted(family: str, base: str, form: str, folder: Path, dropout: float = 0.0) -> T5:
+    """A small model whose adapters have moved from zero."""
+    hf_format.save(small_model(family), folder)
+    model = hf_format.load(folder, BASES[base])
+    settings = FORMS[form]
+    add_adapters(model, LoraSettings(**{**settings.__dict__, "dropout": dropout}), seed=3)
+    generator = torch.Generator().manual_seed(9)
+    for adapter in adapters_of(model).values():
+        adapter.b.data.normal_(generator=generator).mul_(0.1)
+    return model
+
+
+def walk_of(model: T5, base: str, keep: int) -> Walk:
+    residency = residency_for(BASES[base], torch.float32, (model.embedding, model.output_weight))
+    return Walk(model, Keep(keep), residency, LossSettings(), 0.0)
+
+
+def gradients_of(model: T5, base: str, keep: int, cut: str, batch: Rectangle) -> dict[str, torch.Tensor]:
+    walk_of(model, base, keep).gradients(batch.slices(model, CUTS[cut]), batch.num_labels, lambda weights: None)
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize(("cut", "keep"), [("one", 99), ("uneven", 0)])
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, keep: int, tmp_path: Path) -> None:
+    batch = Rectangle()
+    model = adapted(family, base, form, tmp_path)
+    if base == "bf16":  # plain autograd computes in the dtype of the weights: the oracle is an fp32 copy
+        oracle = T5(model.config)
+        oracle.load_state_dict({n: w for n, w in model.state_dict().items() if ".adapter." not in n})
+        add_adapters(oracle, FORMS[form], seed=3)
+        oracle.load_state_dict(model.state_dict())
+    else:
+        oracle = model
+    _, expected = autograd_gradients(oracle, batch)
+    gradients = gradients_of(model, base, keep, cut, batch)
+    assert set(gradients) == set(expected) and all(".adapter." in name for name in gradients)
+    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 2e-5
+
+
+@pytest.mark.parametrize("base", ["fp32", "int8"])
+def test_dropout_of_adapters_does_not_depend_on_slices_or_recompute(base: str, tmp_path: Path) -> None:
+    batch, model = Rectangle(), adapted("t5", base, "dora", tmp_path, dropout=0.4)
+    reference = gradients_of(model, base, 99, "one", batch)
+    again = gradients_of(model, base, 0, "uneven", batch)
+    assert max(relative_error(again[name], reference[name]) for name in reference) < 2e-5
+    plain = gradients_of(adapted("t5", base, "dora", tmp_path), base, 99, "one", batch)
+    assert max(relative_error(plain[name], reference[name]) for name in reference) > 0.05, "dropout must do something"
+    walk = walk_of(model, base, 0)
+    losses = [walk.loss(batch.slices(model, CUTS["one"])).item() for _ in range(2)]
+    model.adapter_dropout = 0.0
+    assert losses == [walk.loss(batch.slices(model, CUTS["one"])).item()] * 2, "evaluation never drops"
+
+
+def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
+    model, batch = adapted("t5-v1.1", "int8", "q,v", tmp_path), Rectangle()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    optimizer = OPTIMIZERS["adamw"](trained)
+    update = Update(optimizer)
+    update.begin(Step(1, 1e-2))
+    walk_of(model, "int8", 0).gradients(batch.slices(model, CUTS["one"]), batch.num_labels, update.ready)
+    update.finish()
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())
+    assert {key.rpartition("/")[0] for key in optimizer.state} == set(trained)
+
+
+def test_tables_are_widened_for_the_loss_alone(tmp_path: Path) -> None:
+    model = adapted("t5-v1.1", "int8", "q,v", tmp_path)
+    residency = residency_for(torch.int8, torch.float32, (model.embedding, model.output_weight))
+    assert isinstance(residency, Int8Tables)
+    block = list(model.encoder.blocks[0].parameters())
+    with residency.visit([model.output_weight, *block]):
+        assert model.output_weight.dtype == torch.float32
+        assert all(is_int8(weight) for weight in block if not weight.requires_grad and weight.dim() == 2)
+    assert is_int8(model.output_weight)
+
+
+def test_factors_scale_the_step_of_each_weight() -> None:
+    weights = {name: torch.nn.Parameter(torch.ones(3, 4)) for name in ("a", "b", "c")}
+    optimizer = OPTIMIZERS["adamw"](weights, None, {"a": 0.5, "b": 0.25})
+    for weight in weights.values():
+        weight.grad = torch.ones(3, 4)
+        optimizer.update(weight, Step(1, 0.1, weight_decay=0.1))
+    expected = {name: 1 - 0.1 * factor * (1 + 0.1) for name, factor in (("a", 0.5), ("b", 0.25), ("c", 1.0))}
+    for name, value in expected.items():  # the first step of Adam is one learning rate long
+        torch.testing.assert_close(weights[name].detach(), torch.full((3, 4), value), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,172 @@
+"""Boundaries that waited on the host give the same gradients, bit for bit, and only a few are on the device at once."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from devices.copies import ALIGNMENT, HostCopies, Pool
+from engine.keep import Keep, Visit
+from engine.offload import Boundaries, Offload
+from engine.residency import Residency
+from engine.walk import Walk
+from model.loss import LossSettings
+from model.t5 import T5
+from tests.engine.small_models import FAMILIES, Rectangle, small_model
+
+CPU = torch.device("cpu")
+CUTS = [[0, 3], [1], [2]]
+
+
+def gradients(model: T5, keep: int, boundaries: Boundaries | None, rate: float = 0.2) -> list[torch.Tensor]:
+    batch = Rectangle()
+    walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(), rate, boundaries=boundaries)
+    total = walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+    found = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    for weight in model.parameters():
+        weight.grad = None
+    return [total, *found]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("keep", [0, 2, 99])
+def test_gradients_are_the_same_bit_for_bit(family: str, keep: int) -> None:
+    model = small_model(family)
+    offload = Offload(HostCopies(CPU))
+    here, away = gradients(model, keep, None), gradients(model, keep, offload)
+    again = gradients(model, keep, offload)
+    assert len(here) == len(away) == len(again)
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(here, away, again, strict=True))
+
+
+def test_frozen_encoder() -> None:
+    model = small_model()
+    for weight in [*model.encoder.parameters(), model.embedding]:
+        weight.requires_grad_(False)
+    here, away = gradients(model, 0, None), gradients(model, 0, Offload(HostCopies(CPU)))
+    assert all(torch.equal(a, b) for a, b in zip(here, away, strict=True))
+
+
+class Counting(HostCopies):
+    """Remembers what was copied, and how many tensors were on the device while the walk stood at each block."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.parked = self.fetched = 0
+        self.there: list[int] = []
+
+    def park(self, tensor):
+        self.parked += 1
+        return super().park(tensor)
+
+    def begin_fetch(self, parked) -> None:
+        self.fetched += parked.device is None
+        super().begin_fetch(parked)
+
+
+@pytest.mark.parametrize("layers", [4, 9])
+def test_only_a_few_are_on_the_device(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, copies, alive = small_model(num_layers=layers, num_decoder_layers=layers), Counting(), []
+    visits: weakref.WeakSet[Visit] = weakref.WeakSet()
+    forward, backward = Visit.forward, Visit.backward
+
+    def counted(visit: Visit) -> int:
+        visits.add(visit)
+        return sum(other.x is not None for other in visits)
+
+    monkeypatch.setattr(Visit, "forward", lambda visit: (alive.append(counted(visit)), forward(visit))[1])
+    monkeypatch.setattr(Visit, "backward", lambda visit, grad: (alive.append(counted(visit)), backward(visit, grad))[1])
+    gradients(model, 0, Offload(copies), rate=0.0)
+    stages, slices = 2 * (layers + 1), len(CUTS)
+    assert copies.parked == copies.fetched == (stages - 1) * slices, "the norm behind the last block keeps its graph"
+    assert max(alive) <= 2 * slices, alive
+    alive.clear()
+    gradients(model, 0, None, rate=0.0)
+    assert max(alive) == stages * slices, "without it, all are held"
+
+
+def test_blocks_that_keep_their_graph_keep_their_input() -> None:
+    model, copies = small_model(), Counting()
+    gradients(model, 99, Offload(copies))
+    assert copies.parked == 0
+    gradients(model, 2, Offload(copies))  # of 3 decoder blocks and the norms behind both stacks
+    assert copies.parked == 4 * len(CUTS)
+
+
+def test_a_step_broken_off_leaves_nothing_behind() -> None:
+    model, offload = small_model(), Offload(HostCopies(CPU))
+    expected = gradients(model, 0, None)
+
+    class Break(Exception):
+        pass
+
+    def stop(weights: object) -> None:
+        raise Break
+
+    batch = Rectangle()
+    walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.2, boundaries=offload)
+    with pytest.raises(Break):
+        walk.gradients(batch.slices(model, CUTS), batch.num_labels, stop)
+    model.zero_grad()
+    held = offload.copies.pool.held_bytes
+    assert all(torch.equal(a, b) for a, b in zip(gradients(model, 0, offload), expected, strict=True))
+    assert offload.copies.pool.held_bytes == held
+
+
+def test_the_pool_is_a_stack_of_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.copies.SLAB_BYTES", 4 * ALIGNMENT)
+    pool = Pool(is_pinned=False)
+    shapes = [(100,), (3, 50), (1,), (700,), (40,)]  # of float32: 1, 2, 1, 6, 1 units
+    taken = [pool.take(torch.empty(shape)) for shape in shapes]
+    for number, tensor in enumerate(taken):
+        tensor.fill_(number)
+    assert [tuple(tensor.shape) for tensor in taken] == shapes
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(taken)), "no two may overlap"
+    assert pool.held_bytes == (4 + 6 + 4) * ALIGNMENT
+    for tensor in [taken[3], taken[4], taken[2], taken[1], taken[0]]:
+        pool.give_back(tensor)
+    again = [pool.take(torch.empty(shape)) for shape in shapes]
+    assert [t.data_ptr() for t in again] == [t.data_ptr() for t in taken] and pool.held_bytes == 14 * ALIGNMENT
+    pool.reset()
+    assert pool.take(torch.empty(5, dtype=torch.bfloat16)).data_ptr() == taken[0].data_ptr()
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_bit_for_bit_and_in_less_memory() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    from devices.copies import CudaCopies
+
+    device = torch.device("cuda")
+    model = small_model(d_model=512, num_layers=12, num_decoder_layers=12).to(device)
+    batch = Rectangle(rows=4, source=512, target=512)
+    peaks, found = [], []
+    for boundaries in (None, Offload(CudaCopies(device)), Offload(CudaCopies(device))):
+        walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.0, boundaries=boundaries)
+        slices = [
+            replace(
+                part,
+                input_ids=part.input_ids.to(device),
+                decoder_ids=part.decoder_ids.to(device),
+                labels=part.labels.to(device),
+            )
+            for part in batch.slices(model.cpu(), [[0], [1], [2], [3]])
+        ]
+        model.to(device)
+        torch.cuda.reset_peak_memory_stats()
+        begin = torch.cuda.memory_allocated()
+        walk.gradients(slices, batch.num_labels, lambda weights: None)
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - begin)
+        found.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+        model.zero_grad()
+    tokens = batch.source_lengths.sum() + batch.target_lengths.sum()
+    boundary_bytes = int(tokens) * 512 * 4 * 12  # of twelve blocks; a device holds those of three
+    assert peaks[1] < peaks[0] - 0.6 * boundary_bytes, (peaks, boundary_bytes)
+    worst = max(
+        float((a - b).abs().max() / a.abs().max().clamp(min=1e-20)) for a, b in zip(found[0], found[1], strict=True)
+    )
+    assert worst < 1e-4, "sums by atomics differ in the last bits on a GPU"

@@ -1,0 +1,182 @@
+"""fp16 gradients against fp32 ones; a step that overflows is left out, as if it had never been."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.keep import Keep
+from engine.optimizers import OPTIMIZERS, Step
+from engine.residency import residency_for
+from engine.scaling import GOOD_STEPS, LossScaling, is_finite
+from engine.update import Update
+from engine.walk import Walk
+from model.loss import LossSettings
+from model.t5 import T5
+from settings import UserError
+from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
+
+CUTS = [[0, 3], [1, 2]]
+FIRST = "encoder.blocks.0.feed_forward.wi.weight"
+
+
+def fp16_walk(model: T5, scaling: LossScaling | None, keep: int = 0) -> Walk:
+    residency = residency_for(torch.float32, torch.float16)
+    return Walk(model, Keep(keep), residency, LossSettings(), 0.0, scaling=scaling)
+
+
+def gradients(model: T5, batch: Rectangle, scaling: LossScaling | None, keep: int = 0) -> dict[str, torch.Tensor]:
+    walk = fp16_walk(model, scaling, keep)
+    walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    for weight in model.parameters():
+        assert weight.dtype == torch.float32, "the copy of a visit must not stay"
+        weight.grad = None
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("keep", [0, 99])
+def test_gradients_are_those_of_fp32_times_the_scale(family: str, keep: int) -> None:
+    model, batch = small_model(family), Rectangle()
+    _, expected = autograd_gradients(model, batch)
+    found = gradients(model, batch, LossScaling(scale=256.0), keep)
+    assert found.keys() == expected.keys()
+    matrices = [name for name in found if found[name].dtype == torch.float16]
+    assert "embedding" in matrices and not any("norm" in name for name in matrices)
+    for name, gradient in expected.items():
+        assert relative_error(found[name] / 256.0, gradient) < 5e-2, name  # a ReLU near zero may switch
+
+
+def test_small_gradients_vanish_without_the_scale() -> None:
+    model, batch = small_model(), Rectangle()
+    _, expected = autograd_gradients(model, batch)
+    batch_share = 2.0**20  # as in a batch of a million labels
+
+    def error(scaling: LossScaling | None) -> float:
+        walk = fp16_walk(model, scaling)
+        walk.gradients(batch.slices(model, CUTS), int(batch.num_labels * batch_share), lambda weights: None)
+        found = model.encoder.blocks[0].feed_forward.wi.weight.grad
+        assert found is not None
+        found = found.double() * batch_share / (scaling.scale if scaling else 1.0)
+        for weight in model.parameters():
+            weight.grad = None
+        return relative_error(found, expected[FIRST])
+
+    assert error(LossScaling(scale=2.0**22)) < 5e-2 < 0.3 < error(None)
+
+
+def step(model: T5, update: Update, batch: Rectangle, number: int) -> None:
+    update.begin(Step(number, 0.01))
+    fp16_walk(model, update.scaling).gradients(batch.slices(model, CUTS), batch.num_labels, update.ready)
+    assert not update.has_begun, "whether the step counts is known behind the walk alone"
+    update.finish()
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def weights_of(model: T5) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_step_is_that_of_fp32(optimizer: str, max_grad_norm: float) -> None:
+    batch, reference, model = Rectangle(), small_model(), small_model()
+    _, expected = autograd_gradients(reference, batch)
+    plain = Update(OPTIMIZERS[optimizer](dict(reference.named_parameters())), max_grad_norm)
+    seen: dict[str, torch.Tensor] = {}
+
+    class Recorder(OPTIMIZERS[optimizer]):  # type: ignore[misc]
+        def _update(self, name, weight, grad, step) -> None:
+            seen[name] = grad.clone()
+            super()._update(name, weight, grad, step)
+
+    norm = float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+    clip = min(1.0, max_grad_norm / norm) if max_grad_norm else 1.0
+    assert clip < 1.0 or not max_grad_norm
+    for name, weight in reference.named_parameters():
+        weight.grad = expected[name].clone()
+    plain.begin(Step(1, 0.01))
+    plain.ready(list(reference.parameters()))
+    plain.finish()
+    before = weights_of(model)
+    step(model, Update(Recorder(dict(model.named_parameters())), max_grad_norm, LossScaling(scale=1024.0)), batch, 1)
+    assert all(gradient.dtype == torch.float32 for gradient in seen.values())
+    assert max(relative_error(gradient, clip * expected[name]) for name, gradient in seen.items()) < 5e-2
+    moved, wanted = weights_of(model), weights_of(reference)
+    # a first step is little more than the signs of the gradient, so that some elements near zero go the other way
+    assert max(relative_error(moved[n] - before[n], wanted[n] - before[n]) for n in ("embedding", FIRST)) < 0.2
+
+
+def test_an_overflow_leaves_the_step_out_and_halves_the_scale() -> None:
+    model, batch = small_model(), Rectangle()
+    scaling = LossScaling(scale=2.0**28)
+    update = Update(OPTIMIZERS["adamw"](dict(model.named_parameters())), 0.0, scaling)
+    before = weights_of(model)
+    step(model, update, batch, 1)
+    assert update.is_skipped and not update.has_begun and not update.optimizer.state
+    assert scaling == LossScaling(2.0**27, 0, 1)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    for number in range(2, 40):
+        step(model, update, batch, number)
+        if not update.is_skipped:
+            break
+    assert scaling.scale < 2.0**27 and scaling.good_steps == 1 and scaling.skipped_steps == number - 1
+    other = small_model()
+    first = Update(OPTIMIZERS["adamw"](dict(other.named_parameters())), 0.0, LossScaling(scaling.scale))
+    step(other, first, batch, 1)
+    after, same = weights_of(model), weights_of(other)
+    assert all(torch.equal(after[name], same[name]) for name in after), "skipped steps must leave no trace"
+
+
+def test_one_gradient_out_of_range_is_enough() -> None:
+    for bad in (float("inf"), float("nan"), float("-inf")):
+        assert not is_finite([torch.ones(3), torch.tensor([[0.0, bad]], dtype=torch.float16)])
+    assert is_finite([torch.full((1000,), 65504.0, dtype=torch.float16), torch.zeros(2)])
+
+
+def test_doubles_after_many_good_steps_and_goes_on_from_a_checkpoint() -> None:
+    scaling, good = LossScaling(8.0, GOOD_STEPS - 2, 5), [torch.ones(2)]
+    assert scaling.admits(good)
+    resumed = LossScaling(**scaling.as_dict())
+    assert resumed == LossScaling(8.0, GOOD_STEPS - 1, 5)
+    assert resumed.admits(good) and resumed == LossScaling(16.0, 0, 5)
+    assert not resumed.admits([torch.tensor(float("nan"))]) and resumed == LossScaling(8.0, 0, 6)
+
+
+def test_says_so_where_no_scale_helps() -> None:
+    scaling = LossScaling(2.0)
+    assert not scaling.admits([torch.tensor(float("inf"))])
+    with pytest.raises(UserError, match=r"mixed_precision = fp16.*bf16"):
+        scaling.admits([torch.tensor(float("inf"))])
+
+
+def test_resumed_run_goes_on_as_if_never_stopped() -> None:
+    batch, whole, halves = Rectangle(), small_model(), small_model()
+    update = Update(OPTIMIZERS["adafactor"](dict(whole.named_parameters())), 0.0, LossScaling(2.0**26))
+    first = Update(OPTIMIZERS["adafactor"](dict(halves.named_parameters())), 0.0, LossScaling(2.0**26))
+    for number in range(1, 9):
+        step(whole, update, batch, number)
+    for number in range(1, 5):
+        step(halves, first, batch, number)
+    assert first.scaling is not None
+    second = Update(
+        OPTIMIZERS["adafactor"](dict(halves.named_parameters())), 0.0, LossScaling(**first.scaling.as_dict())
+    )
+    second.optimizer.load_state({name: tensor.clone() for name, tensor in first.optimizer.state.items()})
+    for number in range(5, 9):
+        step(halves, second, batch, number)
+    assert update.scaling == second.scaling and update.scaling.skipped_steps > 2  # type: ignore[union-attr]
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(halves).values(), strict=True))
+
+
+def test_gradients_of_several_walks_add_up() -> None:
+    model, batch = small_model("umt5"), Rectangle()
+    scaling = LossScaling(scale=256.0)
+    expected = gradients(model, batch, scaling)
+    walk = fp16_walk(model, scaling)
+    for rows in CUTS:
+        walk.gradients(batch.slices(model, [rows]), batch.num_labels, lambda weights: None)
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None and weight.grad.dtype == expected[name].dtype
+        assert relative_error(weight.grad, expected[name]) < 5e-3, name

@@ -1,0 +1,101 @@
+"""What writing answers takes, predicted and measured in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config import T5ModelConfig
+from memory.generation import ENCODER_TOKENS, Weights, Writing, most_rows, predict_generation
+from memory.prediction import weight_counts
+from memory.units import MIB
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
+CHILD = """
+import sys, threading
+import torch
+torch.set_num_threads(1)
+from config import T5ModelConfig
+from devices.malloc import tune_malloc
+from model.generation import generate
+from model.t5 import T5
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+
+rows, source, new, beams, temperature = (float(word) for word in sys.argv[1:])
+tune_malloc("fast")
+base, peak, done = anonymous(), [0], threading.Event()
+
+def watch():
+    while not done.is_set():
+        peak[0] = max(peak[0], anonymous())
+        done.wait(0.001)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+model = T5(T5ModelConfig(**{shape})).initialise(0)
+ids = [[7] * (int(source) - 1) + [1]] * int(rows)
+generate(model, ids, max_new_tokens=int(new), min_new_tokens=int(new), num_beams=int(beams), temperature=temperature)
+done.set()
+watcher.join()
+print(base, max(peak[0], anonymous()))
+"""
+
+
+def weights() -> Weights:
+    return Weights(weight_counts(SHAPE)["total"] * 4, False, "float32")
+
+
+@pytest.mark.parametrize(
+    "writing",
+    [
+        Writing(24, 512, 64),
+        pytest.param(Writing(1, 4096, 4), marks=pytest.mark.slow),
+        Writing(8, 64, 96, beams=4),
+        pytest.param(Writing(64, 128, 64, sampled=True), marks=pytest.mark.slow),
+        pytest.param(Writing(4, 64, 512, beams=8), marks=pytest.mark.slow),
+    ],
+)
+def test_prediction_holds_and_is_near(writing: Writing) -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("this system has no /proc to read memory from")
+    words = (writing.rows, writing.source_tokens, writing.new_tokens, writing.beams, 1.0 if writing.sampled else 0.0)
+    code = CHILD.replace("{shape}", repr(SHAPE.__dict__))
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    base, peak = map(int, done.stdout.split())
+    predicted = sum(predict_generation(SHAPE, weights(), writing, base).values())
+    assert peak <= predicted, f"{(peak - base) / MIB:.0f} MiB, predicted {(predicted - base) / MIB:.0f}"
+    assert predicted - base < 1.6 * (peak - base) + 24 * MIB, (
+        f"{(peak - base) / MIB:.0f} MiB, predicted {(predicted - base) / MIB:.0f}"
+    )
+
+
+def test_constants_are_those_of_the_model() -> None:
+    from model import decoding
+
+    assert decoding.ENCODER_TOKENS == ENCODER_TOKENS
+
+
+def test_more_of_anything_takes_more() -> None:
+    def total(writing: Writing) -> int:
+        return sum(predict_generation(SHAPE, weights(), writing, 0).values())
+
+    base = Writing(4, 512, 64)
+    for larger in (Writing(8, 512, 64), Writing(4, 1024, 64), Writing(4, 512, 640), Writing(4, 512, 64, beams=4)):
+        assert total(larger) > total(base)
+    # the source is held once for all beams: its keys and values are the same
+    one, four = (predict_generation(SHAPE, weights(), Writing(4, 4096, 1, beams), 0) for beams in (1, 4))
+    assert four["keys and values"] < 1.01 * one["keys and values"]
+
+
+def test_most_rows_is_the_largest_power_of_two_that_fits() -> None:
+    for room, expected in ((0, 0), (1, 1), (3, 2), (40, 32), (1000, 64)):
+        assert most_rows(lambda writing, room=room: writing.rows <= room, Writing(100, 8, 8)) == expected
+    assert most_rows(lambda writing: True, Writing(5, 8, 8)) == 4

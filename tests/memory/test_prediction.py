@@ -1,0 +1,108 @@
+"""The formulas know the engine: its constants, and the tensors that a step really makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import model.attention
+from config import T5ModelConfig
+from devices.malloc import M_MMAP_THRESHOLD, TUNINGS
+from engine.keep import Keep
+from engine.optimizers import OPTIMIZERS, Step
+from engine.optimizers.base import CHUNK_ELEMENTS
+from engine.residency import residency_for
+from engine.slices import Slice
+from engine.update import Update
+from engine.walk import Walk
+from memory import blocks, moments
+from memory.prediction import Choice, Machine, Work, changeable, peak_of, predict
+from memory.shapes import Shapes
+from memory.units import GIB, MIB
+from model.loss import LossSettings
+from model.rows import Rows
+from model.t5 import T5
+
+SHAPE = {
+    "vocab_size": 2048,
+    "d_model": 128,
+    "d_kv": 32,
+    "d_ff": 512,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+}
+ROWS, SOURCE, TARGET = 4, 192, 64
+
+
+def test_constants_are_the_engines() -> None:
+    assert blocks.TILE_ELEMENTS == model.attention.TILE_ELEMENTS
+    assert moments.UPDATE_CHUNK == CHUNK_ELEMENTS
+    assert TUNINGS["fast"][M_MMAP_THRESHOLD] == moments.HEAP_BELOW
+
+
+def live_bytes(shape: T5ModelConfig, choice: Choice) -> int:
+    """The most that the tensors of a second step take, as torch's own allocator counts them."""
+    t5 = T5(shape).initialise(0)
+    walk = Walk(
+        t5, Keep(choice.kept_blocks), residency_for(torch.float32, torch.float32), LossSettings(choice.loss_chunk_bytes),
+        shape.dropout_rate,
+    )  # fmt: skip
+    update = Update(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
+    keys = torch.arange(choice.batch_size_per_gpu)
+
+    def step(number: int) -> None:
+        slices = []
+        for _ in range(choice.num_slices):
+            n, m = choice.batch_size_per_gpu * SOURCE, choice.batch_size_per_gpu * TARGET
+            source, target = (Rows((length,) * choice.batch_size_per_gpu, keys) for length in (SOURCE, TARGET))
+            slices.append(Slice(torch.ones(n).long(), torch.ones(m).long(), torch.ones(m).long(), source, target))
+        update.begin(Step(number, 1e-3))
+        walk.gradients(slices, 10, update.ready)
+        update.finish()
+
+    step(1)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        step(2)
+    now = most = 0
+    for event in record.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("micro", "kept", "flags"),
+    [
+        (4, 5, {}), (4, 0, {}), (1, 0, {}), (2, 3, {}), (4, 0, {"dropout_rate": 0.1}), (4, 5, {"dropout_rate": 0.1}),
+        (4, 0, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}), (2, 0, {"bias_in_every_layer": True}),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # of the profiler
+def test_a_step_makes_the_tensors_that_are_predicted(micro: int, kept: int, flags: dict[str, Any]) -> None:
+    shape = T5ModelConfig(**{**SHAPE, **flags})
+    choice = Choice(micro, ROWS // micro, 1, kept, 1, "float32", "float32", MIB, "small")
+    work = Work(
+        shape,
+        ROWS,
+        SOURCE,
+        TARGET,
+        shape.dropout_rate > 0,
+        "adafactor",
+        evaluation=Shapes.longest(1, 8, 8),
+        sample_rows=0,
+    )
+    phases = predict(work, choice, Machine(GIB, GIB, libraries_bytes=0))
+    of_steps = {
+        name: parts
+        for name, parts in phases.items()
+        if name in ("loss", "decoder backward", "encoder backward", "block update", "last update")
+    }
+    parts = of_steps[peak_of(of_steps)[0]]
+    predicted = changeable(parts) - parts["allocator slack"]
+    measured = live_bytes(shape, choice)
+    assert -0.03 * measured <= predicted - measured <= 0.12 * measured

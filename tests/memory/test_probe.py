@@ -1,0 +1,88 @@
+"""The probe measures in a child process, agrees with the plan, is kept, and tells when it was killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import load
+from memory.prediction import Choice, Machine, Work, peak_of, predict
+from memory.probe import ProbeRequest, ProbeResult, correction_of, fingerprint, probe
+from memory.processes import has_proc
+from memory.shapes import Shapes
+from memory.units import GIB, MIB
+from memory.work import AROUND_BYTES, LIBRARIES_BYTES
+
+CHOICE = Choice(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
+
+
+def request_of(choice: Choice = CHOICE, source: int = 128, target: int = 48, **flags: Any) -> ProbeRequest:
+    words = {"train_file": "x", "model_preset": "tiny", "num_threads": 1, **flags}
+    config = load("train", {name: str(value) for name, value in words.items()})
+    shapes = Shapes.longest(4, source, target)
+    return ProbeRequest(
+        config, choice, tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu))), ((source, target),) * 2
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProbeResult, Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        return probe(request_of(), folder), folder
+
+
+@pytest.mark.skipif(not has_proc(), reason="the exact peak needs Linux")
+def test_plan_and_probe_agree(measured: tuple[ProbeResult, Path]) -> None:
+    result, _ = measured
+    assert not result.failed and result.phases is not None
+    work = Work(request_of().config.model, 4, 128, 48, False, "adafactor")
+    phases = predict(work, CHOICE, Machine(GIB, GIB, result.base_bytes, libraries_bytes=LIBRARIES_BYTES))
+    peak = max(result.phases.values())
+    assert peak_of(phases)[1] == pytest.approx(peak, rel=0.05)
+    whole = predict(work, CHOICE, Machine(GIB, GIB, result.base_bytes))
+    machine = Machine(GIB, GIB, result.base_bytes, correction=correction_of(result, whole, result.base_bytes))
+    assert peak_of(predict(work, CHOICE, machine))[1] == pytest.approx(peak + AROUND_BYTES, rel=0.001)
+
+
+def test_a_result_is_kept(measured: tuple[ProbeResult, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    result, folder = measured
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    again = probe(request_of(), folder, time_limit=0.001)  # a second measurement could not end in time
+    assert again == dataclasses.replace(result, is_cached=True, seconds=0.0)
+
+
+def test_what_changes_memory_changes_the_fingerprint() -> None:
+    base = fingerprint(request_of())
+    assert fingerprint(request_of(learning_rate=0.5, run_name="other")) == base
+    assert fingerprint(request_of(optimizer="adamw")) != base
+    assert fingerprint(request_of(source=64)) != base
+    assert fingerprint(request_of(dataclasses.replace(CHOICE, kept_blocks=0))) != base
+
+
+def test_a_child_that_fails_is_no_end(tmp_path: Path) -> None:
+    slow = probe(request_of(), tmp_path, time_limit=0.05)
+    assert "took longer" in slow.failed and not slow.was_killed
+    assert not list(tmp_path.rglob("*.json")), "a failure is not kept"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals")
+def test_a_kill_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memory.probe.START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert probe(request_of()).was_killed
+
+
+def test_a_broken_entry_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of()
+    place = tmp_path / "probes" / f"{fingerprint(request)}.json"
+    place.parent.mkdir()
+    place.write_text("{")
+    answer = '{"base_bytes": 1, "phases": {"step": 5}, "step_seconds": 0.5}'
+    monkeypatch.setattr("memory.probe.START", f"import sys; sys.stdin.buffer.read(); print('{answer}')")
+    assert probe(request, tmp_path).phases == {"step": 5}
+    assert probe(request, tmp_path).is_cached

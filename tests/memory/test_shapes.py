@@ -1,0 +1,41 @@
+"""The worst batches, from the lengths of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memory.shapes import Shapes, Tokens
+
+SOURCES = np.array([[2, 3, 9, 10], [4, 4, 4, 8]])
+TARGETS = np.array([[1, 1, 2, 5], [7, 1, 1, 0]])
+
+
+def test_the_largest_micro_batch_and_step() -> None:
+    shapes = Shapes(SOURCES, TARGETS)
+    assert shapes.micro(1) == Tokens(10, 7)
+    assert shapes.micro(2) == Tokens(19, 8)
+    assert shapes.micro(4) == shapes.step == Tokens(24, 9)
+    assert shapes.longest_row == Tokens(10, 7)
+
+
+def test_rows_as_the_loader_cuts_them() -> None:
+    shapes = Shapes(SOURCES, TARGETS, max_tokens=14)
+    assert shapes.worst_steps(2) == [[((2, 1), (3, 1)), ((9, 2),), ((10, 5),)]]
+    assert shapes.micro(4).source <= 14
+
+
+def test_a_sample_of_the_steps_leaves_room_for_the_others() -> None:
+    draw = np.random.default_rng(0)
+    sources = draw.integers(1, 100, (2000, 8))
+    whole = Shapes(sources, sources)
+    part = Shapes(sources[::50], sources[::50], is_complete=False)
+    assert part.step.source >= 0.97 * whole.step.source
+    assert part.step.source <= 8 * 99
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5])
+def test_rows_of_one_length(batch_size: int) -> None:
+    shapes = Shapes.longest(5, 7, 3)
+    assert shapes.micro(batch_size) == Tokens(7 * batch_size, 3 * batch_size)
+    assert sum(len(micro) for micro in shapes.worst_steps(batch_size)[0]) == 5

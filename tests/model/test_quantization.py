@@ -1,0 +1,135 @@
+"""int8: each row within half a level, products by the formula, gradients of what flows through, folders and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from config import T5ModelConfig
+from model import hf_format
+from model.generation import generate
+from model.layers import Linear
+from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, quantize_rows, row_pieces
+from model.t5 import T5
+from settings import UserError
+from tests.model.test_lora import GATED, logits
+
+
+def random_matrix(n: int = 13, m: int = 11) -> torch.Tensor:
+    return torch.randn(n, m, generator=torch.Generator().manual_seed(0))
+
+
+def test_rows_are_within_half_a_level() -> None:
+    weight = random_matrix() * torch.logspace(-3, 3, 13)[:, None]
+    weight[4] = 0
+    values, scale = quantize_rows(weight)
+    assert values.dtype == torch.int8 and int(values.min()) >= -127
+    torch.testing.assert_close(scale, weight.abs().amax(1) / 127)
+    error = (values.double() * scale.double()[:, None] - weight.double()).abs()
+    assert (error <= 0.5001 * scale.double()[:, None]).all()
+    assert not values[4].any() and (values.abs().amax(1)[[0, 12]] == 127).all()
+
+
+def test_products_and_gradients_by_the_formula() -> None:
+    weight = quantize(iter(random_matrix().split(4)), 13, 11)
+    wide = weight.data.double() * weight.scale.double()[:, None]
+    x = random_matrix(7, 11).requires_grad_()
+    linear = Linear(11, 13)
+    linear.weight = weight
+    y = linear(x)
+    torch.testing.assert_close(y.double(), x.double() @ wide.t(), rtol=1e-5, atol=1e-5)
+    grad = random_matrix(7, 13)
+    y.backward(grad)
+    torch.testing.assert_close(x.grad.double(), grad.double() @ wide, rtol=1e-5, atol=1e-5)
+    assert weight.grad is None and product(x.detach(), weight).equal(y.detach())
+    torch.testing.assert_close(dequantize(weight, torch.float32).double(), wide, rtol=1e-6, atol=1e-7)
+    assert torch.equal(torch.cat(list(row_pieces(weight, torch.float32))), dequantize(weight, torch.float32))
+    ids = torch.tensor([3, 0, 3])
+    assert torch.equal(embed(ids, weight, torch.float32), dequantize(weight, torch.float32)[ids])
+
+
+def test_a_plain_linear_has_the_gradients_of_autograd() -> None:
+    x, linear = random_matrix(7, 11).double().requires_grad_(), Linear(11, 13).double()
+    nn.init.normal_(linear.weight)
+    assert torch.autograd.gradcheck(linear, (x,))
+    grad = random_matrix(7, 13).double()
+    expected = torch.autograd.grad(torch.nn.functional.linear(x, linear.weight), (x, linear.weight), grad)
+    ours = torch.autograd.grad(linear(x), (x, linear.weight), grad)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_a_kept_graph_does_not_hold_the_copy_of_a_visit() -> None:
+    linear = Linear(11, 13)
+    linear.weight.data = random_matrix().bfloat16()
+    stored, x = linear.weight.data, random_matrix(7, 11).requires_grad_()
+    copy = stored.float()
+    address = copy.data_ptr()
+    linear.weight.data = copy
+    y = linear(x)
+    linear.weight.data = stored
+    saved = [t for t in y.grad_fn.saved_tensors if t is not None]
+    assert all(t.data_ptr() != address for t in saved), "the graph must refer to the weight, not to its copy"
+
+
+@pytest.mark.parametrize("changes", [{}, GATED, {"bias_in_every_layer": True}])
+def test_an_int8_folder_holds_a_byte_a_weight_and_answers_alike(
+    config: T5ModelConfig, changes: dict, tmp_path: Path
+) -> None:
+    shape = dataclasses.replace(config, **changes)
+    model = T5(shape).initialise(1)
+    hf_format.save(model, tmp_path / "wide")
+    small = hf_format.load(tmp_path / "wide", torch.int8)
+    matrices = [weight for weight in small.parameters() if weight.dim() == 2 and is_int8(weight)]
+    assert len(matrices) == sum(isinstance(m, Linear) for m in model.modules()) + (1 if model.head is None else 2)
+    assert all(isinstance(weight, Int8Weight) for weight in matrices)
+    hf_format.save(small, tmp_path / "int8")
+    assert not (tmp_path / "int8" / "model.safetensors").exists(), "transformers would read nonsense"
+    stored = load_file(tmp_path / "int8" / "model.int8.safetensors")
+    assert stored["shared.weight"].dtype == torch.int8
+    assert sum(t.nbytes for t in stored.values()) < 0.5 * (tmp_path / "wide" / "model.safetensors").stat().st_size
+    again = hf_format.load(tmp_path / "int8", torch.int8)
+    widened = hf_format.load(tmp_path / "int8")
+    assert hf_format.read_config(tmp_path / "int8") == model.config and not is_int8(widened.embedding)
+    torch.testing.assert_close(logits(again), logits(small), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(widened), logits(small), rtol=1e-4, atol=1e-5)
+    reference = logits(model)
+    assert 1e-4 < float((logits(small) - reference).norm() / reference.norm()) < 0.05
+
+
+@pytest.mark.parametrize("changes", [{}, GATED])
+def test_writes_with_int8_weights_as_with_widened_ones(config: T5ModelConfig, changes: dict, tmp_path: Path) -> None:
+    hf_format.save(T5(dataclasses.replace(config, **changes)).initialise(3), tmp_path)
+    small = hf_format.load(tmp_path, torch.int8)
+    hf_format.save(small, tmp_path / "int8")
+    rows = [[5, 6, 7, 1], [8, 9, 1]]
+    answers = [
+        generate(model, rows, max_new_tokens=12, compute_dtype=torch.float32)
+        for model in (small, hf_format.load(tmp_path / "int8"))
+    ]
+    assert answers[0] == answers[1] and any(answers[0])
+
+
+def test_a_folder_without_weights_is_still_refused(config: T5ModelConfig, tmp_path: Path) -> None:
+    hf_format.write_config(config, tmp_path)
+    with pytest.raises(UserError, match=r"holds no model\.safetensors"):
+        hf_format.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_loading_as_int8_takes_a_byte_a_weight(in_child: Callable[[str], list[int]], tmp_path: Path) -> None:
+    shape = T5ModelConfig(vocab_size=32128, d_model=512, num_layers=4, num_decoder_layers=4)
+    hf_format.save(T5(shape).initialise(0), tmp_path)
+    code = f"""
+from model import hf_format
+peak = measure(lambda: hf_format.load({str(tmp_path)!r}, torch.int8))
+print(peak)
+"""
+    (peak,) = in_child(code)
+    count = sum(weight.numel() for weight in T5(shape, "meta").parameters())
+    assert peak < 1.15 * count + 24 * 2**20, f"{peak / count:.2f} bytes a weight"

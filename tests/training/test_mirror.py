@@ -1,0 +1,139 @@
+"""Copies of checkpoints at an address: whole whenever the machine dies, and brought where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from config import Config, load
+from settings import UserError
+from training.checkpoints import Checkpoints
+from training.mirror import Mirror
+from training.resuming import RESTARTS, goes_on
+
+
+def save(run_dir: Path, step: int, keep: int = 2) -> Path:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for name in ("settings.json", "run.json"):
+        (run_dir / name).write_text(f'{{"step": {step}}}', encoding="utf8")
+
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(bytes(1000) + str(step).encode())
+        (folder / "state").mkdir()
+        (folder / "state" / "training.json").write_text(str(step), encoding="utf8")
+
+    return Checkpoints(run_dir, keep).save(step, write)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A folder at a service: this machine's files, or a real S3 server."""
+    if request.param == "file":
+        yield f"{(tmp_path / 'there').as_uri()}"
+        return
+    server_module = pytest.importorskip("moto.server", reason="needs moto[server]")
+    boto3 = pytest.importorskip("boto3")
+    patch = pytest.MonkeyPatch()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        patch.setenv(name, "test")
+    server = server_module.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    yield f"s3://bucket/runs?endpoint_override={host}%3A{port}&scheme=http&region=us-east-1"
+    client.close()
+    server.stop()
+    patch.undo()
+
+
+def test_a_new_machine_gets_the_latest_checkpoint(address: str, tmp_path: Path) -> None:
+    mirror, here, new = Mirror(address, "r"), tmp_path / "here" / "r", tmp_path / "new" / "r"
+    mirror.check()
+    assert mirror.restore(new, 2) is None and not new.exists(), "nothing has been copied yet"
+    for step in (5, 10, 15):
+        assert mirror.push(here, save(here, step)) is None
+    restored = mirror.restore(new, 2)
+    assert restored is not None and restored.name == "step_00000015"
+    assert content(restored) == content(here / "checkpoints" / "step_00000015")
+    assert Checkpoints(new, 2).latest() == restored
+    assert (new / "settings.json").read_bytes() == (here / "settings.json").read_bytes()
+    assert mirror.restore(here, 2) is None, "this machine is up to date"
+    older = tmp_path / "older" / "r"
+    save(older, 10)
+    assert (
+        mirror.restore(older, 2) is not None and Checkpoints(older, 2).latest() == older / "checkpoints/step_00000015"
+    )
+
+
+def test_the_mirror_forgets_what_the_run_has_dropped(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    mirror, here = Mirror(there.as_uri(), "r"), tmp_path / "here"
+    for step in (1, 2, 3, 4):
+        mirror.push(here, save(here, step))
+    assert sorted(path.name for path in (there / "r" / "checkpoints").iterdir()) == ["step_00000003", "step_00000004"]
+    assert (there / "r" / "LATEST").read_text() == "step_00000004"
+
+
+def test_a_failed_copy_is_told_and_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror, here = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "here"
+    mirror.push(here, save(here, 1))
+
+    def fail(*args: object) -> None:
+        raise OSError("the network is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.mirror.fs.copy_files", fail)
+        told = mirror.push(here, save(here, 2))
+    assert told is not None and "step 2 could not be copied (the network is gone)" in told
+    restored = mirror.restore(tmp_path / "new", 2)
+    assert restored is not None and restored.name == "step_00000001"
+
+
+def test_wrong_addresses_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="checkpoint_mirror = nowhere://x, is no address"):
+        Mirror("nowhere://x", "r")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        Mirror((tmp_path / "file").as_uri(), "r").check()
+    with pytest.raises(UserError, match="checkpoint_mirror = folder, is no address"):
+        load("train", {"checkpoint_mirror": "folder"})
+
+
+def config_of(tmp_path: Path, **flags: str) -> Config:
+    return load("train", {"output_dir": str(tmp_path / "runs"), **flags})
+
+
+@pytest.mark.parametrize(
+    ("asked", "exists", "restarts", "expected"),
+    [
+        ("False", True, "0", False), ("auto", False, "0", False), ("auto", True, "0", True), ("True", False, "0", True),
+        ("False", True, "2", True), ("False", False, "2", False),
+    ],
+)  # fmt: skip
+def test_the_same_command_goes_on_with_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, exists: bool, restarts: str, expected: bool
+) -> None:
+    monkeypatch.setenv(RESTARTS, restarts)
+    if exists:
+        save(tmp_path / "runs" / "r", 1)
+    assert goes_on(config_of(tmp_path, run_name="r", is_keep_training=asked)) is expected
+
+
+def test_a_run_is_found_again_at_its_mirror(tmp_path: Path) -> None:
+    uri = (tmp_path / "there").as_uri()
+    Mirror(uri, "r").push(tmp_path / "elsewhere", save(tmp_path / "elsewhere", 7))
+    assert goes_on(config_of(tmp_path, run_name="r", is_keep_training="auto", checkpoint_mirror=uri))
+    assert Checkpoints(tmp_path / "runs" / "r", 2).latest() is not None
+
+
+def test_auto_needs_a_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is_keep_training = auto, needs a run_name"):
+        config_of(tmp_path, is_keep_training="auto")
+    assert goes_on(config_of(tmp_path, is_keep_training="True")), "the newest run"

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from config import load
+from settings import UserError
+from training.stopping import BestMetric
+
+
+def run(best: BestMetric, numbers: list[float], first: int = 1) -> list[tuple[bool, bool]]:
+    return [
+        (best.is_best(step, {best.metric: number, "other": 0.0}), best.should_stop)
+        for step, number in enumerate(numbers, first)
+    ]
+
+
+def test_less_loss_and_more_score_are_better() -> None:
+    assert [new for new, _ in run(BestMetric("loss"), [3.0, 2.0, 2.0, 2.5, 1.0])] == [True, True, False, False, True]
+    assert [new for new, _ in run(BestMetric("bleu"), [3.0, 2.0, 3.0, 4.0])] == [True, False, False, True]
+
+
+def test_patience_counts_evaluations_in_a_row() -> None:
+    best = BestMetric("loss", patience=2)
+    assert [stop for _, stop in run(best, [3.0, 3.1, 2.0, 2.1, 2.2])] == [False, False, False, False, True]
+    assert (best.value, best.step, best.evals_since) == (2.0, 3, 2)
+    assert best.describe() == "stopped early: 2 evaluations in a row were no better than loss 2.0000 at step 3"
+
+
+def test_without_patience_a_run_never_stops() -> None:
+    assert not any(stop for _, stop in run(BestMetric("loss"), [1.0] * 50))
+
+
+def test_what_is_no_number_is_never_the_best() -> None:
+    best = BestMetric("loss", patience=3)
+    assert [new for new, _ in run(best, [math.nan, math.inf, 5.0, math.nan])] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_a_resumed_run_stops_where_an_unbroken_one_does(cut: int) -> None:
+    numbers = [5.0, 4.0, 4.5, 4.2, 3.9, 4.0, 4.1, 4.3]
+    whole, first = BestMetric("loss", 3), BestMetric("loss", 3)
+    expected = run(whole, numbers)
+    run(first, numbers[:cut])
+    second = BestMetric.restore("loss", 3, json.loads(json.dumps(first.state())))
+    assert run(second, numbers[cut:], cut + 1) == expected[cut:]
+    assert second == whole
+
+
+def test_flags_of_the_resumed_run_count() -> None:
+    best = BestMetric("loss", 1)
+    run(best, [1.0, 2.0])
+    assert best.should_stop and not BestMetric.restore("loss", 5, best.state()).should_stop
+    assert BestMetric.restore("bleu", 1, best.state()) == BestMetric("bleu", 1)
+    assert BestMetric.restore("loss", 2, None) == BestMetric("loss", 2)
+
+
+def test_a_score_needs_answers() -> None:
+    with pytest.raises(UserError, match=r"--metric_for_best = bleu, is a score of answers.*--eval_generate_rows"):
+        load("train", {"metric_for_best": "bleu"})
+    assert load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8"}).train.metric_for_best == "bleu"
+    with pytest.raises(UserError, match=r"--metric_for_best = bleu, is not among --metrics"):
+        load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8", "metrics": "f1,chrf"})

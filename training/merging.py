@@ -1,0 +1,79 @@
+"""How does an adapted model become a plain one again? Each adapter is added into its matrix; logits are compared.
+
+The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, which the logits show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config import Config, UserError
+from model import hf_format
+from model.lora import merge as merge_adapters
+from model.quantization import is_int8
+from model.t5 import T5
+from training.adapters import adapter_folders, attach, base_of, tokenizer_folder
+from training.convert import probe_logits
+from training.loading import find_model
+from training.new_folder import copy_companions, new_folder
+from training.progress import Progress
+
+
+def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]:
+    """Load a model with the first of its adapters on, its weights as they are stored.
+
+    Args:
+        folder: a model, or an adapter whose base is known. named: the setting `adapter`.
+    Returns:
+        model, folder of its base, folders of its adapters.
+    Raises:
+        UserError: the folders do not go together.
+    Memory: the model.
+    """
+    home, adapters = base_of(folder), adapter_folders(folder, named)
+    model = hf_format.load(home, dtype=hf_format.stored_dtype(home))
+    if adapters:
+        attach(model, adapters[:1], home)
+    return model, home, adapters
+
+
+def merge(config: Config) -> float:
+    """Write `--adapter` and its base as one plain Hugging Face folder.
+
+    Returns:
+        the largest distance of a logit before and after, as a share of the logits' norm.
+    Raises:
+        UserError: no adapter, one for another base, a base in int8, or a folder that cannot be written.
+    Memory: the model, and one matrix in fp32 twice.
+    """
+    folder = _folder(config)
+    model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+    if len(adapters) != 1:
+        raise UserError(f"--adapter = {config.checkpoint.adapter}, merging takes one adapter; name its folder")
+    if is_int8(model.embedding):
+        raise UserError(f"--model = {home}, has int8 weights, which hold no sum; name the model that it was made from")
+    before = probe_logits(model)
+    merge_adapters(model)
+    model.adapter_info = None
+    difference = float((probe_logits(model) - before).norm() / before.norm())
+    with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+        hf_format.save(model, made)
+        copy_companions(tokenizer_folder(adapters[0], home), home, made)
+    output = config.answer.output
+    rows = [
+        ("folder", str(output)),
+        ("base", str(home)),
+        ("weights", str(model.embedding.dtype).removeprefix("torch.")),
+        ("logits", f"differ by {difference:.1e} of their norm"),
+        ("next", f"python train_low_mem.py generate --model={output} --input='...'"),
+    ]
+    Progress(1).table(f"merged {adapters[0]}", rows)
+    return difference
+
+
+def _folder(config: Config) -> Path:
+    """The model's folder; an adapter alone knows its base."""
+    named = config.checkpoint.adapter
+    if config.given("model") or named is None:
+        return find_model(config)
+    return base_of(adapter_folders(Path(), named)[0])

@@ -1,0 +1,133 @@
+"""What is settled before a run's first step? Name, data, base, budget and plan, in this order; then the run's folder.
+
+Everything that can be refused is refused before anything is written. Where several processes run, the main one's word
+counts, and the least of their budgets.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from accelerate import Accelerator
+
+from config import Config
+from devices.base import Device
+from memory.budget import Budget, measure_budget
+from memory.monitor import Monitor
+from memory.plan import Plan
+from settings import AUTO, UserError
+from training.mirror import Mirror
+from training.planning import make_plan
+from training.preference import is_preference_run
+from training.processes import agree_on, least_of
+from training.resuming import goes_on
+from training.runs import check_new_run, check_writable, create_run, new_run_name, resume_run
+from training.startup import SETTINGS_FILE, Start, resolve_schedule, start
+
+
+@dataclass
+class Opening:
+    """What the run starts with.
+
+    Args:
+        start: settings, data, base and state. budget: of this rank. plan: how its steps go.
+        mirror: where checkpoints are copied; None: nowhere.
+    """
+
+    start: Start
+    budget: Budget
+    plan: Plan
+    mirror: Mirror | None
+    device: Device
+    base_bytes: int
+    num_processes: int
+
+    def plan_again(self, config: Config, budget: Budget) -> Plan:
+        """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far.
+
+        Raises:
+            DoesNotFit: no way fits.
+        """
+        begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
+        return make_plan(begin, self.device, budget, self.base_bytes, self.num_processes)
+
+
+def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
+    """The least of all processes' budgets: they are measured at different moments, and machines differ."""
+    budget = measure_budget(config.memory.memory_budget, device, local_processes())
+    host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
+    return replace(
+        budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device)
+    )  # fmt: skip
+
+
+def open_run(config: Config, budget: Budget, device: Device, accelerator: Accelerator, monitor: Monitor) -> Opening:
+    """Settle everything and make the run's folder, or reopen it.
+
+    Raises:
+        UserError: settings or data are wrong, before anything is written. DoesNotFit: no plan fits the budget.
+    """
+    name = agree_on(accelerator, new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
+    refuse(check_writable("log_dir", config.run.log_dir))
+    with accelerator.local_main_process_first():
+        resumes = goes_on(config)
+    config.train.is_keep_training = agree_on(accelerator, resumes)
+    if not config.train.is_keep_training:
+        config.run.run_name = name
+        refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
+    with monitor.phase("prepare"), accelerator.local_main_process_first():
+        begin = start(config, budget.available_bytes)
+    config = begin.config
+    base_bytes, processes = monitor.sample().anon_bytes, accelerator.num_processes
+    plan = agree_on(accelerator, make_plan(begin, device, budget, base_bytes, processes, may_probe=True))
+    resolve_schedule(config, plan.effective_batch_size, begin.loader.num_rows)
+    if plan.effective_batch_size < processes:
+        raise UserError(
+            f"--effective_batch_size = {plan.effective_batch_size}, is less than one row for each of {processes} "
+            "processes; raise it"
+        )
+    mirror = _mirror(config, accelerator.is_main_process)
+    _open_folder(begin, accelerator.is_main_process)
+    return Opening(begin, budget, plan, mirror, device, base_bytes, processes)
+
+
+def _mirror(config: Config, is_main: bool) -> Mirror | None:
+    uri = config.run.checkpoint_mirror
+    mirror = None if uri is None else Mirror(uri, config.run.run_name)
+    if mirror is not None and is_main:
+        mirror.check()
+    return mirror
+
+
+def _open_folder(begin: Start, is_main: bool) -> None:
+    config = begin.config
+    if config.train.is_keep_training:
+        resume_run(begin.run_dir, is_main)
+    else:
+        create_run(
+            config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite, is_main=is_main
+        )
+    if is_main:
+        config.save(begin.run_dir / SETTINGS_FILE)
+
+
+def kind_of(config: Config) -> str:
+    """The word for such a run: one of `runs.KINDS`."""
+    return "dpo" if is_preference_run(config) else "finetune" if config.train.is_finetune else "pretrain"
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise all problems together, if there are any."""
+    if problems:
+        raise UserError(*problems)
+
+
+def local_processes() -> int:
+    """Processes of this run on this machine, as the launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """The number of this process on this machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -1,0 +1,157 @@
+"""What do the worst steps of a plan really take? The child process of `memory.probe`; it writes no file.
+
+The same parts as in a run, made by the same function, see rows of the planned lengths with random ids: load, evaluation,
+the steps (with the optimizer's state from the second on), evaluation again, and a few answers. The peak of each phase is
+the kernel's own, or the device's. A budget that is overrun may kill this process; the run itself is not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+
+import devices
+from devices.malloc import tune_malloc
+from engine.optimizers import Step
+from engine.slices import Slice
+from memory.cleanup import Cleaner
+from memory.high_water import HighWater
+from memory.probe import ProbeRequest
+from memory.shapes import Micro
+from model.generation import generate
+from model.rows import Rows
+from settings import AUTO
+from training.building import build
+from training.preference import is_preference_run, stores_reference
+from training.samples import SAMPLE_TOKENS
+from training.startup import Start
+from training.state import TrainingState
+
+LEAST_STEPS = 3  # the optimizer's state is made in the first, and the heap settles after the second
+
+
+class Probe:
+    """The parts of a run, and the peaks of its phases.
+
+    Args:
+        request: what shall be run.
+    """
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.request = request
+        tune_malloc("small")  # as a run, until the plan has chosen
+        self.device = devices.pick(request.config.run.device, request.local_rank)
+        Accelerator(cpu=self.device.name == "cpu")  # a run holds it too
+        if request.config.run.num_threads != AUTO:
+            torch.set_num_threads(int(request.config.run.num_threads))
+        self.high_water = HighWater()
+        self.phases: dict[str, int] = {}
+        self.step_seconds = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """Everything in the order of a run; gives `base_bytes`, `phases` and `step_seconds`."""
+        request, cleaner = self.request, Cleaner(self.device)
+        cleaner.before("load")
+        base = 0 if self.device.is_separate_memory else self._now()
+        tune_malloc(request.choice.malloc)
+        with self._phase("load"):
+            self._build()
+            cleaner.settle()
+        cleaner.before("evaluation")
+        self._evaluate("first evaluation")
+        for number in range(1, max(LEAST_STEPS, len(request.steps)) + 1):
+            with self._phase("first step" if number == 1 else "step"):
+                self._step(number)
+        cleaner.before("evaluation")
+        self._evaluate("evaluation")
+        with self._phase("samples"):
+            self._write_samples()
+        return {"base_bytes": base, "phases": self.phases, "step_seconds": self.step_seconds}
+
+    def _build(self) -> None:
+        request = self.request
+        # data and tokenizer are not needed to make a model
+        start = cast(Any, Start)(
+            request.config, None, None, None, None, request.base, TrainingState(), is_resumed=False, notes=[]
+        )
+        self.engine = build(start, request.choice, self.device)
+
+    def _step(self, number: int) -> None:
+        request, engine = self.request, self.engine
+        began = time.perf_counter()
+        slices = [self._slice(micro, number) for micro in request.steps[(number - 1) % len(request.steps)]]
+        labels = sum(part.num_labels for part in slices)
+        engine.update.begin(Step(number, 1e-4, request.config.train.weight_decay, request.config.run.seed))
+        size = max(1, -(-len(slices) // request.choice.num_walks))
+        groups = [slices[at : at + size] for at in range(0, len(slices), size)]
+        del slices
+        while groups:
+            members = groups.pop(0)
+            engine.walk.gradients(members, labels, (lambda weights: None) if groups else engine.update.ready)
+        engine.update.finish()
+        self.step_seconds = time.perf_counter() - began
+
+    def _evaluate(self, phase: str) -> None:
+        with self._phase(phase):
+            float(self.engine.walk.loss([self._slice(self.request.evaluation, 0)]))
+
+    def _write_samples(self) -> None:
+        count, walk = self.request.config.train.sample_rows, self.engine.walk
+        rows = [[3] * source for source, _ in self.request.evaluation[:count]]
+        if rows:
+            generate(
+                walk.model, rows, max_new_tokens=SAMPLE_TOKENS,
+                visit=walk.residency.visit, compute_dtype=walk.residency.compute_dtype,
+            )  # fmt: skip
+
+    def _slice(self, micro: Micro, seed: int) -> Slice:
+        generator = torch.Generator().manual_seed(seed)
+        config, device = self.request.config.model, self.device.torch_device
+        sources, targets = zip(*micro, strict=True)
+        keys = torch.randint(-(2**62), 2**62, (len(micro),), generator=generator).to(device)
+        inputs, decoder_ids, labels = (
+            torch.randint(2, max(3, config.vocab_size), (count,), generator=generator).to(device)
+            for count in (sum(sources), sum(targets), sum(targets))
+        )
+        if not is_preference_run(self.request.config):
+            return Slice(inputs, decoder_ids, labels, Rows(sources, keys), Rows(targets, keys))
+        answers = Rows(tuple(n - n // 2 for n in targets) + tuple(n // 2 for n in targets), keys.repeat(2))
+        known = torch.zeros(len(answers.lengths)) if stores_reference(self.request.config) else None
+        return Slice(inputs, decoder_ids, labels, Rows(sources, keys), answers, 2, known)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self.high_water.restart()
+        self.device.reset_peak()
+        try:
+            yield
+        finally:
+            peak = self.device.memory_peak_bytes() if self.device.is_separate_memory else self.high_water.peak_bytes()
+            self.phases[name] = max(peak, self.phases.get(name, 0))
+
+    def _now(self) -> int:
+        self.high_water.restart()
+        return self.high_water.peak_bytes()
+
+
+def serve() -> None:
+    """Answer one request from standard input on standard output."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # whatever a library prints must not mix with the answer
+        with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        try:
+            request = cast(ProbeRequest, pickle.load(sys.stdin.buffer))
+            answers.write(json.dumps(Probe(request).run()))
+        except KeyboardInterrupt:
+            os._exit(130)

@@ -1,0 +1,37 @@
+"""Does this start go on with an earlier run? As asked, or because a launcher has started the same command again.
+
+torchrun restarts all processes of a run when one fails or a machine joins again, with the very same command line, and a
+batch system does the same a day later. So the command itself has to be able to go on: `--is_keep_training=auto`.
+Under torchrun's own restarts a run that has a name goes on without being asked to.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from config import Config
+from settings import AUTO
+from training.mirror import SETTINGS_FILE, Mirror
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+def goes_on(config: Config) -> bool:
+    """Whether to resume; brings the latest copy of `checkpoint_mirror` where this machine lacks it.
+
+    Every machine's first process calls this; the main process's answer counts.
+
+    Raises:
+        UserError: the mirror cannot be read.
+    """
+    asked, run = config.train.is_keep_training, config.run
+    restarted = int(os.environ.get(RESTARTS, "0") or 0) > 0
+    if run.run_name == AUTO:
+        return asked is True
+    if asked is False and not restarted:
+        return False
+    folder = Path(run.output_dir) / run.run_name
+    if run.checkpoint_mirror is not None:
+        Mirror(run.checkpoint_mirror, run.run_name).restore(folder, config.train.keep_latest_n_ckp)
+    return asked is True or (folder / SETTINGS_FILE).is_file()

@@ -1,0 +1,203 @@
+"""How do processes that hold a share of the weights each write one checkpoint, and read it again in any number?
+
+The model becomes the same Hugging Face folder as ever: process 0 writes it and asks the others for one matrix at a time,
+so that nobody ever holds more. The optimizer's state is written by torch.distributed.checkpoint, each process its rows;
+it is read again by any number of processes, sharded or not, and a sharded run reads the state of a whole one.
+Its import takes 46 MB, so it happens at the first checkpoint of a sharded run and nowhere else.
+Source: torch.distributed.checkpoint; the rows are cut as DTensor's `Shard(0)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+
+from data.tokenizer import Tokenizer
+from engine.optimizers import Optimizer
+from engine.sharding import Part, Shards
+from model import hf_format
+from model.t5 import T5
+from model.tensor_files import WEIGHTS_FILE, write_safetensors
+from settings import UserError
+from training.checkpoints import Checkpoints
+from training.state import TrainingState
+
+STATE, PIECES, WHOLE = "state", "shards", "optimizer.safetensors"
+ALIKE_EVERYWHERE = ("columns",)  # state of a sharded matrix that each process has whole
+DONE = -1
+
+
+class _Asked:
+    """Stands for a sharded matrix while a folder is written; its numbers come when they are wanted."""
+
+    def __init__(self, part: Part, dtype: torch.dtype, fetch: Callable[[], Tensor]) -> None:
+        self.shape, self.dtype, self._fetch = torch.Size(part.shape), dtype, fetch
+        self.nbytes = part.shape[0] * part.shape[1] * dtype.itemsize
+
+    def element_size(self) -> int:
+        """Bytes of a number."""
+        return self.dtype.itemsize
+
+    def to(self, device: str) -> Tensor:
+        """The whole matrix. Memory: the matrix."""
+        return self._fetch().to(device)
+
+
+def save_sharded(
+    checkpoints: Checkpoints, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, shards: Shards,
+    is_best: bool = False,
+) -> Path:  # fmt: skip
+    """Write a checkpoint; every process calls this at the same time. Memory: the largest matrix.
+
+    Raises:
+        UserError: the disk is full or cannot be written.
+    """
+
+    def write(folder: Path) -> None:
+        _for_all(str(folder))
+        _write_pieces(folder, optimizer, shards)
+        with _lending(model, shards) as tensors:
+            write_safetensors(tensors, folder / WEIGHTS_FILE)
+        hf_format.write_config(model.config, folder, model.embedding.dtype)
+        tokenizer.save(folder)
+        (folder / STATE / "training.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
+
+    if shards.rank != 0:
+        _write_pieces(Path(_for_all(None)), optimizer, shards)
+        _lend(model, shards)
+    path = checkpoints.save(state.step, write, is_best)
+    dist.barrier()  # nobody goes on before the folder has its name
+    return path
+
+
+def load_optimizer_share(folder: Path, optimizer: Optimizer, device: torch.device, shards: Shards | None) -> None:
+    """Load this process's share of the optimizer's state of a checkpoint, however many processes have written it.
+
+    Raises:
+        UserError: the state belongs to another model or is broken.
+    """
+    try:
+        pieces = folder / STATE / PIECES
+        state = (
+            _read_pieces(pieces, optimizer, shards, device) if pieces.is_dir() else _read_rows(folder, shards, device)
+        )
+        optimizer.load_state(state)
+    except KeyError as error:
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
+        ) from None
+    except Exception as error:  # safetensors and torch.distributed.checkpoint raise classes of their own
+        raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
+
+
+def has_pieces(folder: Path) -> bool:
+    """Whether a checkpoint's optimizer state was written by a sharded run."""
+    return (folder / STATE / PIECES).is_dir()
+
+
+# --- the optimizer's state ---
+
+
+def _part(key: str, shards: Shards | None) -> Part | None:
+    name, _, kind = key.rpartition("/")
+    return None if shards is None or kind in ALIKE_EVERYWHERE else shards.parts.get(name)
+
+
+def _write_pieces(folder: Path, optimizer: Optimizer, shards: Shards) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    pieces = {key: _distributed(tensor, _part(key, shards)) for key, tensor in optimizer.state.items()}
+    dcp.save(pieces, checkpoint_id=folder / STATE / PIECES)  # type: ignore[attr-defined]
+
+
+def _distributed(tensor: Tensor, part: Part | None) -> Any:
+    """The same rows, marked as a part of a whole."""
+    if part is None:
+        return tensor
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh(tensor.device.type, (dist.get_world_size(),))
+    whole = torch.empty(part.shape[0], *tensor.shape[1:], device="meta")
+    return DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def _read_pieces(pieces: Path, optimizer: Optimizer, shards: Shards | None, device: torch.device) -> dict[str, Tensor]:
+    import torch.distributed.checkpoint as dcp
+
+    described: dict[str, Any] = dcp.FileSystemReader(pieces).read_metadata().state_dict_metadata  # type: ignore[attr-defined]
+    state: dict[str, Tensor] = {}
+    for key, facts in described.items():
+        if key.rpartition("/")[0] not in optimizer.weights:
+            raise KeyError(key)
+        part, (count, *rest) = _part(key, shards), facts.size
+        rows = count if part is None else part.count
+        state[key] = torch.zeros(rows, *rest, dtype=facts.properties.dtype, device=device)
+    targets = {key: _distributed(tensor, _part(key, shards)) for key, tensor in state.items()}
+    dcp.load(targets, checkpoint_id=pieces, no_dist=shards is None)  # type: ignore[attr-defined]
+    return state
+
+
+def _read_rows(folder: Path, shards: Shards | None, device: torch.device) -> dict[str, Tensor]:
+    """This process's rows of a state that was written whole."""
+    state = {}
+    with safe_open(folder / STATE / WHOLE, framework="pt") as stored:
+        for key in stored.keys():  # noqa: SIM118  # an open file is no mapping
+            part = _part(key, shards)
+            rows = slice(None) if part is None else slice(part.first, part.first + part.count)
+            state[key] = stored.get_slice(key)[rows].to(device)
+    return state
+
+
+# --- the model ---
+
+
+@contextmanager
+def _lending(model: T5, shards: Shards) -> Iterator[dict[str, Any]]:
+    """Hugging Face name -> tensor, of all weights; while it is open, the other processes answer for their rows."""
+    weights = dict(model.named_parameters())
+
+    def fetch(index: int, name: str) -> Tensor:
+        _ask(index, model)
+        return shards.gather(weights[name])
+
+    tensors: dict[str, Any] = {}
+    for index, (name, weight) in enumerate(weights.items()):
+        part = shards.parts.get(name)
+        asked = None if part is None else _Asked(part, weight.dtype, lambda i=index, n=name: fetch(i, n))  # type: ignore[misc]
+        tensors[hf_format.hf_name(name, model.config)] = weight.detach() if asked is None else asked
+    try:
+        yield tensors
+    finally:
+        _ask(DONE, model)
+
+
+def _lend(model: T5, shards: Shards) -> None:
+    """Answer process 0 until it has everything."""
+    weights = list(model.parameters())
+    while (index := _ask(DONE, model)) != DONE:
+        shards.gather(weights[index])
+
+
+def _ask(index: int, model: T5) -> int:
+    """The number that process 0 names, on all processes."""
+    number = torch.tensor([index], device=model.embedding.device)
+    dist.broadcast(number, 0)
+    return int(number)
+
+
+def _for_all(text: str | None) -> str:
+    """The text of process 0, on all processes."""
+    box = [text]
+    dist.broadcast_object_list(box, 0)
+    assert box[0] is not None
+    return box[0]
