@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def as_run_here(line: str) -> list[str]:
     if words[:2] == ["make", "train"]:
         words = ["python", "train_low_mem.py", "train", *shlex.split(" ".join(words[2:]).removeprefix("ARGS="))]
     place = words.index("train_low_mem.py")
-    small = SMALL if words[place + 1] == "train" else ()
+    small = SMALL if words[place + 1] in ("train", "dpo") else ()
     return [*PROGRAMS[words[0]], *words[1:place], str(ROOT / "train_low_mem.py"), *words[place + 1 :], *small]
 
 
@@ -39,6 +40,10 @@ def write_data(folder: Path) -> None:
     lines = write_text(folder / "prompts.txt", 40).read_text("utf8").splitlines()
     pq.write_table(pa.table({"text": lines * 10}), folder / "my.parquet")
     write_pairs(folder / "pairs.jsonl")
+    pairs = [json.loads(line) for line in (folder / "pairs.jsonl").read_text("utf8").splitlines()]
+    preferences = ({"prompt": p["prompt"], "chosen": p["response"], "rejected": p["prompt"]} for p in pairs)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in preferences)
+    (folder / "preferences.jsonl").write_text(text, encoding="utf8")
     (folder / "my.jsonl").write_text("".join(f'{{"text": "{line}"}}\n' for line in lines * 10), encoding="utf8")
 
 
@@ -55,7 +60,13 @@ def test_the_commands_of_a_page_run_one_after_the_other(tmp_path: Path, page: st
         else:
             command = as_run_here(line)
         done = subprocess.run(
-            command, shell=isinstance(command, str), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+            command,
+            shell=isinstance(command, str),
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         assert done.stdout.strip() or "--output" in line, line
