@@ -643,7 +643,7 @@ def training_command(saved: Mapping[str, Any]) -> str:
 
 
 def _decide_objective(config: Config, command: str) -> list[str]:
-    """Which objective a command learns, where it learns but one; settings that it would not heed."""
+    """Which objective a command learns, where it learns but one."""
     if command == "train" and config.data.objective == PREFERENCES:
         return [f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train"]
     if command != "dpo":
@@ -651,15 +651,4 @@ def _decide_objective(config: Config, command: str) -> list[str]:
     if config.data.objective not in (AUTO, PREFERENCES):
         return [f"--objective = {config.data.objective}, dpo learns {PREFERENCES} alone; leave it out"]
     config.data.objective = PREFERENCES
-    chosen = config.preference.preference_loss
-    unheeded = {
-        "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""),
-        "beta": (chosen == "orpo", "; see orpo_lambda"), "preference_label_smoothing": (chosen != "sigmoid", ""),
-        "orpo_lambda": (chosen != "orpo", "; see beta"),
-    }  # fmt: skip
-    values, defaults = config.as_dict(), Config().as_dict()
-    return [
-        f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; leave it out{hint}"
-        for name, (has_no_effect, hint) in unheeded.items()
-        if has_no_effect and values[name] != defaults[name]
-    ]
+    return []

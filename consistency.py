@@ -18,7 +18,7 @@ PREFERENCES = "preferences"  # the objective of the command dpo
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_shape, _batch, _finetuning, _adapters, _scores, _answers, _memory, _going_on)
+    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _answers, _memory, _going_on)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -58,6 +58,24 @@ def _finetuning(config: Config) -> list[str]:
     if config.train.is_finetune and objective not in (AUTO, "pairs"):
         return [f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"]
     return []
+
+
+def _preferences(config: Config) -> list[str]:
+    """Settings that preference training does not heed."""
+    if config.data.objective != PREFERENCES:
+        return []
+    chosen = config.preference.preference_loss
+    unheeded = {
+        "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""),
+        "beta": (chosen == "orpo", "; see orpo_lambda"), "preference_label_smoothing": (chosen != "sigmoid", ""),
+        "orpo_lambda": (chosen != "orpo", "; see beta"),
+    }  # fmt: skip
+    values, defaults = config.as_dict(), type(config)().as_dict()
+    return [
+        f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; leave it out{hint}"
+        for name, (has_no_effect, hint) in unheeded.items()
+        if has_no_effect and values[name] != defaults[name]
+    ]
 
 
 def _adapters(config: Config) -> list[str]:

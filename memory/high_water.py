@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from memory.processes import has_proc, process_usage
 
@@ -35,11 +36,25 @@ class HighWater:
         """The most anonymous memory so far, in bytes."""
         if not has_proc():
             return _lifetime_peak()
-        status = (PROCESS / "status").read_text()
-        fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in status.splitlines())}
-        kib = {name: int(fields[name][0]) for name in ("VmHWM", "RssFile", "RssAnon", "RssShmem")}
+        marks = read_marks()
         # File pages only grow while code and data are touched: those of now are at least those of the peak.
-        return 1024 * max(kib["VmHWM"] - kib["RssFile"], kib["RssAnon"] + kib["RssShmem"])
+        return max(marks.highest_bytes - marks.file_bytes, marks.anon_bytes)
+
+
+class Marks(NamedTuple):
+    """Resident memory of this process in bytes: its high water mark, and what is anonymous and mapped from files now."""
+
+    highest_bytes: int
+    anon_bytes: int
+    file_bytes: int
+
+
+def read_marks() -> Marks:
+    """Read them from /proc."""
+    status = (PROCESS / "status").read_text()
+    fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in status.splitlines())}
+    kib = {name: int(fields[name][0]) for name in ("VmHWM", "RssFile", "RssAnon", "RssShmem")}
+    return Marks(1024 * kib["VmHWM"], 1024 * (kib["RssAnon"] + kib["RssShmem"]), 1024 * kib["RssFile"])
 
 
 def _lifetime_peak() -> int:

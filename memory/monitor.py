@@ -1,8 +1,9 @@
 """How much memory does the run hold now, and what was its peak, in all and phase by phase?
 
 Idea: a thread samples the process tree a few times a second, the trainer adds samples at its own boundaries (after a
-step, before an evaluation), and both feed the same peaks. Only anonymous memory is held against the budget. The cost of
-sampling is counted too, so that it can be shown.
+step, before an evaluation), and both feed the same peaks. What comes and goes between two samples is told by the
+kernel's high water mark of this process, which is read and never reset. Only anonymous memory is held against the
+budget. The cost of sampling is counted too, so that it can be shown.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memory.processes import ProcessTree
+from memory.high_water import read_marks
+from memory.processes import ProcessTree, has_proc
 from memory.units import format_size
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class Monitor:
         self.phase_peaks: dict[str, int] = {}  # phase -> most anonymous memory in it
         self.cost_seconds = 0.0  # processor time that sampling took
         self._processes = processes or ProcessTree()
+        self._marks = read_marks() if processes is None and has_proc() else None  # of this process alone
         self._phase = "start"
         self._last: Sample | None = None
         self._lock = threading.RLock()
@@ -114,10 +117,19 @@ class Monitor:
                 phase or self._phase, usage.anon_bytes, usage.file_bytes, int(self.device.memory_now_bytes())
             )
             self._last = sample
-            self.peak_bytes = max(self.peak_bytes, sample.anon_bytes)
-            self.phase_peaks[sample.phase] = max(self.phase_peaks.get(sample.phase, 0), sample.anon_bytes)
+            highest = max(sample.anon_bytes, self._new_mark())
+            self.peak_bytes = max(self.peak_bytes, highest)
+            self.phase_peaks[sample.phase] = max(self.phase_peaks.get(sample.phase, 0), highest)
             self.cost_seconds += time.thread_time() - start
             return sample
+
+    def _new_mark(self) -> int:
+        """What the high water mark tells of the time since the last sample; 0 where it has not risen."""
+        if self._marks is None:
+            return 0
+        before, self._marks = self._marks, read_marks()
+        mapped = max(before.file_bytes, self._marks.file_bytes)  # a file may have been unmapped behind the peak
+        return self._marks.highest_bytes - mapped if self._marks.highest_bytes > before.highest_bytes else 0
 
     def pressure(self) -> float:
         """Share of the budget in use at the last sample; above 1 it is overrun. Host or device, whichever is higher."""

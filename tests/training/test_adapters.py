@@ -120,7 +120,7 @@ def test_settings_of_adapters_without_adapters() -> None:
     said = problems_of(load, "train", {"train_file": "x", "lora_alpha": "4", "use_dora": "True"})
     assert "--lora_alpha = 4.0, has no effect without adapters" in said and "--use_dora" in said
     said = problems_of(load, "train", {"train_file": "x", "lora_rank": "4", "shard_weights": "True"})
-    assert "--shard_weights = True, adapters lie beside whole weights" in said
+    assert "--shard_weights = True, is for training all weights" in said
 
 
 def test_several_adapters_over_one_base(base: Path, tmp_path: Path) -> None:
