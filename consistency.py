@@ -55,7 +55,7 @@ def _batch(config: Config) -> list[str]:
 
 def _finetuning(config: Config) -> list[str]:
     objective = config.data.objective
-    if config.train.is_finetune and objective not in (AUTO, "pairs"):
+    if config.train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
         return [f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"]
     return []
 

@@ -25,7 +25,6 @@ from typing import Any
 from config import Config
 from memory.prediction import CORRECTION, FIXED, Choice, changeable
 from memory.shapes import Micro
-from memory.work import AROUND_BYTES
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 START = f"""import sys
@@ -36,7 +35,7 @@ from training.probing import serve
 serve()"""
 KILLED = "killed by the system for its memory"
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
-FORMAT = 1  # raise it where the engine takes other memory for the same configuration
+FORMAT = 2  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
     "RANK",
     "WORLD_SIZE",
@@ -59,6 +58,22 @@ WITHOUT_EFFECT = (
 
 
 @dataclass(frozen=True)
+class ProbeData:
+    """What the run has read before its model is made. The child reads the same, for malloc keeps more or less by it.
+
+    Args:
+        objective: of the loaders. train, validation: folders of shards. tokenizer: its folder.
+        reopens: whether shards are reopened for each read.
+    """
+
+    objective: str
+    train: Path
+    validation: Path
+    tokenizer: Path
+    reopens: bool = False
+
+
+@dataclass(frozen=True)
 class ProbeRequest:
     """What the child shall run.
 
@@ -66,6 +81,7 @@ class ProbeRequest:
         config: of the run. choice: of its plan.
         steps: the micro-batches of each worst step; evaluation: the largest evaluation batch.
         base: model folder to start from; None: from scratch. local_rank: which of the machine's devices is meant.
+        data: of the run; None: there is none, as where a model is only tried out.
     """
 
     config: Config
@@ -74,6 +90,7 @@ class ProbeRequest:
     evaluation: Micro
     base: Path | None = None
     local_rank: int = 0
+    data: ProbeData | None = None
 
 
 @dataclass(frozen=True)
@@ -122,21 +139,20 @@ def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: floa
     return result
 
 
-def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]], base_bytes: int) -> float:
+def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]]) -> float:
     """Measured over predicted, of what comes and goes.
 
     Args:
-        phases: the prediction of the choice that was probed: phase -> part -> bytes. base_bytes: of the run.
+        phases: the prediction of the choice that was probed: phase -> part -> bytes.
     Returns:
-        the factor with which the prediction becomes base_bytes, what the probe took above its own base, and what is around the steps.
+        the factor with which the prediction becomes the run's base and what the probe took above its own.
     """
     assert result.phases is not None, "a probe that failed corrects nothing"
     highest = max(phases, key=lambda phase: sum(size for name, size in phases[phase].items() if name != CORRECTION))
     parts = dict(phases[highest])
-    around = AROUND_BYTES if base_bytes else 0  # on a device with memory of its own there is nothing around the steps
     passing = changeable(parts)
     fixed = sum(parts.get(name, 0) for name in FIXED if name != "base")
-    measured = max(result.phases.values()) - result.base_bytes + around
+    measured = max(result.phases.values()) - result.base_bytes
     return max(LEAST_CORRECTION, (measured - fixed) / max(1, passing))
 
 
@@ -146,7 +162,7 @@ def fingerprint(request: ProbeRequest) -> str:
 
     settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
     facts = [
-        FORMAT, settings, asdict(request.choice), request.steps, request.evaluation, request.base is None,
+        FORMAT, settings, asdict(request.choice), request.steps, request.evaluation, request.base is None, request.data is None,
         platform.machine(), _processor(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
         importlib.metadata.version("torch"), _code_state(),
     ]  # fmt: skip

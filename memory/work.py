@@ -10,9 +10,8 @@ from memory.shapes import Shapes
 from memory.trained import Trained
 from memory.units import MIB
 
-BASE_BYTES = 175 * MIB  # interpreter and libraries, where they cannot be measured
-LIBRARIES_BYTES = 3 * MIB  # what libraries allocate at the first products, behind the measurement of the base
-AROUND_BYTES = 13 * MIB  # what a run allocates around its steps: log, rows, answers, saving; a probe does none of it
+BASE_BYTES = 199 * MIB  # interpreter, libraries and data, where they cannot be measured
+LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, behind the measurement of the base
 EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
 
 
@@ -23,10 +22,10 @@ class Machine:
     Args:
         budget_bytes: what the process tree of one rank may take.
         available_bytes: what is free, for the old table of first guesses.
-        base_bytes: the process before the model is built.
+        base_bytes: the process before the model is built, data and tokenizer loaded.
         rates: dtype name ("float32", "bfloat16") -> measured FLOP/s of matrix products.
         num_processes: ranks that share the effective batch.
-        libraries_bytes: what libraries and all that is around the steps take, behind the base. pads_attention: whether attention pads rows (CUDA).
+        libraries_bytes: what libraries take behind the base. pads_attention: whether attention pads rows (CUDA).
         correction: measured over predicted, of all that comes and goes, where a probe has told it.
         host_bytes: RAM that boundaries may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
@@ -36,7 +35,7 @@ class Machine:
     base_bytes: int = BASE_BYTES
     rates: tuple[tuple[str, float], ...] = (("float32", 1e11), ("bfloat16", 1e11))
     num_processes: int = 1
-    libraries_bytes: int = LIBRARIES_BYTES + AROUND_BYTES
+    libraries_bytes: int = LIBRARIES_BYTES
     pads_attention: bool = False
     host_bytes: int = 0
     correction: float = 1.0
