@@ -260,7 +260,6 @@ class LowMemTrainer:
         self.keeper.before("rolling back", self.start.state.step)
         self._build()
         self.journal.rolled_back(self.state.step)
-        self.journal.tell(f"weights were changed already: going on behind step {self.state.step}")
 
     def _follow_plan(self) -> None:
         """Let the engine work as the plan now says."""

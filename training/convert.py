@@ -9,8 +9,6 @@ does the folder appear under its name. Our runs are such folders themselves, so 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from model.decoding import Decoding
 from model.hf_format import GENERATION_FILE
 from model.t5 import T5
 from training.loading import find_model
+from training.new_folder import new_folder
 from training.progress import Progress
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,7 +59,7 @@ def convert(config: Config) -> Conversion:
     Memory:
         the larger of both models, and a chunk of one tensor.
     """
-    done = convert_folder(config, find_model(config), _output(config))
+    done = convert_folder(config, find_model(config))
     rows = [
         ("folder", f"{done.output}, {format_size(done.size)}"),
         ("weights", str(done.dtype).removeprefix("torch.")),
@@ -72,31 +71,13 @@ def convert(config: Config) -> Conversion:
     return done
 
 
-def _output(config: Config) -> Path:
-    named = config.answer.output
-    if named is None:
-        raise UserError("--output = none, is needed: the folder to write")
-    output = Path(named)
-    if output.exists() and not config.run.overwrite and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"--output = {output}, exists; name another folder or use --overwrite=True")
-    return output
-
-
-def convert_folder(config: Config, source: Path, output: Path) -> Conversion:
-    """Convert one folder into another; it appears once it is whole and checked."""
-    if output.exists() and output.resolve() == source.resolve():
-        raise UserError(f"--output = {output}, is the folder that is read; name another one")
-    partial = output.with_name(f".tmp-{output.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+def convert_folder(config: Config, source: Path) -> Conversion:
+    """Convert one folder into `--output`; it appears once it is whole and checked. Raises as `convert`."""
+    with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         dtype, difference = _write_weights(config, source, partial)
         _keep_generation_settings(source, partial)
         tokenizer = _write_tokenizer(source, partial)
-        _replace(partial, output)
-    except OSError as error:
-        raise UserError(f"--output = {output}, cannot be written: {error.strerror}; name another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    output = Path(str(config.answer.output))
     size = sum(path.stat().st_size for path in output.iterdir())
     return Conversion(output, dtype, difference, size, tokenizer)
 
@@ -169,10 +150,3 @@ def _write_tokenizer(source: Path, folder: Path) -> int | None:
     tokenizer = Tokenizer.load(source)
     tokenizer.save(folder)
     return tokenizer.size
-
-
-def _replace(partial: Path, output: Path) -> None:
-    if output.exists():
-        shutil.rmtree(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(partial, output)

@@ -120,6 +120,9 @@ class Journal:
     def rolled_back(self, step: int) -> None:
         """The run goes on from an earlier step: the events behind it did not happen."""
         self.metrics.truncate_after(step)
+        report = f"weights were changed already: going on behind step {step}"
+        self.metrics.write("recovery", step=step, reason="rolled back", report=report)
+        self.tell(report)
 
     def checkpoint(self, step: int, path: Any, is_best: bool) -> None:
         """A checkpoint was written."""

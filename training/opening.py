@@ -18,7 +18,7 @@ from memory.monitor import Monitor
 from memory.plan import Plan
 from settings import AUTO, UserError
 from training.mirror import Mirror
-from training.planning import make_plan
+from training.planning import Ahead, look_ahead, make_plan
 from training.preference import is_preference_run
 from training.processes import agree_on, least_of
 from training.resuming import goes_on
@@ -32,7 +32,7 @@ class Opening:
 
     Args:
         start: settings, data, base and state. budget: of this rank. plan: how its steps go.
-        mirror: where checkpoints are copied; None: nowhere.
+        mirror: where checkpoints are copied; None: nowhere. ahead: lengths of the rows to come.
     """
 
     start: Start
@@ -42,6 +42,7 @@ class Opening:
     device: Device
     base_bytes: int
     num_processes: int
+    ahead: Ahead
 
     def plan_again(self, config: Config, budget: Budget) -> Plan:
         """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far.
@@ -50,7 +51,7 @@ class Opening:
             DoesNotFit: no way fits.
         """
         begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
-        return make_plan(begin, self.device, budget, self.base_bytes, self.num_processes)
+        return make_plan(begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead)
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
@@ -79,8 +80,10 @@ def open_run(config: Config, budget: Budget, device: Device, accelerator: Accele
     with monitor.phase("prepare"), accelerator.local_main_process_first():
         begin = start(config, budget.available_bytes)
     config = begin.config
-    base_bytes, processes = monitor.sample().anon_bytes, accelerator.num_processes
-    plan = agree_on(accelerator, make_plan(begin, device, budget, base_bytes, processes, may_probe=True))
+    processes = accelerator.num_processes
+    ahead = look_ahead(begin, device, budget, processes)
+    base_bytes = monitor.sample().anon_bytes
+    plan = agree_on(accelerator, make_plan(begin, device, budget, base_bytes, processes, ahead=ahead, may_probe=True))
     resolve_schedule(config, plan.effective_batch_size, begin.loader.num_rows)
     if plan.effective_batch_size < processes:
         raise UserError(
@@ -89,7 +92,7 @@ def open_run(config: Config, budget: Budget, device: Device, accelerator: Accele
         )
     mirror = _mirror(config, accelerator.is_main_process)
     _open_folder(begin, accelerator.is_main_process)
-    return Opening(begin, budget, plan, mirror, device, base_bytes, processes)
+    return Opening(begin, budget, plan, mirror, device, base_bytes, processes, ahead)
 
 
 def _mirror(config: Config, is_main: bool) -> Mirror | None:

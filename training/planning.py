@@ -19,32 +19,39 @@ from devices.base import Device
 from memory.budget import Budget, free_host_bytes
 from memory.plan import Plan, effective_batch, plan
 from memory.prediction import CORRECTION, Choice, Machine
-from memory.probe import ProbeRequest, ProbeResult, correction_of, probe
+from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
 from memory.shapes import Shapes
 from memory.units import MIB, format_size
-from memory.work import AROUND_BYTES
 from settings import AUTO
 from training.startup import Start, resolve_schedule
 
 RATES = (torch.float32, torch.bfloat16)
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
 MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
+Ahead = tuple[Shapes, Shapes]  # of the run's steps, and of its evaluation
 AFTER_A_KILL = 1.15  # factor on what comes and goes, where the probe was killed and so told nothing but that
 
 
 def make_plan(
-    begin: Start, device: Device, budget: Budget, base_bytes: int, num_processes: int, *, may_probe: bool = False
+    begin: Start,
+    device: Device,
+    budget: Budget,
+    base_bytes: int,
+    num_processes: int,
+    *,
+    ahead: Ahead | None = None,
+    may_probe: bool = False,
 ) -> Plan:
     """Choose micro-batch, slices, kept graphs and dtypes; a resumed run keeps its choice where it still fits.
 
     Args:
-        base_bytes: what the process takes already.
+        base_bytes: what the process takes already. ahead: from `look_ahead`; None: it looks.
         may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
     """
     machine = machine_of(device, budget, base_bytes, num_processes)
-    shapes, evaluation = shapes_of(begin, machine)
+    shapes, evaluation = ahead or shapes_of(begin, machine)
     choice = begin.state.choice
     planner = _Planner(begin, machine, shapes, evaluation)
     chosen = planner.plan(Choice(**choice) if choice else None)
@@ -53,6 +60,11 @@ def make_plan(
     if may_probe and (asked is True or (asked == AUTO and is_near)):
         chosen = planner.probed(chosen, device.is_separate_memory, is_asked=asked is True)
     return chosen
+
+
+def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int) -> Ahead:
+    """Lengths of the rows that come. To read them loads libraries that stay: look before what the process takes is measured."""
+    return shapes_of(begin, machine_of(device, budget, 0, num_processes))
 
 
 def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: int) -> Machine:
@@ -70,7 +82,7 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
     )
 
 
-def shapes_of(begin: Start, machine: Machine) -> tuple[Shapes, Shapes]:
+def shapes_of(begin: Start, machine: Machine) -> Ahead:
     """Lengths of the rows of all steps that are to come, and of evaluation's."""
     config, rows = begin.config, effective_batch(begin.config, machine)
     resolved = copy.deepcopy(config)
@@ -119,7 +131,7 @@ class _Planner:
             if result.was_killed:
                 self.machine = replace(self.machine, correction=self.machine.correction * AFTER_A_KILL)
             else:
-                correction = correction_of(result, chosen.phase_parts, self.machine.base_bytes)
+                correction = correction_of(result, chosen.phase_parts)
                 self.machine = replace(self.machine, correction=correction)
             chosen = self.plan(chosen.choice)
             if chosen.choice == before.choice and not result.was_killed:
@@ -132,11 +144,16 @@ class _Planner:
         evaluation = self.evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
         request = ProbeRequest(
             self.begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
-            self.begin.base, int(os.environ.get("LOCAL_RANK", "0")),
+            self.begin.base, int(os.environ.get("LOCAL_RANK", "0")), _data_of(self.begin),
         )  # fmt: skip
         if os.environ.get("RANK", "0") != "0":
             return ProbeResult(failed="left to the first process, whose plan is taken by all")
         return probe(request, Path(self.begin.config.data.cache_dir))
+
+
+def _data_of(begin: Start) -> ProbeData:
+    made = begin.prepared
+    return ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, begin.loader.reopens)
 
 
 def _uncorrected(chosen: Plan) -> list[int]:
@@ -149,5 +166,5 @@ def _told(result: ProbeResult, chosen: Plan) -> str:
     if result.phases is None:
         return f"probe: {result.failed}, after {result.seconds:.0f} s"
     when = "known from an earlier probe" if result.is_cached else f"in {result.seconds:.0f} s"
-    above = (max(result.phases.values()) - result.base_bytes + AROUND_BYTES) / MIB
+    above = (max(result.phases.values()) - result.base_bytes) / MIB
     return f"probe: {above:.0f} MiB above the process itself, {when}; the plan was {format_size(chosen.peak_bytes)}"

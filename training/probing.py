@@ -21,12 +21,15 @@ import torch
 from accelerate import Accelerator
 
 import devices
+from data.loader import StepLoader
+from data.step_lengths import evaluation_lengths, step_lengths
+from data.tokenizer import Tokenizer
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from engine.slices import Slice
 from memory.cleanup import Cleaner
 from memory.high_water import HighWater
-from memory.probe import ProbeRequest
+from memory.probe import ProbeData, ProbeRequest
 from memory.shapes import Micro
 from model.generation import generate
 from model.rows import Rows
@@ -61,6 +64,7 @@ class Probe:
     def run(self) -> dict[str, Any]:
         """Everything in the order of a run; gives `base_bytes`, `phases` and `step_seconds`."""
         request, cleaner = self.request, Cleaner(self.device)
+        data = None if request.data is None else self._read(request.data)
         cleaner.before("load")
         base = 0 if self.device.is_separate_memory else self._now()
         tune_malloc(request.choice.malloc)
@@ -76,7 +80,16 @@ class Probe:
         self._evaluate("evaluation")
         with self._phase("samples"):
             self._write_samples()
+        del data
         return {"base_bytes": base, "phases": self.phases, "step_seconds": self.step_seconds}
+
+    def _read(self, data: ProbeData) -> list[Any]:
+        """Tokenizer and loaders as the run holds them, its look at the lengths of rows included."""
+        config = self.request.config
+        train, validation = (StepLoader(split, data.objective, config, data.reopens) for split in (data.train, data.validation))
+        step_lengths(train, data.train, range(1), len(self.request.steps[0]))
+        evaluation_lengths(validation, config.train.eval_rows)
+        return [Tokenizer.load(data.tokenizer), train, validation]
 
     def _build(self) -> None:
         request = self.request

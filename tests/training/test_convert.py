@@ -219,17 +219,23 @@ from safetensors.torch import load_file
 from training.convert import convert_folder
 
 place = Path("{tmp_path}")
-flags = {{"model": "x", "output": "y", "allow_pickle": "True", "shard_size": "30M"}}
+flags = {{"model": "x", "allow_pickle": "True", "shard_size": "30M"}}
+
+
+def convert_named(old, new):
+    convert_folder(load("convert", {{**flags, "output": str(place / new)}}), place / old)
+
+
 small = T5(T5ModelConfig(vocab_size=64, d_model=16, num_layers=1, num_decoder_layers=1)).initialise(0)
 hf_format.save(small, place / "small")
-convert_folder(load("convert", flags), place / "small", place / "small_new")
+convert_named("small", "small_new")
 model = T5(T5ModelConfig(vocab_size=32000, num_layers=3, num_decoder_layers=3)).initialise(0)
 size = sum(weight.nbytes for weight in model.parameters())
 hf_format.save(model, place / "old")
 torch.save(load_file(place / "old/model.safetensors"), place / "old/pytorch_model.bin")
 (place / "old/model.safetensors").unlink()
 del model
-print(size, measure(lambda: convert_folder(load("convert", flags), place / "old", place / "new")))
+print(size, measure(lambda: convert_named("old", "new")))
 """
     root = Path(__file__).resolve().parents[2]
     child = subprocess.run([sys.executable, "-c", MEASURE + code], cwd=root, capture_output=True, text=True)
