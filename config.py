@@ -380,7 +380,9 @@ class PlanConfig:
 class CheckpointConfig:
     """Which trained model is used."""
 
-    model: str = setting(AUTO, "model folder; auto: the newest run of output_dir", kind=str, auto=True)
+    model: str = setting(
+        AUTO, "model folder; auto: the base of the adapter, else the newest run of output_dir", kind=str, auto=True
+    )
     adapter: str | None = setting(
         None, "folders with adapters for the model, parted by commas; the first is on", kind=str, optional=True
     )
@@ -548,7 +550,8 @@ def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     """The settings that a command takes as flags, in the order of its groups."""
     table, wanted = settings_by_name(), COMMANDS[command]
     ordered = sorted(table.items(), key=lambda item: _place(item[0], item[1][0], wanted))
-    return {name: entry for name, entry in ordered if entry[0] in wanted or name in wanted}
+    # "model" is a group and a setting: in a command's list it is the group
+    return {name: entry for name, entry in ordered if entry[0] in wanted or (name in wanted and name not in GROUPS)}
 
 
 def _place(name: str, group: str, wanted: tuple[str, ...]) -> int:
@@ -584,9 +587,10 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
             if name in taken:
                 _apply(config, name, value, origin, problems)
             elif origin == "flag" or name not in settings_by_name():
-                problems.append(
-                    f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{nearest_name(name, [*taken, 'config', 'preset', 'model_preset'])}"
-                )
+                others = [other for other in COMMANDS if name in flags_of(other)]
+                near = nearest_name(name, [*taken, "config", "preset", "model_preset"])
+                hint = f" of {command}, but of {', '.join(others)}" if others else near
+                problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{hint}")
     problems += _decide_objective(config, command)
     if config.lora.lora_rank and "optimizer" not in config.origins:
         config.train.optimizer = "adamw"  # adapters begin at zero, where steps scaled by a weight's size stand still

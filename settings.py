@@ -81,7 +81,7 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
         return None
     if facts["auto"] and word == AUTO:
         return AUTO
-    parsed = _parse_kind(facts["kind"], value, word)
+    parsed = _parse_kind(facts["kind"], value, word, ", auto" if facts["auto"] else "")
     parsed = next((choice for choice in facts["choices"] if choice.lower() == str(parsed).lower()), parsed)
     if facts["choices"] and parsed not in facts["choices"]:
         near = difflib.get_close_matches(str(parsed), facts["choices"], n=1)
@@ -92,13 +92,13 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
     return parsed
 
 
-def _parse_kind(kind: type | str, value: Any, word: Any) -> Any:
+def _parse_kind(kind: type | str, value: Any, word: Any, further: str) -> Any:
     if kind is bool:
         if isinstance(word, bool):
             return word
         if str(word) in TRUE_WORDS + FALSE_WORDS:
             return str(word) in TRUE_WORDS
-        raise ValueError("is neither true nor false; allowed: True, False, yes, no, 1, 0")
+        raise ValueError(f"is neither true nor false; allowed: True, False, yes, no, 1, 0{further}")
     if kind == "size":
         try:
             return parse_size(value)

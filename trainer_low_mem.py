@@ -31,6 +31,7 @@ from training.journal import Journal
 from training.keeping import Keeper
 from training.opening import agreed_budget, local_processes, local_rank, open_run
 from training.peers import Peers
+from training.preference import is_preference_run
 from training.processes import agree_on, group_settings, sum_over
 from training.progress import Reading
 from training.reference import attach_reference
@@ -106,10 +107,11 @@ class LowMemTrainer:
             config, plan, budget, opening.plan_again, device=self.device, monitor=self.monitor, journal=self.journal,
             shape="{} + {} tokens".format(*self.start.loader.longest), local_processes=local_processes(),
         )  # fmt: skip
-        with self.monitor.phase("reference"):
-            attach_reference(
-                self.start, plan.choice, self.device, self.accelerator, plan.effective_batch_size, self.journal.tell
-            )
+        if is_preference_run(config):
+            with self.monitor.phase("reference"):
+                attach_reference(
+                    self.start, plan.choice, self.device, self.accelerator, plan.effective_batch_size, self.journal.tell
+                )
 
     def _build(self) -> None:
         """Make model and engine, load what the run starts from, and get ready to watch."""
@@ -132,7 +134,6 @@ class LowMemTrainer:
     def _loop(self) -> None:
         train = self.config.train
         max_steps = int(train.max_steps)
-        self._first_eval_loss: float | None = None
         self._loop_seconds, self._loop_tokens = 0.0, 0
         if self.state.step == 0:
             self._evaluate()
@@ -158,6 +159,10 @@ class LowMemTrainer:
                 )
         if self.best.should_stop:
             self.journal.tell(self.best.describe())
+        if self.best.got_no_better:
+            self.journal.tell(
+                f"no evaluation was better than that of step 0: the model is that of step {self.state.step}"
+            )
 
     def _step(self, number: int) -> bool:
         """One optimizer step. False: memory did not suffice; it is to be run again."""
@@ -301,8 +306,8 @@ class LowMemTrainer:
             return False
         lowest = self.state.best_eval_loss
         self.state.best_eval_loss = result.loss if lowest is None else min(lowest, result.loss)
-        if self._first_eval_loss is None:
-            self._first_eval_loss = result.loss
+        if self.state.first_eval_loss is None:
+            self.state.first_eval_loss = result.loss
         is_best = self.best.is_best(self.state.step, {"loss": result.loss, **scores})
         self.state.best_metric = self.best.state()
         self.journal.evaluation(self.state.step, result, {**result.metrics, **scores}, samples)
@@ -353,7 +358,7 @@ class LowMemTrainer:
         self.monitor.stop()
         summary = Summary(
             steps=self.state.step, seconds=self._loop_seconds, tokens_per_second=self._loop_tokens / max(self._loop_seconds, 1e-9),
-            first_eval_loss=self._first_eval_loss, best_eval_loss=self.state.best_eval_loss,
+            first_eval_loss=self.state.first_eval_loss, best_eval_loss=self.state.best_eval_loss,
             planned_peak_bytes=self.planned_peak_bytes, measured_peak_bytes=self._measured_peak(),
             budget_bytes=self.keeper.plan.budget_bytes, phase_peaks=dict(self.monitor.phase_peaks),
             care_seconds=self.monitor.cost_seconds + self.keeper.cleaner.total_seconds, model_dir=str(run_dir),

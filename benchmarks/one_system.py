@@ -11,31 +11,24 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.children import high_water_of
 from config import T5ModelConfig, model_presets
+from devices.cpu import CpuDevice
 
-FAST_RATIO = 1.5  # bf16 products must be this much faster than fp32 ones to be used
+DEVICE = CpuDevice()
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def product_rate(dtype: torch.dtype) -> float:
-    """FLOP/s of a square product, over at most a quarter of a second; a slow dtype is seen at a small size."""
-    rate = 0.0
-    for side in (64, 256, 1024):
-        a = torch.randn(side, side).to(dtype)
-        began = time.perf_counter()
-        a @ a
-        rate = max(rate, 2 * side**3 / (time.perf_counter() - began))
-        if time.perf_counter() - began > 0.02:
-            break
-    return rate
+def compute_dtype() -> torch.dtype:
+    """The dtype whose products are fast here, by measurement."""
+    return DEVICE.choose_compute_dtype().dtype
 
 
 def rows_of(config: T5ModelConfig, rows: int, source: int, target: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,9 +52,8 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     from model.t5 import T5
 
     tune_malloc("fast")  # what the plan takes while it fits
-    is_bf16_fast = product_rate(torch.bfloat16) > FAST_RATIO * product_rate(torch.float32)
-    storage = torch.bfloat16 if is_bf16_fast or mode == "ultra" else torch.float32
-    compute = torch.bfloat16 if is_bf16_fast else torch.float32
+    compute = compute_dtype()
+    storage = torch.bfloat16 if mode == "ultra" else compute
     model = T5(config, dtype=storage).initialise(0)
     blocks = config.num_layers + config.num_decoder_layers
     keep = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
@@ -91,7 +83,7 @@ def peer(is_tuned: bool, config: T5ModelConfig, rows: int, source: int, target: 
     """The step of Hugging Face T5."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    is_bf16_fast = product_rate(torch.bfloat16) > FAST_RATIO * product_rate(torch.float32)
+    is_bf16 = is_tuned and compute_dtype() == torch.bfloat16
     fields = (
         "vocab_size",
         "d_model",
@@ -118,20 +110,13 @@ def peer(is_tuned: bool, config: T5ModelConfig, rows: int, source: int, target: 
 
     def step(number: int) -> float:
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_tuned and is_bf16_fast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
             loss = run(input_ids=input_ids, labels=labels).loss
         loss.backward()
         optimizer.step()
         return float(loss)
 
     return step
-
-
-def high_water_bytes() -> int:
-    """VmHWM: the most memory that this process had resident, file-backed pages included; 0 where /proc is absent."""
-    status = Path("/proc/self/status")
-    match = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    return int(match.group(1)) * 1024 if match else 0
 
 
 def main(system: str, name: str, rows: int, source: int, target: int, steps: int) -> None:
@@ -145,7 +130,13 @@ def main(system: str, name: str, rows: int, source: int, target: int, steps: int
         began = time.perf_counter()
         losses.append(step(number))
         seconds.append(time.perf_counter() - began)
-    print(json.dumps({"system": system, "seconds": seconds, "losses": losses, "high_water_bytes": high_water_bytes()}))
+    dtype = torch.float32 if system == "shipped" else compute_dtype()
+    rates = {name: DEVICE.multiply_rate(kind) for name, kind in DTYPES.items()}
+    name_of = {kind: name for name, kind in DTYPES.items()}
+    figures = {"seconds": seconds, "losses": losses, "high_water_bytes": high_water_of()}
+    print(
+        json.dumps({**figures, "rates": rates, "compute": name_of[dtype], "product_rate": DEVICE.multiply_rate(dtype)})
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.results import PAGE, markdown, write_section
 
+DASHES = ("-", "--", "-.", ":")
 BAR = 1.0  # percent of the reference's loss that a default may cost
 
 
@@ -55,18 +56,19 @@ def verdict(results: Sequence[dict[str, Any]], reference: str) -> str:
 
 
 def draw(results: Sequence[dict[str, Any]], heading: str, tokens_per_step: int, path: Path) -> None:
-    """Loss curves of the first seed: of training, and as points of evaluation."""
+    """Evaluation losses of the first seed over the tokens seen; dashes keep curves visible that lie on each other."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 5.5), dpi=110)
-    for run in results:
-        if run["seed"] == 0:
-            steps, losses = zip(*run["evaluations"], strict=True)
-            label = f"{run['tier']}: {run['loss']:.3f}"
-            axes.plot([step * tokens_per_step / 1e6 for step in steps], losses, marker=".", linewidth=1, label=label)
+    for number, run in enumerate(run for run in results if run["seed"] == 0):
+        steps, losses = zip(*run["evaluations"], strict=True)
+        label, dashes = f"{run['tier']}: {run['loss']:.3f}", DASHES[number % len(DASHES)]
+        axes.plot(
+            [step * tokens_per_step / 1e6 for step in steps], losses, dashes, marker=".", linewidth=1.4, label=label
+        )
     last = [run["loss"] for run in results if math.isfinite(run["loss"])]
     first = [loss for run in results for _, loss in run["evaluations"][1:2] if math.isfinite(loss)]
     axes.set(xlabel="million tokens", ylabel="evaluation loss", title=heading)

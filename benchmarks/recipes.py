@@ -13,18 +13,14 @@ docs/benchmarks.md is written at the end.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import children
+from benchmarks.children import Child
 from benchmarks.results import ROOT, markdown, write_section
-from memory.processes import ProcessTree
 from memory.units import format_size
 
 RECIPES = {"summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf"}
@@ -41,32 +37,12 @@ OWN = {
 }
 
 
-@dataclass(frozen=True)
-class Child:
-    """How a child process went."""
-
-    output: str
-    seconds: float
-    peak_bytes: int
-
-
 def run(words: list[str], cwd: Path) -> Child:
     """Run a Python child and watch its memory; ends this program where it fails."""
-    began, peak = time.perf_counter(), 0
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryFile("w+", encoding="utf8") as out:
-        child = subprocess.Popen(
-            [sys.executable, *words], cwd=cwd, env=environment, stdout=out, stderr=subprocess.STDOUT
-        )
-        tree = ProcessTree(child.pid)
-        while child.poll() is None:
-            peak = max(peak, tree.usage().anon_bytes)
-            time.sleep(0.05)
-        out.seek(0)
-        text = out.read()
+    child = children.run(words, cwd)
     if child.returncode:
-        sys.exit(f"{' '.join(words[:3])} ended with {child.returncode}:\n{text[-3000:]}")
-    return Child(text, time.perf_counter() - began, peak)
+        sys.exit(f"{' '.join(words[:3])} ended with {child.returncode}:\n{(child.output + child.messages)[-3000:]}")
+    return child
 
 
 def scores(model: Path, recipe: str, validation: str, eval_rows: str, work: Path) -> dict[str, float]:
@@ -74,7 +50,8 @@ def scores(model: Path, recipe: str, validation: str, eval_rows: str, work: Path
     flags = [f"--model={model}", f"--validation_file={validation}", f"--eval_rows={eval_rows}",
              f"--eval_generate_rows={eval_rows}", f"--metrics={RECIPES[recipe]}", f"--cache_dir={work / 'cache'}",
              "--objective=pairs", *_lengths(work)]  # fmt: skip
-    told = run([PROGRAM, "evaluate", *flags], ROOT).output
+    child = run([PROGRAM, "evaluate", *flags], ROOT)
+    told = child.output + child.messages
     found = {}
     for name in ("loss", "perplexity", *RECIPES[recipe].split(",")):
         match = re.search(rf"^\s*{name}\s+([\d.,]+)\s*$", told, re.MULTILINE)

@@ -1,108 +1,145 @@
 """Is a step faster and smaller than the peer's? `make bench`, or `python -m benchmarks.throughput [WORK ...]`.
 
-Each system runs in a child process of its own, alone, in turn, `--repeats=N` times over. Printed and written to
-docs/benchmarks.md: tokens/s, the peak of the process (anonymous memory of the tree, sampled every 50 ms; VmHWM beside it),
-and the ratios to the peer with their spread.
+    WORK           tiny, t5-small (the default), t5-base, chatlm-0.2b, t5-3b
+    --systems=...  of shipped, tuned, ours-standard, ours-low, ours-ultra; by default all that the work has room for
+    --repeats=2    turns                              --write=True   into docs/benchmarks.md
+
+Each system runs in a child process of its own, alone, in turn. Printed: tokens/s, the peak of the process (anonymous memory
+of the tree; VmHWM, with pages of files, beside it), the ratios to the peer with their spread, and the share of what this
+machine multiplies at best: three times the products of a forward a second, to the measured rate of products, in the dtype
+that each system computes in. Recomputed products do not count. `tuned` takes bf16 only where bf16 products were measured to be
+faster than fp32 ones: without AMX or AVX512-BF16 it would take hours.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.results import ROOT, markdown, write_section
-from memory.processes import ProcessTree
+from benchmarks import children
+from benchmarks.results import markdown, write_section
+from config import T5ModelConfig, model_presets
+from memory.speed import step_flops
 from memory.units import format_size
 
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")
+OPTIONS = {"systems": "", "repeats": "2", "write": "True"}
+Run = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Rows of source and target tokens through one model; steps timed after one to warm up."""
+    """Rows of source and target tokens through one model; steps timed after one to warm up.
+
+    Args:
+        systems: those that run by default. bar_bytes: most VmHWM of ours-ultra; 0: none.
+    """
 
     model: str
     rows: int
     source: int
     target: int
     steps: int = 2
+    systems: tuple[str, ...] = SYSTEMS
+    bar_bytes: int = 0
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of one step without recomputing: a forward, and twice that back."""
+        shape = T5ModelConfig(**model_presets()[self.model])
+        return 3 * sum(step_flops(shape, self.rows, self.source, self.target))
 
 
 WORKS = {
     "chatlm-0.2b": Work("chatlm-0.2b", 16, 256, 256, 1),
     "t5-small": Work("t5-small", 8, 512, 114, 3),
     "t5-base": Work("t5-base", 8, 512, 114),
+    "t5-3b": Work("t5-3b", 1, 512, 114, 1, ("ours-ultra",), int(7.5 * 2**30)),  # the peer would take 45 GiB
     "tiny": Work("tiny", 8, 256, 64, 3),
 }
 
 
-def measure(system: str, work: Work) -> dict[str, Any]:
+def measure(system: str, work: Work) -> Run:
     """Run one system on one work in a child process."""
     words = [system, work.model, work.rows, work.source, work.target, work.steps]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.one_system", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    tree, peak = ProcessTree(child.pid), 0
-    while child.poll() is None:
-        peak = max(peak, tree.usage().anon_bytes)
-        time.sleep(0.05)
-    out, errors = child.communicate()
-    if child.returncode:
-        return {"system": system, "failed": errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]}
-    figures = json.loads(out.strip().splitlines()[-1])
-    tokens = work.rows * (work.source + work.target)
-    return {**figures, "peak_bytes": peak, "tokens_per_second": tokens / min(figures["seconds"])}
+    child = children.run(["-m", "benchmarks.one_system", *map(str, words)])
+    if child.failure:
+        return {"system": system, "failed": child.failure}
+    figures = json.loads(child.output.strip().splitlines()[-1])
+    tokens, seconds = work.rows * (work.source + work.target), min(figures["seconds"])
+    share = work.flops / seconds / figures["product_rate"]
+    found = {"peak_bytes": child.peak_bytes, "tokens_per_second": tokens / seconds, "share": share}
+    return {**figures, **found, "system": system}
 
 
-def table(work: Work, runs: list[dict[str, Any]]) -> str:
+def table(runs: list[Run]) -> str:
     """The runs of one work as a Markdown table: the best of the repeats, and the spread of the ratio to the peer."""
     rows = []
     for system in SYSTEMS:
-        good = [run for run in runs if run["system"] == system and "failed" not in run]
+        mine = [run for run in runs if run["system"] == system]
+        good = [run for run in mine if "failed" not in run]
         if not good:
+            rows += [[system, "-", run["failed"], "-", "-", "-", "-"] for run in mine[:1]]
             continue
-        speed, peak = max(run["tokens_per_second"] for run in good), max(run["peak_bytes"] for run in good)
-        row = [system, f"{speed:,.0f}", format_size(peak), format_size(max(run["high_water_bytes"] for run in good))]
-        for other in ("shipped", "tuned"):
-            pairs = [
-                (run, base)
-                for run in good
-                for base in runs
-                if base["system"] == other and base.get("turn") == run.get("turn") and "failed" not in base
-            ]
-            ratios = sorted(run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs)
-            sizes = [run["peak_bytes"] / base["peak_bytes"] for run, base in pairs]
-            row.append(f"{ratios[0]:.2f}-{ratios[-1]:.2f}x at {max(sizes):.2f} of its peak" if ratios else "-")
-        rows.append(row)
-    return markdown(
-        ["system", "tokens/s", "peak (anonymous)", "VmHWM", "to the peer as shipped", "to the peer tuned"], rows
-    )
+        fast, peak = max(good, key=lambda run: run["tokens_per_second"]), max(run["peak_bytes"] for run in good)
+        rows.append([
+            system, f"{fast['tokens_per_second']:,.0f}", format_size(peak),
+            format_size(max(run["high_water_bytes"] for run in good)), f"{100 * fast['share']:.0f}% of {fast['compute']}",
+            *(ratio(good, [run for run in runs if run["system"] == peer]) for peer in ("shipped", "tuned")),
+        ])  # fmt: skip
+    head = ["system", "tokens/s", "peak (anonymous)", "VmHWM", "share of the product rate", "to the peer as shipped"]
+    return markdown([*head, "to the peer tuned"], rows)
+
+
+def ratio(mine: list[Run], peers: list[Run]) -> str:
+    """Speed and peak over the peer's, turn by turn."""
+    pairs = [(run, base) for run in mine for base in peers if base["turn"] == run["turn"] and "failed" not in base]
+    if not pairs:
+        return "-"
+    speeds = sorted(run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs)
+    sizes = [run["peak_bytes"] / base["peak_bytes"] for run, base in pairs]
+    return f"{speeds[0]:.2f}-{speeds[-1]:.2f}x at {max(sizes):.2f} of its peak"
+
+
+def notes(work: Work, runs: list[Run]) -> list[str]:
+    """What a reader of the table must know: the rate of products, and whether the bar is kept."""
+    good = [run for run in runs if "failed" not in run]
+    said = []
+    if good:
+        rates = {name: max(run["rates"][name] for run in good) / 1e9 for name in ("fp32", "bf16")}
+        said.append(f"Measured product rates: fp32 {rates['fp32']:,.0f}, bf16 {rates['bf16']:,.1f} GFLOP/s.")
+    if any(run["system"] == "tuned" for run in good):
+        how = next(run for run in good if run["system"] == "tuned")["compute"]
+        said[-1] += (
+            f" The tuned peer computes in {how}, without dropout, with fused AdamW and torch.compile: the time of compiling "
+            "is left out, its processes count in the peak, not in VmHWM."
+        )
+    largest = max((run["high_water_bytes"] for run in good if run["system"] == "ours-ultra"), default=0)
+    if work.bar_bytes and largest:
+        holds = "kept" if largest <= work.bar_bytes else "**missed**"
+        said.append(f"Bar, {holds}: at most {format_size(work.bar_bytes)} of VmHWM; {format_size(largest)} measured.")
+    return said
 
 
 def main(arguments: list[str]) -> None:
     """Measure the named works; all flags are --name=value."""
-    options = dict(word[2:].split("=", 1) for word in arguments if word.startswith("--"))
-    names = [word for word in arguments if not word.startswith("--")] or ["chatlm-0.2b"]
-    systems = options.get("systems", "shipped,ours-standard,ours-ultra").split(",")
-    for name in names:
+    names, options = children.options_of(arguments, OPTIONS, str(__doc__))
+    asked = [name for name in options["systems"].split(",") if name]
+    if unknown := [*(name for name in names if name not in WORKS), *(name for name in asked if name not in SYSTEMS)]:
+        sys.exit(f"unknown: {', '.join(unknown)}; works are {', '.join(WORKS)}; systems are {', '.join(SYSTEMS)}")
+    for name in names or ["t5-small"]:
         work, runs = WORKS[name], []
-        for turn in range(int(options.get("repeats", "2"))):
-            for system in systems:
-                run = {**measure(system, work), "turn": turn}
-                runs.append(run)
-                print(json.dumps(run), flush=True)
-        body = table(work, runs)
+        for turn in range(int(options["repeats"])):
+            for system in asked or work.systems:
+                runs.append({**measure(system, work), "turn": turn})
+                print(json.dumps(runs[-1]), flush=True)
+        body = "\n\n".join([table(runs), *notes(work, runs)])
         heading = f"{name}: {work.rows} rows of {work.source} + {work.target} tokens, one step"
         print(f"\n{heading}\n{body}", flush=True)
-        write_section(f"throughput-{name}", heading, body, runs)
+        if options["write"] == "True":
+            write_section(f"throughput-{name}", heading, body, runs)
 
 
 if __name__ == "__main__":

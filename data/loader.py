@@ -65,7 +65,7 @@ class StepLoader:
         self.longest = self._longest(manifest, split)
         self._order = self._make_order(manifest, split, data)
         self.sorts_rows = data.group_by_length and self._pairs is not None
-        self.max_tokens = data.batch_tokens or None
+        self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem
         self.reference: NDArray[np.float32] | None = None
 
     def _longest(self, manifest: Manifest, split: str) -> tuple[int, int]:

@@ -105,7 +105,8 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
     names = column_names(source)
     problems = [
         f"{source.path}: column {name} {'stands there twice' if name in names else 'is missing'}; "
-        f"columns: {', '.join(names)}; name yours with --text_column, or --prompt_column and --response_column"
+        f"columns: {', '.join(names)}; name yours with "
+        "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
         for name in columns
         if names.count(name) != 1
     ]

@@ -125,6 +125,20 @@ class Template:
                 written += f"{self._glue(written)}{text}\n"
         return written
 
+    def question(self, written: str) -> str:
+        """The newest question in a text that `prompt` has written; the whole text where it was cut or is none of those.
+
+        Args:
+            written: may have lost blanks at both ends.
+        """
+        before, behind = self._filled("\0", "").split("\0")
+        body = written.removeprefix(self.prefix.strip()) if self.prefix.strip() else written
+        if not body.rstrip().endswith(behind.strip()):
+            return written
+        body = body.rstrip().removesuffix(behind.strip())
+        at = body.rfind(before.strip()) if before.strip() else 0
+        return written if at < 0 else body[at + len(before.strip()) :].strip()
+
     def _filled(self, prompt: str, system: str) -> str:
         text = self.text if system else _SYSTEM_PLACE.sub("", self.text)
         before, behind = text.split("{prompt}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from config import PRESETS_DIR, UserError
 from memory.budget import host_limits, margin_of
 from memory.prediction import BASE_BYTES, Machine
 from memory.units import parse_size
-from settings import AUTO, nearest_name, read_settings_file
+from settings import AUTO, read_settings_file
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 MEASURED_SIDE = 768  # of the product that measures the rate: large enough for full speed, a few milliseconds
@@ -46,7 +47,8 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
     if about is None and Path(name).is_file():
         about = read_settings_file(Path(name))
     if about is None:
-        near = nearest_name(name, known).replace("--", "")
+        close = difflib.get_close_matches(name, known, n=1)
+        near = f"; did you mean {close[0]}?" if close else ""
         raise UserError(
             f"--target = {name}, is no file and not known{near}; allowed: {', '.join(known)} or a YAML file"
         )

@@ -11,14 +11,18 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 from memory.blocks import Blocks
 from memory.units import MIB
-from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_counts
+from memory.work import Choice, Machine, Work, dtype_bytes, inner_width
 
 SLAB_BYTES = 64 * MIB  # of host memory for boundaries; as in devices.copies, which imports torch
 HEAP_BELOW = 4 * MIB  # as devices.malloc sets it; a test holds them equal
-HEAP_BYTES, HEAP_SHARE, HEAP_GRAPH_SHARE = 12 * MIB, 0.55, 0.25  # of passing tensors, and of kept graphs, in the heap
+HEAP_BYTES = 8 * MIB
+# Of passing tensors in the heap; where kept graphs lie there too, they fill what the others leave.
+HEAP_SHARE, HEAP_SHARE_FILLED, HEAP_FILLED_BY = 0.9, 0.5, 0.4
+HEAP_GRAPH_SHARE = 0.25  # of kept graphs in the heap that are gone; those that are there fill it themselves
 UPDATE_CHUNK = 512 * 1024  # elements of an update, as engine.optimizers has it; a test holds them equal
 # Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
 UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
@@ -43,7 +47,7 @@ class Moments:
     def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
         self.c, self.work, self.choice = work.model, work, choice
         self.e = dtype_bytes(choice.compute)
-        self.counts, self.learns = weight_counts(work.model), work.learns
+        self.counts, self.learns = work.counts, work.learns
         self.blocks = blocks_of(work, choice, machine)
         micro, count = self.blocks.tokens, choice.num_slices
         step = work.step_shapes.step
@@ -80,14 +84,19 @@ class Moments:
             return self.learns["total"] * self.e
         return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.e
 
+    def gone_from_heap(self, kept_graphs: int) -> int:
+        """What malloc's heap keeps of the graphs that are gone, where so many bytes of kept graphs are still there."""
+        return int(HEAP_GRAPH_SHARE * max(0, self._small_graphs - kept_graphs))
+
+    @cached_property
+    def _small_graphs(self) -> int:
+        """Of all kept graphs the tensors that lie in the heap."""
+        encoder, decoder = self.blocks.encoder_graph(HEAP_BELOW), self.blocks.decoder_graph(HEAP_BELOW)
+        return self._share(self.kept_encoder * encoder + self.kept_decoder * decoder, self.source + self.target)
+
     def in_heap(self) -> int:
-        """What malloc's heap keeps of the small tensors that have come and gone."""
+        """What malloc's heap keeps of the small tensors that have come and gone, kept graphs apart."""
         c, e, micro, largest = self.c, self.e, self.blocks.tokens, HEAP_BELOW
-        graphs = self._share(
-            self.kept_encoder * self.blocks.encoder_graph(largest)
-            + self.kept_decoder * self.blocks.decoder_graph(largest),
-            self.source + self.target,
-        )
         passing = sum(
             count * tokens * c.d_model * e
             for count, tokens, of_one in (
@@ -101,7 +110,8 @@ class Moments:
             passing += (
                 self.learns["total"] - self.learns["embedding"] if self.holds_all else self.learns["decoder"]
             ) * e
-        return HEAP_BYTES + int(HEAP_SHARE * passing + HEAP_GRAPH_SHARE * graphs)
+        share = max(HEAP_SHARE_FILLED * passing, HEAP_SHARE * passing - HEAP_FILLED_BY * self._small_graphs)
+        return HEAP_BYTES + int(share)
 
     def _new_weights(self, block: int) -> int:
         """Bytes of fresh weight gradients in a visit; those of later slices are added to the first one's at once."""
@@ -186,7 +196,7 @@ def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -
 
 def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
     """One evaluation batch on its way through the widest block or the head."""
-    c, e, counts = work.model, dtype_bytes(choice.compute), weight_counts(work.model)
+    c, e, counts = work.model, dtype_bytes(choice.compute), work.counts
     blocks = blocks_of(work, choice, machine, is_evaluation=True)
     n, m = blocks.tokens.source, blocks.tokens.target
     width, logits = c.d_model * e, _logits_bytes(work, choice, m, has_gradient=False)
@@ -198,7 +208,7 @@ def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, 
 
 def samples_parts(work: Work, choice: Choice) -> dict[str, int]:
     """A few answers at the end: keys and values of what is read and written, and one row of logits each."""
-    c, e, counts = work.model, dtype_bytes(choice.compute), weight_counts(work.model)
+    c, e, counts = work.model, dtype_bytes(choice.compute), work.counts
     rows, longest = work.sample_rows, work.evaluation_shapes.longest_row.source
     cache = c.num_decoder_layers * 2 * inner_width(c) * e * rows * (longest + SAMPLE_TOKENS)
     cast = max(c.vocab_size * c.d_model, counts["encoder"], counts["decoder"]) * e

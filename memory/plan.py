@@ -8,6 +8,7 @@ touched. The formulas are in `memory.prediction`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -22,6 +23,7 @@ from memory.units import MIB
 from settings import AUTO
 
 TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16
+Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
 
 
@@ -220,11 +222,22 @@ def plan(
 
 
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
-    """The first of the fastest ways that fit; time costs little to predict, memory more, so it is asked last."""
-    timed = sorted(((_rank(choice, work, machine), place) for place, choice in enumerate(ways)))
-    if not any(_peak(work, choice, machine) <= machine.budget_bytes for choice in _smallest(ways)):
-        return None
-    return next((ways[place] for _, place in timed if _peak(work, ways[place], machine) <= machine.budget_bytes), None)
+    """The first of the fastest ways that fit.
+
+    Of ways that differ in the graphs kept alone, more graphs take more memory and less time: they are halved to the last
+    that fits. Families of such ways are looked at from the fastest on, until what is left cannot be faster.
+    """
+    families: dict[Choice, list[tuple[Rank, int]]] = {}
+    for place, way in enumerate(ways):
+        families.setdefault(replace(way, kept_blocks=0), []).append((_rank(way, work, machine), place))
+    best: tuple[Rank, int] | None = None
+    for family in sorted((sorted(members) for members in families.values()), key=lambda members: members[0]):
+        if best is not None and family[0] >= best:
+            break
+        at = bisect_left(family, True, key=lambda one: _peak(work, ways[one[1]], machine) <= machine.budget_bytes)
+        if at < len(family) and (best is None or family[at] < best):
+            best = family[at]
+    return None if best is None else ways[best[1]]
 
 
 def _smallest(ways: list[Choice]) -> list[Choice]:
@@ -258,7 +271,7 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
     )  # fmt: skip
 
 
-def _rank(choice: Choice, work: Work, machine: Machine) -> tuple[int, bool, float]:
+def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     """Whole weights before sharded ones, which need more of the network; int8, which changes numbers, last; then the fastest."""
     return choice.shards, choice.storage == "int8", predict_seconds(work, choice, machine)
 

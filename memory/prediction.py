@@ -29,7 +29,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
     s = dtype_bytes(choice.storage)
     fixed = {
         "base": machine.base_bytes,
-        "weights": weight_counts(work.model)["total"] * s + (4 * work.trained.adapters if work.trained else 0),
+        "weights": work.counts["total"] * s + (4 * work.trained.adapters if work.trained else 0),
         "optimizer state": state_bytes(work, choice.storage),
         "libraries": machine.libraries_bytes if machine.base_bytes else 0,
     }
@@ -45,11 +45,16 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "samples": {**fixed, **samples_parts(work, choice)},
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
-    share_out(phases, choice.shards, weight_counts(work.model), dtype_bytes(choice.compute), s)
+    share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s)
     heap = walk.in_heap() if choice.malloc == "fast" else None
     for phase, parts in phases.items():
         passing = sum(size for name, size in parts.items() if name not in fixed)
-        kept = int(SMALL_SHARE * passing) if heap is None else min(heap, HEAP_BYTES + passing)
+        graphs = parts.get("kept graphs", 0)
+        kept = (
+            int(SMALL_SHARE * passing)
+            if heap is None
+            else min(heap + walk.gone_from_heap(graphs), HEAP_BYTES + passing)
+        )
         parts["allocator slack"] = 0 if phase == "load" else kept
         if machine.correction != 1.0:
             parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))

@@ -7,8 +7,9 @@ from memory.moments import offloaded_bytes
 from memory.sharing import communication_seconds
 from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_counts
 
-MALLOC_SPEED = {"small": 0.55, "fast": 1.0}  # small returns every freed tensor to the system, which zeroes it again
-GOOD_TOKENS = 2048  # tokens of a matrix product from which more bring no speed on a CPU
+MALLOC_SPEED = {"small": 0.73, "fast": 1.0}  # small returns every freed tensor to the system, which zeroes it again
+HALF_TOKENS, HALF_TOKENS_ON_GPU = 64, 1024  # of a micro-batch at which products reach half of their speed
+CAST_PASSES = 12  # over the weights, for casts in each visit and for rounding, where storage and products differ
 COPY_RATE = 10e9  # bytes a second between device and host, which hide behind the computation
 
 
@@ -29,9 +30,10 @@ def predict_seconds(work: Work, choice: Choice, machine: Machine) -> float:
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     recompute = 1.0 - choice.kept_blocks / total_blocks
     tokens = choice.batch_size_per_gpu * (work.source_tokens + work.target_tokens)
-    efficiency = MALLOC_SPEED[choice.malloc] * 0.5 * min(1.0, 0.4 + 0.6 * tokens / GOOD_TOKENS)
-    count = weight_counts(work.model)["total"]
-    moved = count * 4 * (6 + 3 * (choice.num_walks - 1)) + (choice.storage != choice.compute) * 3 * count * 4
+    half = HALF_TOKENS_ON_GPU if machine.pads_attention else HALF_TOKENS
+    efficiency = MALLOC_SPEED[choice.malloc] * 0.5 * tokens / (tokens + half)
+    count = work.counts["total"]
+    moved = count * 4 * (6 + 3 * (choice.num_walks - 1)) + (choice.storage != choice.compute) * CAST_PASSES * count * 4
     exchange = communication_seconds(
         count, machine.num_processes, choice.shards, dtype_bytes(choice.storage), dtype_bytes(choice.compute)
     )

@@ -80,6 +80,11 @@ class Work:
         return {"embedding": t.embedding, "head": t.head, "encoder": t.encoder, "decoder": t.decoder, "total": t.total}
 
     @cached_property
+    def counts(self) -> dict[str, int]:
+        """Weights of the parts of the model; as `weight_counts`."""
+        return weight_counts(self.model)
+
+    @cached_property
     def step_shapes(self) -> Shapes:
         """Lengths of the rows of steps."""
         return self.shapes or Shapes.longest(self.rows, self.source_tokens, self.target_tokens)

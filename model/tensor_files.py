@@ -120,6 +120,11 @@ def _pickled(folder: Path) -> str:
             "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
             f"python train_low_mem.py convert --model={folder} --output=FOLDER --allow_pickle=True"
         )
+    if (folder / "adapter_config.json").exists():
+        return (
+            " but an adapter; a plain model is made of it by "
+            f"python train_low_mem.py merge --adapter={folder} --output=FOLDER"
+        )
     return "; name the folder of a saved model"
 
 

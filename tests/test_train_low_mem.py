@@ -58,8 +58,10 @@ TRAPS = {
     "no number": (["train", "--learning_rate=fast"], ["--learning_rate = fast, is not a number"]),
     "width of 0": (["train", "--d_model=0"], ["--d_model = 0, is out of range; allowed: 1 or more"]),
     "half a switch": (["train", "--is_finetune=flase"], ["--is_finetune = flase, is neither true nor false"]),
+    "half a switch that can be auto": (["train", "--is_keep_training=maybe"], ["yes, no, 1, 0, auto"]),
     "negative number": (["train", "--weight_decay", "-0.1"], ["--weight_decay = -0.1, is out of range"]),
     "flag of another command": (["generate", "--learning_rate=1"], ["--learning_rate: no such flag"]),
+    "name of a group that is no flag here": (["train", "--model=folder"], ["no such flag of train, but of evaluate"]),
     "everything at once": (
         ["train", "extra", "--sed=1", "--max_steps=x", "--seed", "--d_ff=0"],
         ["train: 5 problems", "extra", "--sed:", "--max_steps = x", "--seed, needs", "--d_ff = 0"],

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from config import Config, UserError
 from data.cache import fingerprint
 from data.lines import BadRows
 from data.prompts import PROMPT, Prompt, read_prompts
-from data.sources import find, sources_fingerprint
+from data.sources import KIND_BY_SUFFIX, find, sources_fingerprint
 from data.templates import USER
 from memory.generation import MOST_ROWS
 from settings import AUTO
@@ -141,6 +141,8 @@ class Encoder:
 def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     """The prompts of a file, or the text itself where no such file exists."""
     if not is_file(given):
+        if names_file(given):
+            raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     return read_prompts(find(given, "--input"), data.prompt_column, data.text_column, bad_rows)
@@ -151,6 +153,11 @@ def is_file(given: str) -> bool:
     with suppress(OSError, ValueError):
         return os.path.exists(given)
     return False
+
+
+def names_file(text: str) -> bool:
+    """Whether a text can only be meant as a file: one word with the ending of one."""
+    return len(text.split()) == 1 and PurePath(text.strip()).suffix.lower() in KIND_BY_SUFFIX
 
 
 class Output:

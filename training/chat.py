@@ -149,6 +149,8 @@ class Session:
     def _change_adapter(self, name: str) -> str:
         if self.adapters is None:
             return "no adapters were loaded; name them with --adapter"
+        if not name:
+            return f"/adapter needs a name: {', '.join(self.adapters.by_name)}, or none"
         try:
             self.adapters.set_adapter(None if name == "none" else name)
         except UserError as error:
@@ -158,6 +160,8 @@ class Session:
     def _save(self, name: str) -> str:
         if not name:
             return "/save needs the name of a file"
+        if not self.turns:
+            return "there is nothing to save yet"
         spoken = ([(SYSTEM, self.system)] if self.system else []) + self.turns
         line = json.dumps({"messages": [{"role": role, "content": text} for role, text in spoken]}, ensure_ascii=False)
         try:

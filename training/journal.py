@@ -12,6 +12,7 @@ from typing import Any
 from loguru import logger
 
 from config import Config
+from data.templates import Template
 from memory.cleanup import CleanupRecord
 from memory.monitor import Monitor
 from memory.plan import Plan
@@ -134,5 +135,7 @@ class Journal:
         figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
         self.metrics.write("end", step=summary.steps, **figures)
         self.progress.table("done", summary_rows(summary))
-        lines = next_commands(summary.model_dir, config.train.is_finetune or is_preference_run(config), prompt)
+        template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
+        is_tuned = config.train.is_finetune or is_preference_run(config)
+        lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
         self.progress.note("next\n" + "\n".join(f"  {line}" for line in lines))

@@ -106,12 +106,14 @@ def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing
 
 
 def find_model(config: Config) -> Path:
-    """The folder that `--model` names; auto: the newest run's model.
+    """The folder that `--model` names; auto: the base of the adapter that is named, else the newest run's model.
 
     Raises:
         UserError: there is none.
     """
-    named = config.checkpoint.model
+    named, adapters = config.checkpoint.model, config.checkpoint.adapter
+    if named == AUTO and adapters is not None:
+        return base_of(adapter_folders(Path(), adapters)[0])
     if named == AUTO:
         run = newest_run(config.run.output_dir, needs_model=True)
         if run is None:

@@ -46,10 +46,11 @@ def merge(config: Config) -> float:
         UserError: no adapter, one for another base, a base in int8, or a folder that cannot be written.
     Memory: the model, and one matrix in fp32 twice.
     """
-    folder = _folder(config)
+    folder = find_model(config)
     model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
     if len(adapters) != 1:
-        raise UserError(f"--adapter = {config.checkpoint.adapter}, merging takes one adapter; name its folder")
+        named = config.checkpoint.adapter or "none"
+        raise UserError(f"--adapter = {named}, merging takes one adapter; name its folder")
     if is_int8(model.embedding):
         raise UserError(f"--model = {home}, has int8 weights, which hold no sum; name the model that it was made from")
     before = probe_logits(model)
@@ -69,11 +70,3 @@ def merge(config: Config) -> float:
     ]
     Progress(1).table(f"merged {adapters[0]}", rows)
     return difference
-
-
-def _folder(config: Config) -> Path:
-    """The model's folder; an adapter alone knows its base."""
-    named = config.checkpoint.adapter
-    if config.given("model") or named is None:
-        return find_model(config)
-    return base_of(adapter_folders(Path(), named)[0])

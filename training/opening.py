@@ -23,7 +23,7 @@ from training.preference import is_preference_run
 from training.processes import agree_on, least_of
 from training.resuming import goes_on
 from training.runs import check_new_run, check_writable, create_run, new_run_name, resume_run
-from training.startup import SETTINGS_FILE, Start, resolve_schedule, start
+from training.startup import SETTINGS_FILE, Start, lasting_settings, resolve_schedule, start
 
 
 @dataclass
@@ -112,7 +112,7 @@ def _open_folder(begin: Start, is_main: bool) -> None:
             config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite, is_main=is_main
         )
     if is_main:
-        config.save(begin.run_dir / SETTINGS_FILE)
+        lasting_settings(begin).save(begin.run_dir / SETTINGS_FILE)
 
 
 def kind_of(config: Config) -> str:

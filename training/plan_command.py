@@ -12,8 +12,9 @@ from dataclasses import asdict
 from config import PREFERENCES, Config, DoesNotFit
 from data.objectives import lengths_of
 from data.task import decide
+from memory.alternatives import Alternative, cheapest_changes, other_ways
 from memory.machines import target_machine, this_machine
-from memory.plan import Plan, plan
+from memory.plan import Plan, make_work, plan
 from memory.prediction import Machine, weight_counts
 from memory.units import format_size
 from settings import AUTO
@@ -21,6 +22,7 @@ from training.progress import Progress, duration
 from training.report import plan_rows
 
 MODES = ("standard", "low", "ultra")
+MOST_CHANGES = 3
 
 
 def show(config: Config) -> None:
@@ -38,9 +40,13 @@ def show(config: Config) -> None:
     both = answer * (2 if objective == PREFERENCES else 1)  # a row of preferences has two answers
     chosen = plan(config, machine, source_tokens=source, target_tokens=both)
     others = {mode: _in_mode(config, machine, mode, source, both) for mode in MODES}
+    work = make_work(config, machine, source, both)
+    ways = other_ways(work, machine, chosen.choice)
+    changes = cheapest_changes(config, work, machine, chosen.choice, MOST_CHANGES)
     if config.plan.json:
         modes = {mode: None if found is None else found.as_dict() for mode, found in others.items()}
-        print(json.dumps({"plan": chosen.as_dict(), "modes": modes, "machine": asdict(machine)}, indent=1))
+        told = {name: [one.as_dict() for one in them] for name, them in (("alternatives", ways), ("changes", changes))}
+        print(json.dumps({"plan": chosen.as_dict(), "modes": modes, **told, "machine": asdict(machine)}, indent=1))
         return
     progress = Progress(1)
     where = "this machine" if target == AUTO else target
@@ -48,6 +54,9 @@ def show(config: Config) -> None:
     progress.table(title, plan_rows(chosen, weight_counts(config.model)["total"]))
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, found, chosen) for mode, found in others.items()])
+    head = ("way", "micro-batch", "graphs kept", "peak", "speed")
+    progress.table("other ways", [head, *(_way_row(way, chosen) for way in ways)])
+    progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in changes])
 
 
 def _objective(config: Config) -> str:
@@ -70,3 +79,21 @@ def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, st
         return (f"--memory_mode={mode}", "does not fit", "")
     speed = f"{chosen.seconds / found.seconds:.0%} of the planned speed, about {duration(found.seconds)} a step"
     return (f"--memory_mode={mode}", format_size(found.peak_bytes), speed)
+
+
+def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
+    kept = f"{way.kept_blocks} of {chosen.num_blocks}"
+    return way.label, str(way.batch_size_per_gpu), kept, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
+
+
+def _change_row(change: Alternative, chosen: Plan) -> tuple[str, str, str]:
+    saves = f"{format_size(chosen.peak_bytes - change.peak_bytes)} less"
+    return (
+        f"--{change.label}",
+        _peak(change),
+        f"{saves}, a step takes {change.seconds / chosen.seconds:.2f} times as long",
+    )
+
+
+def _peak(found: Alternative) -> str:
+    return format_size(found.peak_bytes) if found.fits else f"{format_size(found.peak_bytes)} (does not fit)"

@@ -40,7 +40,8 @@ from training.samples import SAMPLE_TOKENS
 from training.startup import Start
 from training.state import TrainingState
 
-LEAST_STEPS = 3  # the optimizer's state is made in the first, and the heap settles after the second
+PRODUCT_SIDE = 512  # large enough for the library of products to take its buffers
+LEAST_STEPS = 4  # the optimizer's state is made in the first, and the heap settles after the third
 
 
 class Probe:
@@ -86,7 +87,10 @@ class Probe:
     def _read(self, data: ProbeData) -> list[Any]:
         """Tokenizer and loaders as the run holds them, its look at the lengths of rows included."""
         config = self.request.config
-        train, validation = (StepLoader(split, data.objective, config, data.reopens) for split in (data.train, data.validation))
+        train, validation = (
+            StepLoader(split, data.objective, config, data.reopens) for split in (data.train, data.validation)
+        )
+        torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)  # a run has measured its rate
         step_lengths(train, data.train, range(1), len(self.request.steps[0]))
         evaluation_lengths(validation, config.train.eval_rows)
         return [Tokenizer.load(data.tokenizer), train, validation]

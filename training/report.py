@@ -61,18 +61,25 @@ def summary_rows(summary: Summary) -> Rows:
     deviation = s.measured_peak_bytes / s.planned_peak_bytes - 1
     verdict = "inside" if s.measured_peak_bytes <= s.budget_bytes else "OVER"
     rows = [
-        ("steps", f"{s.steps} in {duration(s.seconds)}, {s.tokens_per_second:,.0f} tokens/s"),
+        ("steps", _steps(s)),
         (
             "peak memory",
             f"planned {format_size(s.planned_peak_bytes)}, measured {format_size(s.measured_peak_bytes)} ({deviation:+.0%})",
         ),
         ("budget", f"{format_size(s.budget_bytes)}: {verdict}"),
         *((f"  in {phase}", format_size(size)) for phase, size in s.phase_peaks.items() if phase in PHASES),
-        ("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / max(s.seconds, 1e-9):.1%} of the run"),
     ]
+    if s.seconds:
+        rows.append(("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / s.seconds:.1%} of the run"))
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
         rows.insert(1, ("evaluation loss", f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
     return [*rows, ("model", s.model_dir)]
+
+
+def _steps(summary: Summary) -> str:
+    if not summary.seconds:
+        return f"{summary.steps}, all done before; --max_steps={2 * summary.steps} would train on"
+    return f"{summary.steps} in {duration(summary.seconds)}, {summary.tokens_per_second:,.0f} tokens/s"
 
 
 def _example(prompt: str) -> str:

@@ -24,6 +24,7 @@ from training.tracking import MetricsFile
 
 SAMPLE_TOKENS = 64  # longest answer shown
 SHOWN = 3  # scored answers that are shown
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for the first bytes of a letter that was cut through
 Row = tuple[list[int], list[int]]  # token ids of prompt and reference
 
 
@@ -66,7 +67,8 @@ def generate_metrics(
         pairs = [_row(batch, place) for place in range(batch.num_rows)]
         answers = _answers(walk, [source for source, _ in pairs], settings)
         for (source, target), answer in zip(pairs, answers, strict=True):
-            sample = Sample(*(tokenizer.decode(ids).strip() for ids in (source, answer, target)))
+            prompt, reference = (_whole(tokenizer.decode(ids)).strip() for ids in (source, target))
+            sample = Sample(prompt, tokenizer.decode(answer).strip(), reference)
             scores.add(sample.answer, sample.reference)
             if len(samples) < shown:
                 samples.append(sample)
@@ -116,16 +118,21 @@ def show_samples(
         the text of the first prompt, for the next command to type; None where there are no rows.
     """
     rows = list(itertools.islice(_rows(loader, max(count, 1)), max(count, 1)))
-    prompts = [tokenizer.decode(source, skip_special=False).removesuffix(EOS) for source, _ in rows]
+    prompts = [_whole(tokenizer.decode(source, skip_special=False).removesuffix(EOS)) for source, _ in rows]
     if count and rows:
         answers = _answers(walk, [source for source, _ in rows], GenerateConfig(max_new_tokens=SAMPLE_TOKENS))
         progress.note("samples")
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
             text = tokenizer.decode(answer, skip_special=False)
-            reference = tokenizer.decode(target, skip_special=False).removesuffix(EOS)
+            reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(EOS))
             progress.sample(prompt, text, reference)
             metrics.write("sample", prompt=prompt, answer=text, reference=reference)
     return prompts[0] if prompts else None
+
+
+def _whole(text: str) -> str:
+    """A row's text without the letter that the longest length has cut through."""
+    return text.rstrip(BROKEN)
 
 
 def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig) -> list[list[int]]:

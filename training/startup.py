@@ -38,6 +38,7 @@ DEFINING = (
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
 # preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
 PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
+FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 
@@ -142,9 +143,21 @@ def start(config: Config, available_bytes: int) -> Start:
     train, validation = (
         StepLoader(split, prepared.objective, config, reopen) for split in (prepared.train_dir, prepared.validation_dir)
     )
+    if 0 < validation.num_rows < FEW_ROWS and config.data.validation_file is None:
+        notes.append(
+            f"{validation.num_rows} row(s) are held out for evaluation: its numbers say little; name a --validation_file"
+        )
     is_resumed = run_dir is not None and base is not None
     state = read_training_state(base) if is_resumed and base is not None else TrainingState()
     return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes)
+
+
+def lasting_settings(begin: Start) -> Config:
+    """The settings of a run as its next part can use them: the checkpoint that lends this one its tokenizer will go."""
+    config = begin.config
+    if begin.base is None or not begin.is_resumed or Path(config.data.tokenizer_dir).resolve() != begin.base.resolve():
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer_dir=AUTO))
 
 
 def at_checkpoint(begin: Start, checkpoint: Path) -> Start:

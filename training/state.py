@@ -31,6 +31,7 @@ class TrainingState:
         choice: the plan's choice, kept so that a resumed run computes in the same order.
         loss_scaling: see `engine.scaling`; None without fp16.
         best_metric: see `training.stopping`; None before the first evaluation.
+        first_eval_loss: of the evaluation before the first step; None before that.
     """
 
     step: int = 0
@@ -39,6 +40,7 @@ class TrainingState:
     choice: dict[str, Any] | None = None
     loss_scaling: dict[str, Any] | None = None
     best_metric: dict[str, Any] | None = None
+    first_eval_loss: float | None = None
 
 
 def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState) -> None:

@@ -71,6 +71,11 @@ class BestMetric:
         """Whether the last evaluations were no better, as many as patience allows."""
         return 0 < self.patience <= self.evals_since
 
+    @property
+    def got_no_better(self) -> bool:
+        """Whether training has not helped: no evaluation was better than the one before the first step."""
+        return self.value is not None and self.step == 0 and self.evals_since > 0
+
     def describe(self) -> str:
         """Why a run stops, for the log."""
         shown = "none" if self.value is None else f"{self.value:.4f}"

@@ -43,6 +43,18 @@ def test_rules_among_the_turns_are_the_system_text() -> None:
     assert Template.load("question").prompt(turns) == "question: Hi"
 
 
+@pytest.mark.parametrize("prefix", ["", "summarize: "])
+@pytest.mark.parametrize("asked", [*TEMPLATES, "Q: {prompt}\\nA:", "{prompt}"])
+def test_the_newest_question_is_found_again(asked: str, prefix: str) -> None:
+    template = Template.load(asked, prefix)
+    assert template.question(template.prompt([("user", "What is it?")]).strip()) == "What is it?"
+    if asked in ("chat", "alpaca", "chat_zh"):
+        talk = [("system", "Be kind."), *TALK]
+        assert template.question(template.prompt(talk).strip()) == "Who?"
+        cut = template.prompt(talk)[:-12]
+        assert template.question(cut) == cut, "the end is missing, so nothing is taken off"
+
+
 def test_the_last_turn_must_be_the_users() -> None:
     for turns in ([], TALK[:2], [("system", "x")]):
         with pytest.raises(ValueError, match="last turn"):

@@ -27,11 +27,12 @@ def talker(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
     """A model that was finetuned on conversations."""
     beside = World(world.beside(tmp_path_factory.mktemp("talker")), world.text, world.pairs)
     talks = write_talks(beside.place.folder / "talks.jsonl")
-    beside.place.do(
+    done = beside.place.do(
         "train", "--is_finetune=True", f"--train_file={talks}", *SHAPE, "--max_seq_len=48", "--mixed_precision=no",
         "--run_name=talk", "--max_steps=6", "--effective_batch_size=8", f"--prompt_template={TEMPLATE}",
         "--source_prefix=chat: ", "--expand_turns=True", "--sample_rows=2",
     )  # fmt: skip
+    (beside.place.folder / "screen.txt").write_text(done.stdout, encoding="utf8")
     return beside
 
 
@@ -42,6 +43,13 @@ def test_the_model_remembers_its_template(talker: World) -> None:
     assert samples
     for sample in samples:
         assert sample["prompt"].startswith("chat: 问：word") and sample["prompt"].endswith("?\n答：")
+
+
+def test_the_screen_says_what_to_type_and_what_to_doubt(talker: World) -> None:
+    screen = (talker.place.folder / "screen.txt").read_text(encoding="utf8")
+    asked = screen.partition("--input='")[2].partition("'")[0]
+    assert asked and "chat:" not in asked and "：" not in asked, "generate puts the template around it again"
+    assert "1 row(s) are held out for evaluation" in screen and "--validation_file" in screen
 
 
 @pytest.mark.slow

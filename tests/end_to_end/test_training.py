@@ -105,6 +105,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(pretrained: World, tmp_path: Pat
         for its, name in ((place, "cut"), (pretrained.place, "whole"))
     ]
     assert evaluations[0] == evaluations[1]
+    first = [place.events(name)[-1]["first_eval_loss"] for place, name in ((place, "cut"), (pretrained.place, "whole"))]
+    assert first[0] == first[1] is not None, "the summary compares with the beginning of the run, not of its last part"
+    again = place.do("train", "--is_keep_training=True").stdout
+    assert f"{max(place.losses('cut'))}, all done before" in again and "of the run" not in again
 
 
 def difference(place: Place, name: str, pretrained: World) -> float:

@@ -24,6 +24,7 @@ from training.adapters import (
     fingerprint_of,
     note_origin,
 )
+from training.loading import find_model
 from training.merging import merge
 
 SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=2, num_heads=3)
@@ -141,6 +142,14 @@ def test_several_adapters_over_one_base(base: Path, tmp_path: Path) -> None:
     assert "folders of one name" in problems_of(attach, model, [folders[0], folders[0]], base)
 
 
+def test_an_adapter_alone_brings_its_base(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter", 1)
+    make_adapter(base, tmp_path / "runs" / "newest", 2)  # what is newest in output_dir is not asked for
+    flags = {"adapter": str(folder), "output_dir": str(tmp_path / "runs")}
+    assert find_model(load("generate", flags)).resolve() == base.resolve()
+    assert find_model(load("generate", {**flags, "model": str(tmp_path / "runs")})) == tmp_path / "runs"
+
+
 def test_an_adapter_belongs_to_its_base(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "adapter", 1)
     hf_format.save(T5(SHAPE).initialise(2), tmp_path / "other")
@@ -188,7 +197,7 @@ def test_merge_writes_a_plain_folder_with_equal_logits(base: Path, tmp_path: Pat
 
 def test_merge_refuses(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "adapter", 1)
-    assert "merging takes one adapter" in problems_of(merge, merge_config(tmp_path / "out", model=str(base)))
+    assert "= none, merging takes one" in problems_of(merge, merge_config(tmp_path / "out", model=str(base)))
     assert "--output = none, is needed" in problems_of(merge, load("merge", {"adapter": str(folder)}))
     said = problems_of(merge, merge_config(base, adapter=str(folder), overwrite="True"))
     assert "is the folder that is read" in said and (base / "config.json").exists()

@@ -19,7 +19,7 @@ from config import Config, load
 from settings import DoesNotFit, UserError
 from tests.training.small_trained import save_trained
 from training import answering, loading
-from training.answering import generate
+from training.answering import generate, names_file
 from training.chat import chat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,6 +156,13 @@ def test_a_missing_column_is_told_with_those_that_are_there(folder: Path, tmp_pa
     source.write_text('{"question": "a"}\n')
     with pytest.raises(UserError, match=r"has neither prompt nor text; its columns: question; .*--prompt_column"):
         generate(settings(folder, input=source, output=tmp_path / "a.jsonl"))
+
+
+def test_a_missing_file_is_no_text(folder: Path, tmp_path: Path) -> None:
+    for name in ("nothing.jsonl", "Prompts.TXT"):
+        with pytest.raises(UserError, match=r"--input = .*, no such file; name one that exists"):
+            generate(settings(folder, input=tmp_path / name))
+    assert not names_file("what does setup.py hold, and prompts.txt") and not names_file("why?")
 
 
 def test_one_text_on_the_screen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,7 @@ def test_history_is_as_long_as_asked() -> None:
 def test_commands(tmp_path: Path) -> None:
     parrot, file = Parrot(), tmp_path / "saved.jsonl"
     session = Session(parrot, "规则", history_turns=9)
+    assert session.command(f"/save {file}") == "there is nothing to save yet" and not file.exists()
     told = talk(["a b", f"/save {file}", "/reset", "c", "/help", "/nothing", "/save", "/exit", "never"], session)
     assert "1 question(s) and answers were added" in told and "begins anew" in told
     assert "/nothing is no command" in told and told.count("/reset      forget") == 2

@@ -160,6 +160,14 @@ def test_what_exists_is_not_written_over(tmp_path: Path) -> None:
     assert not (tmp_path / "new" / "thesis.txt").exists()
 
 
+def test_an_adapter_is_told_to_be_merged(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    shutil.copy(GOLDEN / "t5" / "config.json", tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"but an adapter; .* merge --adapter=.*adapter --output=FOLDER"):
+        convert(settings(tmp_path / "adapter", tmp_path / "out"))
+
+
 def test_probing_computes_in_fp32_whatever_is_stored() -> None:
     model = hf_format.load(GOLDEN / "t5", dtype=torch.bfloat16)
     logits = probe_logits(model)

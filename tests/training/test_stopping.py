@@ -29,6 +29,16 @@ def test_patience_counts_evaluations_in_a_row() -> None:
     assert best.describe() == "stopped early: 2 evaluations in a row were no better than loss 2.0000 at step 3"
 
 
+def test_a_run_that_got_no_better_is_known() -> None:
+    best = BestMetric("loss")
+    run(best, [3.0], first=0)
+    assert not best.got_no_better, "nothing was trained yet"
+    run(best, [3.1, 3.0])
+    assert best.got_no_better and BestMetric.restore("loss", 0, best.state()).got_no_better
+    run(best, [2.9], first=3)
+    assert not best.got_no_better
+
+
 def test_without_patience_a_run_never_stops() -> None:
     assert not any(stop for _, stop in run(BestMetric("loss"), [1.0] * 50))
 

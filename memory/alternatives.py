@@ -1,0 +1,135 @@
+"""What else could be done? Other ways to run the same step, and changes of one flag that take less memory.
+
+Each is priced like the plan itself: a way that is shown to fit does fit, a change that is shown to save does save.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from config import Config
+from memory.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds
+from memory.trained import trained_counts
+from memory.units import MIB
+
+COST = {  # of a change, in what the user gives up: the cheapest is told first
+    "memory_mode=ultra": 0, "mixed_precision=bf16": 1, "optimizer=adafactor": 2, "max_grad_norm=0": 2, "batch_size_per_gpu=1": 1,
+    "max_seq_len": 3, "effective_batch_size": 3, "lora_rank=8": 5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to run the step, or one change of a flag.
+
+    Args:
+        label: words for it; of a change, the flag. batch_size_per_gpu, kept_blocks: of the way to run.
+        peak_bytes: predicted. seconds: of a step, predicted. fits: whether the budget holds it.
+    """
+
+    label: str
+    batch_size_per_gpu: int
+    kept_blocks: int
+    peak_bytes: int
+    seconds: float
+    fits: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative]:
+    """The planned way first, then ways that differ from it in one thing, the fastest first."""
+    blocks = work.model.num_layers + work.model.num_decoder_layers
+    ways = [
+        *(("graphs kept", replace(choice, kept_blocks=kept)) for kept in (0, blocks // 2, blocks)),
+        *(("micro-batch", _cut(work, choice, rows)) for rows in _micro_batches(work, choice)),
+        ("malloc", replace(choice, malloc="small" if choice.malloc == "fast" else "fast")),
+    ]
+    if choice.compute == "float32" and choice.storage != "int8":
+        other = "bfloat16" if choice.storage == "float32" else "float32"
+        ways.append((f"{other} at rest", replace(choice, storage=other)))
+    found = {way: _priced(label, work, way, machine) for label, way in reversed(ways) if way != choice}
+    planned = _priced("planned", work, choice, machine)
+    return [planned, *sorted(found.values(), key=lambda one: one.seconds)]
+
+
+def _micro_batches(work: Work, choice: Choice) -> list[int]:
+    rows = choice.batch_size_per_gpu
+    return sorted({1, max(1, rows // 2), min(work.rows, 2 * rows)})
+
+
+def _cut(work: Work, choice: Choice, rows: int) -> Choice:
+    """The choice with other micro-batches; what passed through a block together still does."""
+    count = math.ceil(work.rows / rows)
+    together, walks = (count, 1) if choice.num_walks == 1 else (1, count)
+    return replace(choice, batch_size_per_gpu=rows, num_slices=together, num_walks=walks)
+
+
+def _priced(label: str, work: Work, choice: Choice, machine: Machine) -> Alternative:
+    peak, seconds = peak_of(predict(work, choice, machine))[1], predict_seconds(work, choice, machine)
+    fits = peak <= machine.budget_bytes
+    return Alternative(label, choice.batch_size_per_gpu, choice.kept_blocks, peak, seconds, fits)
+
+
+def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choice, most: int) -> list[Alternative]:
+    """Changes of one flag after which the run takes less, the one that costs the user least first.
+
+    Args:
+        choice: the way to run that they are compared with. most: how many.
+    Returns:
+        those that fit, cheapest first, and then those that do not, the smallest first.
+    """
+    peak = peak_of(predict(work, choice, machine))[1]
+    priced = [_priced(flag, changed, way, machine) for flag, way, changed in _ideas(config, work, choice)]
+    helpful = [change for change in priced if peak - change.peak_bytes > MIB]
+
+    def order(change: Alternative) -> tuple[bool, int, int]:
+        cost = COST[change.label if change.label in COST else change.label.partition("=")[0]]
+        return not change.fits, cost if change.fits else change.peak_bytes, change.peak_bytes
+
+    return sorted(helpful, key=order)[:most]
+
+
+def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
+    """Changes of one flag: its text, the way to run and the work that it leads to."""
+    one = replace(
+        choice, batch_size_per_gpu=1, num_slices=work.rows, num_walks=1, kept_blocks=0, malloc="small", eval_batch_size_per_gpu=1
+    )  # fmt: skip
+    yield "batch_size_per_gpu=1", one, work
+    if config.memory.memory_mode != "ultra":
+        yield "memory_mode=ultra", replace(choice, kept_blocks=0, malloc="small"), work
+    if choice.storage == "float32" and not config.lora.lora_rank:
+        yield "mixed_precision=bf16", replace(choice, storage="bfloat16"), work
+    if work.optimizer not in ("adafactor", "sinkgd"):
+        yield "optimizer=adafactor", choice, replace(work, optimizer="adafactor")
+    if work.hold_gradients:
+        yield "max_grad_norm=0", choice, replace(work, hold_gradients=False)
+    yield from _less_work(config, work, choice)
+    if not config.lora.lora_rank and config.train.is_finetune:
+        adapted = copy.deepcopy(config)
+        adapted.lora.lora_rank = 8
+        yield "lora_rank=8", choice, replace(work, trained=trained_counts(adapted))
+
+
+def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
+    """Shorter or fewer rows."""
+    if config.data.max_seq_len >= 16:
+        half = config.data.max_seq_len // 2
+        shorter = replace(
+            work, source_tokens=min(work.source_tokens, half), target_tokens=max(1, work.target_tokens // 2), shapes=None, evaluation=None
+        )  # fmt: skip
+        yield f"max_seq_len={half}", choice, shorter
+    if work.rows > 1:
+        fewer = max(1, work.rows // 2)
+        slices = math.ceil(fewer / choice.batch_size_per_gpu)
+        yield (
+            f"effective_batch_size={fewer}",
+            replace(choice, num_slices=slices, num_walks=1),
+            replace(work, rows=fewer, shapes=None),
+        )

@@ -1,0 +1,43 @@
+"""Other ways and changes are priced like the plan, which stays the fastest way that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from config import Config, load
+from memory.alternatives import cheapest_changes, other_ways
+from memory.plan import make_work, plan
+from memory.prediction import Machine, peak_of, predict
+from memory.units import GIB, MIB
+
+
+def settings_of(**flags: Any) -> Config:
+    return load("train", {"train_file": "x", **{name: str(value) for name, value in flags.items()}})
+
+
+def machine(budget: int) -> Machine:
+    return Machine(budget, 16 * 10**9, 200 * MIB, (("float32", 1.5e11), ("bfloat16", 1e9)))
+
+
+def test_the_planned_way_is_the_fastest_that_fits() -> None:
+    config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256)
+    where = machine(3 * GIB)
+    chosen = plan(config, where)
+    ways = other_ways(make_work(config, where, None, None), where, chosen.choice)
+    assert ways[0].label == "planned" and ways[0].peak_bytes == chosen.peak_bytes
+    assert {way.kept_blocks for way in ways} >= {0, 12, 24}
+    assert {way.batch_size_per_gpu for way in ways} >= {1, chosen.choice.batch_size_per_gpu}
+    assert all(way.seconds >= chosen.seconds for way in ways if way.fits)
+    assert any(not way.fits for way in ways)
+
+
+def test_a_change_saves_what_it_says() -> None:
+    config = settings_of(model_preset="t5-small", optimizer="adamw", effective_batch_size=8)
+    where = machine(8 * GIB)
+    chosen = plan(config, where)
+    changes = cheapest_changes(config, make_work(config, where, None, None), where, chosen.choice, 20)
+    found = {change.label: change for change in changes}
+    assert all(change.peak_bytes < chosen.peak_bytes and change.fits for change in changes)
+    assert changes[0].label == "memory_mode=ultra"
+    work = make_work(settings_of(model_preset="t5-small", effective_batch_size=8), where, None, None)
+    assert found["optimizer=adafactor"].peak_bytes == peak_of(predict(work, chosen.choice, where))[1]
