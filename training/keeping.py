@@ -23,7 +23,7 @@ from memory.monitor import Monitor
 from memory.plan import Plan
 from memory.prediction import Choice
 from memory.recovery import RecoveryRecord, Shortage, free_failed
-from memory.units import format_size
+from memory.units import MIB, format_size
 from settings import AUTO, DoesNotFit
 from training.journal import Journal
 
@@ -31,7 +31,7 @@ PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at on
 LOOK_SECONDS = 1.0  # between two measurements of the budget
 FIXED = ("base", "weights", "optimizer state")  # parts of a plan that no way to run can change
 SHARE_AFTER_ERROR = 0.7  # of the failed way's changeable part: what the next way may take at most
-DRIFT_SHARE = 0.25  # of the margin below a limit: what small things of the system take of it is no smaller budget
+DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the system take of it is no smaller budget
 REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it stays under 1% of the run
 SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
 
@@ -135,7 +135,7 @@ class Keeper:
         if room < self._room(self.budget):
             self.budget = now
             self._monitor.budget_bytes = max(now.host_bytes, 1)
-        drift = int(DRIFT_SHARE * now.margin_bytes)
+        drift = min(DRIFT_BYTES, now.margin_bytes)
         if room + drift < min(self.plan.budget_bytes, self._expected_peak()):
             self._shrink(step, "train", "budget", None, self._plan_within(room / self._ratio))
 

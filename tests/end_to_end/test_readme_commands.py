@@ -66,7 +66,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(tmp_path: Path, page: st
             env=ENVIRONMENT,
             capture_output=True,
             text=True,
-            stdin=subprocess.DEVNULL,
+            input="What is a river?\n",  # to the chat
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         assert done.stdout.strip() or "--output" in line, line
