@@ -144,7 +144,7 @@ def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeyp
 
     def lowered(*args, **named):
         budget, planned = measured(*args, **named), events(folder, "lowered", "plan")[0]
-        now.append(replace(budget, host_bytes=int(planned["peak_bytes"] * 0.99), binding="test group", margin_bytes=0))
+        now.append(replace(budget, host_bytes=planned["peak_bytes"] - 2**20, binding="test group", margin_bytes=0))
         return now[-1]
 
     monkeypatch.setattr(keeping, "measure_budget", lowered)
