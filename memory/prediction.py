@@ -19,7 +19,7 @@ __all__ = [
 
 # What malloc keeps beyond the tensors. "small" maps nearly every tensor by itself, and rounds a few up. "fast" holds those
 # below a size in its heap, which does not shrink between the moments when they are most and when mapped ones are.
-FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction by the probe"
+FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction or reserve"
 SMALL_SHARE = 0.015  # of all that comes and goes
 LOAD_BYTES, SAVE_BYTES = 8 * MIB, 4 * MIB  # buffers while weights are filled, read or written
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +23,14 @@ from memory.prediction import CORRECTION, Choice, Machine
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
 from memory.shapes import Shapes
 from memory.units import MIB, format_size
-from settings import AUTO
+from settings import AUTO, DoesNotFit
 from training.startup import Start, resolve_schedule
 
 RATES = (torch.float32, torch.bfloat16)
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
 MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
 Ahead = tuple[Shapes, Shapes]  # of the run's steps, and of its evaluation
+UNPROBED = 1.25  # factor on what comes and goes, where a plan is near the budget and cannot be probed beside the run
 AFTER_A_KILL = 1.15  # factor on what comes and goes, where the probe was killed and so told nothing but that
 
 
@@ -57,9 +59,11 @@ def make_plan(
     chosen = planner.plan(Choice(**choice) if choice else None)
     asked = begin.config.memory.probe
     is_near = chosen.peak_bytes > PROBE_FROM * machine.budget_bytes
-    if may_probe and (asked is True or (asked == AUTO and is_near)):
-        chosen = planner.probed(chosen, device.is_separate_memory, is_asked=asked is True)
-    return chosen
+    beside = budget.host_bytes - base_bytes  # the child counts to the same budget
+    fits_beside = device.is_separate_memory or chosen.peak_bytes <= beside
+    if may_probe and (asked is True or (asked == AUTO and is_near and fits_beside)):
+        return planner.probed(chosen, device.is_separate_memory, is_asked=asked is True)
+    return planner.careful(chosen) if is_near else chosen
 
 
 def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int) -> Ahead:
@@ -110,6 +114,13 @@ class _Planner:
             self.begin.config, self.machine, source_tokens=source_tokens, target_tokens=target_tokens, earlier=earlier,
             shapes=self.shapes, evaluation=self.evaluation,
         )  # fmt: skip
+
+    def careful(self, chosen: Plan) -> Plan:
+        """The plan with a reserve for what no probe has measured; without it where nothing else fits."""
+        self.machine = replace(self.machine, correction=UNPROBED)
+        with suppress(DoesNotFit):
+            return self.plan(chosen.choice)
+        return chosen
 
     def probed(self, chosen: Plan, is_separate: bool, *, is_asked: bool) -> Plan:
         """Measure a plan and plan again, until a plan fits that was measured."""

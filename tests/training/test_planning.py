@@ -93,11 +93,23 @@ def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.Mon
     monkeypatch.setattr(planning, "probe", probe)
     plain = plan_of(begin, GIB, may_probe=True)
     assert not probe.asked and plain.unprobed_peak_bytes is None
-    plan_of(begin, int(plain.peak_bytes * 1.05), may_probe=True)
+    near = plain.peak_bytes + BASE + MIB  # the child fits beside this process
+    monkeypatch.setattr(planning, "PROBE_FROM", 0.9 * plain.peak_bytes / near)
+    plan_of(begin, near, may_probe=True)
     assert len(probe.asked) == 1
     begin.config.memory.probe = False
-    plan_of(begin, int(plain.peak_bytes * 1.05), may_probe=True)
+    plan_of(begin, near, may_probe=True)
     assert len(probe.asked) == 1
+
+
+def test_where_the_probe_would_break_the_budget_the_plan_keeps_a_reserve(
+    begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = measured(60 * MIB)
+    monkeypatch.setattr(planning, "probe", probe)
+    plain, budget = plan_of(begin, GIB), int(plan_of(begin, GIB).peak_bytes * 1.15)
+    careful = plan_of(begin, budget, may_probe=True)
+    assert not probe.asked and plain.peak_bytes < careful.peak_bytes <= budget
 
 
 def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
