@@ -227,8 +227,9 @@ def _print_once(text: str) -> None:
 
 
 def _rank() -> int:
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
+    from training.launch import rank  # light; anything else of training/ loads torch
+
+    return rank()
 
 
 def _report_crash(error: Exception, arguments: Sequence[str]) -> None:

@@ -29,11 +29,12 @@ from training.evaluation import Evaluation, evaluate, mean_metrics
 from training.interrupts import Interrupted, Interrupts
 from training.journal import Journal
 from training.keeping import Keeper
-from training.opening import agreed_budget, local_processes, local_rank, open_run
+from training.launch import local_processes, local_rank
+from training.opening import agreed_budget, open_run
 from training.peers import Peers
 from training.preference import is_preference_run
 from training.processes import agree_on, group_settings, sum_over
-from training.progress import Reading
+from training.progress import Reading, counted
 from training.reference import attach_reference
 from training.report import Summary
 from training.runs import publish
@@ -98,9 +99,9 @@ class LowMemTrainer:
         for text in (*budget.warnings, *self.start.notes):
             self.journal.tell(text)
         self.journal.tell(
-            f"{config.run.run_name}: {self.start.loader.num_rows:,} rows ({self.start.prepared.objective}), "
-            f"{config.train.max_steps} steps, {self.device.describe()}, {self.accelerator.num_processes} process(es); "
-            f"{budget.describe()}"
+            f"{config.run.run_name}: {counted(self.start.loader.num_rows, 'row')} ({self.start.prepared.objective}), "
+            f"{counted(int(config.train.max_steps), 'step')}, {self.device.describe()}, "
+            f"{counted(self.accelerator.num_processes, 'process')}; {budget.describe()}"
         )
         self.journal.begin(config, plan, self.start.state.step)
         self.keeper = Keeper(
@@ -196,15 +197,10 @@ class LowMemTrainer:
         return True
 
     def _attempt(self, batches: list[Batch], labels: int) -> float:
-        """Gradients and update: one walk with all slices, or several that add up before the last one updates."""
+        """Gradients and update; returns the summed loss."""
         self.walk.objective.clear()
         slices = [self._to_slice(batch) for batch in batches]
-        group = max(1, -(-len(slices) // self.keeper.plan.choice.num_walks))
-        groups = [slices[at : at + group] for at in range(0, len(slices), group)]
-        total = torch.zeros((), device=self.device.torch_device)
-        for index, members in enumerate(groups):
-            is_last = index == len(groups) - 1
-            total += self.walk.gradients(members, labels, self.reducer.ready if is_last else lambda weights: None)
+        total = self.engine.gradients(slices, labels, self.keeper.plan.choice.num_walks, self.reducer.ready)
         self.reducer.finish()
         self.update.finish()
         return float(total)

@@ -290,8 +290,8 @@ def _check_enough(job: Job, facts: dict[str, Any]) -> None:
         if name in facts and not facts[name]["counts"]["texts"]:
             counts = facts.get(TRAIN, facts[name])["counts"]
             left_out = counts["dropped_rows"] + counts["duplicate_rows"]
-            seen = f"{counts['texts']} rows with text, {counts['empty_rows']} blank, {counts['bad_rows']} broken"
-            seen += f", {left_out} left out by cleaning" if left_out else ""
+            seen = f"rows with text: {counts['texts']}, blank: {counts['empty_rows']}, broken: {counts['bad_rows']}"
+            seen += f", left out by cleaning: {left_out}" if left_out else ""
             problems.append(
                 f"{_named(sources)}: leaves no row for {name} ({seen}); {_remedy(name, bool(job.validation))}"
             )

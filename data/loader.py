@@ -108,10 +108,6 @@ class StepLoader:
         windows = np.minimum(-(-ends // self._windows.window_tokens), self.num_rows)
         return names, np.diff(np.concatenate(([0], windows))).tolist()
 
-    def steps_per_epoch(self, effective_batch_size: int) -> int:
-        """Steps until every row has been seen at least once."""
-        return -(-self.num_rows // effective_batch_size)
-
     def micro_batches(
         self,
         step: int,

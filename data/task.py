@@ -89,6 +89,19 @@ def decide(config: Config, once: Once = make_once) -> Task:
     )
 
 
+def file_problems(data: DataConfig) -> list[str]:
+    """Find what is wrong with the files that the settings name, before any is read, as `UserError` takes it."""
+    problems = []
+    for name in ("train_file", "validation_file"):
+        spec = getattr(data, name)
+        if spec and not is_shards(spec):
+            try:
+                find(spec, f"--{name}")
+            except UserError as error:
+                problems += error.problems
+    return problems
+
+
 def _for_dpo(data: DataConfig) -> UserError:
     return UserError(
         f"--train_file = {data.train_file}, holds preferences, two answers a prompt; learn them with the dpo command, or one "

@@ -115,10 +115,6 @@ class Tokenizer:
         """How many <extra_id_N> there are."""
         return len(self.sentinel_ids)
 
-    def sentinel_id(self, number: int) -> int:
-        """Id of `<extra_id_{number}>`."""
-        return self.sentinel_ids[number]
-
     def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[NDArray[np.int32]]:
         """Encode texts, without end of text.
 

@@ -34,7 +34,7 @@ def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
         count = cuda.count()
         if local_rank >= count:
             raise UserError(
-                f"--num_processes = {local_rank + 1} or more, but this machine has {count} CUDA device(s); "
+                f"--num_processes = {local_rank + 1} or more, but this machine has {count} CUDA device{'' if count == 1 else 's'}; "
                 f"allowed: at most {count} processes here; lower it or use --device=cpu"
             )
         return cuda.CudaDevice(local_rank)

@@ -126,11 +126,6 @@ class Pool:
         self._used: list[int] = []  # bytes taken of each slab
         self._taken: list[tuple[int, int, int]] = []  # (data_ptr, slab, bytes) in the order of taking
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all slabs."""
-        return sum(slab.numel() for slab in self.slabs)
-
     def take(self, like: Tensor) -> Tensor:
         """A contiguous tensor of the same shape and dtype on the host, not filled."""
         size = -(-max(like.nbytes, 1) // ALIGNMENT) * ALIGNMENT

@@ -16,7 +16,8 @@ class CpuDevice(Device):
         super().__init__(torch.device("cpu"))
 
     def describe(self) -> str:
-        return f"CPU, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
     def memory_now_bytes(self) -> int:
         return 0

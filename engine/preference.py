@@ -29,6 +29,9 @@ from model.loss import LossSettings, loss_and_gradients, token_losses
 METRICS = (
     "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",
 )  # fmt: skip
+# two rewards are equal whose difference is within this share of the log-probabilities: they are sums in fp32, and the
+# reference's are stored in it, so that a model that is its own reference differs from itself by some of the last bits
+ROUNDING = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,13 @@ class PreferenceLoss:
             return self.orpo_lambda * self.scores(policy, lengths)
         assert reference is not None
         return self.beta * self.scores(policy - reference, lengths)
+
+    def wins(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
+        """Whether the chosen answer of each pair (P,) has the larger reward: 1, else 0; equal but for rounding: 1/2."""
+        rewards = self.rewards(policy, reference, lengths)
+        margins = rewards[0] - rewards[1]
+        size = self.rewards(policy, None if reference is None else torch.zeros_like(reference), lengths).abs().sum(0)
+        return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())
 
 
 def log_odds(log_probability: Tensor) -> Tensor:
@@ -149,7 +159,7 @@ class PreferenceObjective(Objective):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Sums over pairs of what trl logs under the same names."""
+        """Sums over pairs of what trl logs under the same names; but a tie is half a win, trl's is none."""
         return dict(zip(METRICS, self._sums.tolist(), strict=True))
 
     def _judge(self, policy: Tensor, part: Slice) -> tuple[Tensor, Tensor]:
@@ -163,6 +173,7 @@ class PreferenceObjective(Objective):
         rewards = self.pair_loss.rewards(policy, reference, lengths)
         margins = rewards[0] - rewards[1]
         scores = self.pair_loss.scores(policy, lengths)
-        for place, values in enumerate((*rewards, margins, (margins > 0).double(), *scores)):
+        wins = self.pair_loss.wins(policy, reference, lengths)
+        for place, values in enumerate((*rewards, margins, wins, *scores)):
             self._sums[place] += values.sum()
         return total.detach(), slopes

@@ -26,7 +26,7 @@ from memory.generation import MOST_ROWS
 from settings import AUTO
 from training.adapters import base_of
 from training.loading import Trained, check_one_adapter, check_one_process, find_model, load_trained, writing_of
-from training.progress import Progress
+from training.progress import Progress, counted
 from training.runs import check_writable
 
 WINDOW_BATCHES = 8  # batches of one window
@@ -51,7 +51,7 @@ def generate(config: Config) -> None:
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
         if done:
-            Progress(1).note(f"{config.answer.output} holds {done:,} answers already; going on behind them")
+            Progress(1).note(f"{config.answer.output} holds {counted(done, 'answer')} already; going on behind them")
     asked = config.answer.generate_batch_size
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
     encoder = Encoder(trained, config)
@@ -131,10 +131,10 @@ class Encoder:
         longest, notes = self.config.data.max_seq_len, []
         if self.cut:
             notes.append(
-                f"{self.cut:,} prompt(s) were longer than --max_seq_len={longest} and were cut ({self.first_cut})"
+                f"cut to --max_seq_len={longest}: {counted(self.cut, 'prompt')}, the first is {self.first_cut}"
             )
         if bad_rows.count:
-            notes.append(f"{bad_rows.count:,} row(s) were passed over, such as {bad_rows.examples[0]}")
+            notes.append(f"passed over: {counted(bad_rows.count, 'row')}, such as {bad_rows.examples[0]}")
         return notes
 
 

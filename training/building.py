@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from devices.base import Device
 from engine.keep import Keep
@@ -16,8 +18,9 @@ from engine.residency import residency_for
 from engine.rounding import ROUNDINGS
 from engine.scaling import LossScaling
 from engine.sharding import ShardedResidency, Shards
+from engine.slices import Slice
 from engine.update import Update
-from engine.walk import Walk
+from engine.walk import OnReady, Walk
 from memory.prediction import Choice
 from model import hf_format
 from model.loss import LossSettings
@@ -46,12 +49,35 @@ class Engine:
         """What a checkpoint keeps of the loss scale; None without fp16."""
         return None if self.update.scaling is None else self.update.scaling.as_dict()
 
+    def gradients(self, slices: list[Slice], total_labels: int, num_walks: int, on_ready: OnReady) -> torch.Tensor:
+        """Form the gradients of one step: in one walk with all slices, or in several that add up.
+
+        Args:
+            slices: is emptied, so that those of a walk are freed before the next one.
+            total_labels: labels (or pairs of answers) of the whole effective batch, over all slices and processes.
+            num_walks: at most so many. on_ready: as of `Walk.gradients`; only the last walk hands over.
+        Returns:
+            the summed loss, a fp32 scalar on the device.
+        Memory: that of one walk; from the second on, beside the gradients of all weights.
+        """
+        size = max(1, -(-len(slices) // num_walks))
+        total = torch.zeros((), device=self.device.torch_device)
+        while slices:
+            members = slices[:size]
+            del slices[:size]
+            total += self.walk.gradients(members, total_labels, _hold_back if slices else on_ready)
+        return total
+
     def follow(self, choice: Choice) -> None:
         """Go on in another way: graphs kept, chunks of the loss and boundaries as `choice` says; dtypes stay."""
         self.walk.keep = Keep(choice.kept_blocks)
         self.walk.loss_settings = replace(self.walk.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
         if choice.offload_boundaries != isinstance(self.walk.boundaries, Offload):
             self.walk.boundaries = _boundaries(choice, self.device)
+
+
+def _hold_back(weights: Sequence[nn.Parameter]) -> None:
+    """Hand nothing over: the gradients stay, and the next walk adds to them."""
 
 
 def build(begin: Start, choice: Choice, device: Device) -> Engine:

@@ -20,7 +20,7 @@ from data.tokenizer import Tokenizer
 from model.generation import stream
 from training.adapters import AdapterSet
 from training.loading import Trained, check_one_process, find_model, load_trained, writing_of
-from training.progress import Progress
+from training.progress import Progress, counted
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for a letter whose bytes are not all there yet
 LONGEST_LETTER = 4  # bytes, so as many tokens at most
@@ -119,6 +119,7 @@ class Session:
     history_turns: int = 0
     adapters: AdapterSet | None = None
     turns: list[Turn] = field(default_factory=list)
+    _saved: dict[Path, bytes] = field(default_factory=dict)  # file -> the line in it that is this conversation
 
     def ask(self, text: str, show: Callable[[str], None]) -> None:
         """Answer a question piece by piece, and remember both. An answer that is stopped is remembered as far as it went."""
@@ -137,6 +138,7 @@ class Session:
         name, _, argument = line.partition(" ")
         if name == "/reset" and not argument:
             self.turns.clear()
+            self._saved.clear()
             return "the conversation begins anew"
         if name == "/save":
             return self._save(argument.strip())
@@ -165,11 +167,27 @@ class Session:
         spoken = ([(SYSTEM, self.system)] if self.system else []) + self.turns
         line = json.dumps({"messages": [{"role": role, "content": text} for role, text in spoken]}, ensure_ascii=False)
         try:
-            with Path(name).expanduser().open("a", encoding="utf8") as file:
-                file.write(line + "\n")
+            self._write(Path(name).expanduser().resolve(), f"{line}\n".encode())
         except OSError as error:
             return f"{name} cannot be written: {error.strerror}"
-        return f"{len(self.turns) // 2} question(s) and answers were added to {name}"
+        return f"{name} holds this conversation, {counted(len(self.turns) // 2, 'question')} with answers"
+
+    def _write(self, path: Path, line: bytes) -> None:
+        """Put a line in the place of the one that this conversation has in the file; where it has none, behind all others.
+
+        Memory: the file, the second time.
+        """
+        earlier, behind = self._saved.get(path), b""
+        with path.open("a+b") as file:  # writes at the end, wherever it has been read
+            if earlier is not None:
+                file.seek(0)
+                content = file.read()
+                begin = (b"\n" + content).rfind(b"\n" + earlier)
+                if begin >= 0:
+                    behind = content[begin + len(earlier) :]
+                    file.truncate(begin)
+            file.write(line + behind)
+        self._saved[path] = line
 
 
 @dataclass

@@ -72,11 +72,6 @@ class Checkpoints:
         self._rotate()
         return final
 
-    def mark_best(self, step: int) -> None:
-        """Let `best` name a checkpoint that is already saved."""
-        if self._is_main:
-            point(self.folder / "best", self.folder / f"step_{step:08d}")
-
     def latest(self) -> Path | None:
         """The newest checkpoint; None before the first."""
         return resolve(self.folder / "latest") or next(iter(self._all()), None)

@@ -8,7 +8,6 @@ does the folder appear under its name. Our runs are such folders themselves, so 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +15,13 @@ import torch
 from torch import Tensor
 
 from config import Config, T5ModelConfig, UserError
-from data.published import FILE_NAME
-from data.tokenizer import Tokenizer
 from engine.residency import residency_for
 from memory.units import format_size
 from model import hf_format
 from model.decoding import Decoding
-from model.hf_format import GENERATION_FILE
 from model.t5 import T5
 from training.loading import find_model
-from training.new_folder import new_folder
+from training.new_folder import copy_companions, new_folder
 from training.progress import Progress
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,8 +71,7 @@ def convert_folder(config: Config, source: Path) -> Conversion:
     """Convert one folder into `--output`; it appears once it is whole and checked. Raises as `convert`."""
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         dtype, difference = _write_weights(config, source, partial)
-        _keep_generation_settings(source, partial)
-        tokenizer = _write_tokenizer(source, partial)
+        tokenizer = copy_companions(source, source, partial)
     output = Path(str(config.answer.output))
     size = sum(path.stat().st_size for path in output.iterdir())
     return Conversion(output, dtype, difference, size, tokenizer)
@@ -128,25 +123,3 @@ def _fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:
     count = len(SOURCE_LENGTHS)
     steps = [torch.randint(0, shape.vocab_size, (count,), generator=generator) for _ in range(STEPS - 1)]
     return sources, [torch.full((count,), shape.pad_token_id), *steps]
-
-
-def _keep_generation_settings(source: Path, folder: Path) -> None:
-    """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
-    try:
-        published = json.loads((source / GENERATION_FILE).read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        return
-    if isinstance(published, dict):
-        path = folder / GENERATION_FILE
-        ours = json.loads(path.read_text(encoding="utf8"))
-        path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")
-
-
-def _write_tokenizer(source: Path, folder: Path) -> int | None:
-    """Write the tokenizer as `tokenizer.json`; the number of its ids, None where there is none."""
-    kinds = (FILE_NAME, "*.model", "vocab.json", "tokenizer_config.json")
-    if not any(any(source.glob(kind)) for kind in kinds):
-        return None
-    tokenizer = Tokenizer.load(source)
-    tokenizer.save(folder)
-    return tokenizer.size

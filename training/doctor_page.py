@@ -12,6 +12,7 @@ from rich.text import Text
 
 from memory.units import format_size
 from training.chart import Bars, bar_chart
+from training.progress import counted
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -129,7 +130,7 @@ def _table(title: str, rows: list[tuple[str, str]]) -> Table:
 def _torch_words(torch: dict[str, Any]) -> str:
     parts = [f"CUDA {torch['cuda']}" if torch["cuda"] else "", f"ROCm {torch['hip']}" if torch["hip"] else ""]
     parts += [torch["cpu_capability"], *(name for name in ("mkl", "onednn") if torch[name])]
-    return f"{torch['version']}, {', '.join(part for part in parts if part)}, {torch['threads']} threads"
+    return f"{torch['version']}, {', '.join(part for part in parts if part)}, {counted(torch['threads'], 'thread')}"
 
 
 def _disk_speed(disk: dict[str, Any]) -> str:

@@ -21,8 +21,8 @@ from training.evaluation import evaluate as measure_loss
 from training.loading import Trained, check_one_adapter, find_model, load_trained
 from training.metrics import metric_names
 from training.progress import Progress
+from training.runs import SETTINGS_FILE
 from training.samples import SHOWN, Sample, generate_metrics
-from training.startup import SETTINGS_FILE
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto

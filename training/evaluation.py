@@ -49,9 +49,7 @@ def evaluate(
     for batch in together(walk, batches, accelerator) if walk.residency.is_collective else batches:
         part = to_slice(batch, walk.model.config.pad_token_id, device, token_multiple)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
-    if accelerator.num_processes > 1:
-        sums = accelerator.reduce(sums.float().to(device), reduction="sum").double().cpu()
-    loss, tokens, rows = sums.tolist()
+    loss, tokens, rows = sum_over(accelerator, *sums.tolist())
     metrics = mean_metrics(walk.objective, tokens, accelerator)
     walk.objective.clear()
     return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics)

@@ -20,7 +20,7 @@ from memory.prediction import Choice, weight_counts
 from memory.recovery import RecoveryRecord
 from training.evaluation import Evaluation
 from training.preference import is_preference_run
-from training.progress import Progress, Reading
+from training.progress import Progress, Reading, counted
 from training.report import Summary, next_commands, plan_rows, summary_rows
 from training.samples import Sample
 from training.tracking import MetricsFile, open_log
@@ -96,7 +96,9 @@ class Journal:
         )  # fmt: skip
         further = "".join(f", {name} {value:.3f}" for name, value in extra.items())
         perplexity = "" if result.metrics else f", perplexity {result.perplexity:,.1f}"  # of tokens, not of preferences
-        self.tell(f"step {step}: evaluation loss {result.loss:.4f}{perplexity}{further} ({result.rows} rows)")
+        self.tell(
+            f"step {step}: evaluation loss {result.loss:.4f}{perplexity}{further} ({counted(result.rows, 'row')})"
+        )
         for sample in samples:
             self.progress.sample(sample.prompt, sample.answer, sample.reference)
             self.metrics.write("sample", step=step, **asdict(sample))

@@ -26,6 +26,7 @@ from memory.recovery import RecoveryRecord, Shortage, free_failed
 from memory.units import MIB, format_size
 from settings import AUTO, DoesNotFit
 from training.journal import Journal
+from training.progress import counted
 
 PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at once
 LOOK_SECONDS = 1.0  # between two measurements of the budget
@@ -161,7 +162,7 @@ class Keeper:
         choice = smaller.choice
         report = (
             f"{story}; going on with micro-batch {choice.batch_size_per_gpu} x accumulation "
-            f"{choice.gradient_accumulation_steps}, graphs of {choice.kept_blocks} blocks kept, effective batch unchanged"
+            f"{choice.gradient_accumulation_steps}, graphs of {counted(choice.kept_blocks, 'block')} kept, effective batch unchanged"
         )
         free = shortage.free_bytes if shortage else free_host_bytes()
         record = RecoveryRecord(

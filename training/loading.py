@@ -7,7 +7,6 @@ fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +31,8 @@ from model.generation import generate
 from model.loss import LossSettings
 from settings import AUTO, DoesNotFit
 from training.adapters import AdapterSet, adapter_folders, attach, base_of, tokenizer_folder
+from training.launch import num_processes
+from training.progress import counted
 from training.runs import model_folder, newest_run
 
 
@@ -135,7 +136,7 @@ def check_one_process(command: str) -> None:
     Raises:
         UserError: a launcher has started several processes.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if num_processes() > 1:
         raise UserError(f"{command}, works with one process; start it by python, without accelerate launch or torchrun")
 
 
@@ -220,6 +221,6 @@ def _too_little(trained: Trained, writing: Writing) -> DoesNotFit:
         f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
     ]
     return DoesNotFit(
-        f"--memory_budget = {format_size(trained.room.total_bytes)}, does not hold {writing.rows} answer(s) of up to "
+        f"--memory_budget = {format_size(trained.room.total_bytes)}, does not hold {counted(writing.rows, 'answer')} of up to "
         f"{writing.new_tokens} tokens to prompts of up to {writing.source_tokens}: {shown}; try {', '.join(hints)}"
     )

@@ -19,10 +19,9 @@ from pyarrow import fs
 from data.places import public
 from settings import UserError
 from training.checkpoints import TEMPORARY, Checkpoints, point, step_of
-from training.runs import RUN_FILE
+from training.runs import RUN_FILE, SETTINGS_FILE
 
 LATEST, CHECKPOINTS = "LATEST", "checkpoints"
-SETTINGS_FILE = "settings.json"
 
 
 class Mirror:

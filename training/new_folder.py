@@ -5,15 +5,19 @@ It is filled under a hidden name beside its own, and renamed. A folder that exis
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from data.published import FILE_NAME, VOCABULARY
 from data.tokenizer import Tokenizer
 from model.hf_format import GENERATION_FILE
 from settings import UserError
+
+TOKENIZER_FILES = (FILE_NAME, "*.model", VOCABULARY, "tokenizer_config.json")  # any of these tells of a tokenizer
 
 
 @contextmanager
@@ -47,13 +51,31 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def copy_companions(tokenizer: Path, home: Path, folder: Path) -> None:
+def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
     """Put the tokenizer and the published generation settings of a model beside its new weights.
 
     Args:
-        tokenizer, home: folders of the tokenizer and of the model.
+        tokenizer, home: folders of the tokenizer and of the model. folder: where `hf_format.save` has written.
+    Returns:
+        the tokenizer's number of ids; None where there is none.
+    Raises:
+        UserError: the tokenizer is broken.
     """
-    if any(any(tokenizer.glob(kind)) for kind in ("tokenizer.json", "*.model", "vocab.json", "tokenizer_config.json")):
-        Tokenizer.load(tokenizer).save(folder)
-    if (home / GENERATION_FILE).is_file():
-        shutil.copyfile(home / GENERATION_FILE, folder / GENERATION_FILE)
+    _keep_generation_settings(home, folder)
+    if not any(any(tokenizer.glob(kind)) for kind in TOKENIZER_FILES):
+        return None
+    read = Tokenizer.load(tokenizer)
+    read.save(folder)
+    return read.size
+
+
+def _keep_generation_settings(home: Path, folder: Path) -> None:
+    """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
+    try:
+        published = json.loads((home / GENERATION_FILE).read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(published, dict):
+        path = folder / GENERATION_FILE
+        ours = json.loads(path.read_text(encoding="utf8"))
+        path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")

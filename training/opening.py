@@ -6,7 +6,6 @@ counts, and the least of their budgets.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
 from accelerate import Accelerator
@@ -17,13 +16,14 @@ from memory.budget import Budget, measure_budget
 from memory.monitor import Monitor
 from memory.plan import Plan
 from settings import AUTO, UserError
+from training.launch import local_processes
 from training.mirror import Mirror
 from training.planning import Ahead, look_ahead, make_plan
 from training.preference import is_preference_run
 from training.processes import agree_on, least_of
 from training.resuming import goes_on
-from training.runs import check_new_run, check_writable, create_run, new_run_name, resume_run
-from training.startup import SETTINGS_FILE, Start, lasting_settings, resolve_schedule, start
+from training.runs import SETTINGS_FILE, check_new_run, check_writable, create_run, new_run_name, resume_run
+from training.startup import Start, lasting_settings, resolve_schedule, start
 
 
 @dataclass
@@ -124,13 +124,3 @@ def refuse(problems: list[str]) -> None:
     """Raise all problems together, if there are any."""
     if problems:
         raise UserError(*problems)
-
-
-def local_processes() -> int:
-    """Processes of this run on this machine, as the launcher says."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def local_rank() -> int:
-    """The number of this process on this machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))

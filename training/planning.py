@@ -8,7 +8,6 @@ was measured.
 from __future__ import annotations
 
 import copy
-import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, pr
 from memory.shapes import Shapes
 from memory.units import MIB, format_size
 from settings import AUTO, DoesNotFit
+from training.launch import local_rank, rank
 from training.startup import Start, resolve_schedule
 
 RATES = (torch.float32, torch.bfloat16)
@@ -155,9 +155,9 @@ class _Planner:
         evaluation = self.evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
         request = ProbeRequest(
             self.begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
-            self.begin.base, int(os.environ.get("LOCAL_RANK", "0")), _data_of(self.begin),
+            self.begin.base, local_rank(), _data_of(self.begin),
         )  # fmt: skip
-        if os.environ.get("RANK", "0") != "0":
+        if rank() != 0:
             return ProbeResult(failed="left to the first process, whose plan is taken by all")
         return probe(request, Path(self.begin.config.data.cache_dir))
 

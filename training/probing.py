@@ -109,12 +109,7 @@ class Probe:
         slices = [self._slice(micro, number) for micro in request.steps[(number - 1) % len(request.steps)]]
         labels = sum(part.num_labels for part in slices)
         engine.update.begin(Step(number, 1e-4, request.config.train.weight_decay, request.config.run.seed))
-        size = max(1, -(-len(slices) // request.choice.num_walks))
-        groups = [slices[at : at + size] for at in range(0, len(slices), size)]
-        del slices
-        while groups:
-            members = groups.pop(0)
-            engine.walk.gradients(members, labels, (lambda weights: None) if groups else engine.update.ready)
+        engine.gradients(slices, labels, request.choice.num_walks, engine.update.ready)
         engine.update.finish()
         self.step_seconds = time.perf_counter() - began
 

@@ -30,7 +30,7 @@ from training.evaluation import evaluate
 from training.loading import find_model
 from training.merging import open_adapted
 from training.new_folder import copy_companions, new_folder
-from training.progress import Progress
+from training.progress import Progress, counted
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
         del model
         after = _measure(hf_format.load(made, torch.int8), settings, loader)
     rows = min(settings.train.eval_rows, loader.num_rows)
-    _show(before, after, f"{rows} {prepared.objective} rows", str(config.answer.output))
+    _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output))
     return before, after
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memory.plan import Plan
 from memory.units import format_size
-from training.progress import duration
+from training.progress import counted, duration
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "reference", "load", "evaluation", "train", "save")  # shown at the end
@@ -40,7 +40,7 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
         ("weights", f"{weights:,}, stored in {choice.storage}, computed in {choice.compute}"),
         (
             "effective batch",
-            f"{plan.effective_batch_size} rows = {batch}" if total > 1 else f"{plan.effective_batch_size} rows",
+            counted(plan.effective_batch_size, "row") + (f" = {batch}" if total > 1 else ""),
         ),
         ("graphs kept", _kept(choice.kept_blocks, plan.num_blocks)),
         ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),

@@ -7,14 +7,13 @@ Under torchrun's own restarts a run that has a name goes on without being asked 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from config import Config
 from settings import AUTO
-from training.mirror import SETTINGS_FILE, Mirror
-
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+from training.launch import restarts
+from training.mirror import Mirror
+from training.runs import SETTINGS_FILE
 
 
 def goes_on(config: Config) -> bool:
@@ -26,7 +25,7 @@ def goes_on(config: Config) -> bool:
         UserError: the mirror cannot be read.
     """
     asked, run = config.train.is_keep_training, config.run
-    restarted = int(os.environ.get(RESTARTS, "0") or 0) > 0
+    restarted = restarts() > 0
     if run.run_name == AUTO:
         return asked is True
     if asked is False and not restarted:

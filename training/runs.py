@@ -16,7 +16,7 @@ from typing import Any
 from settings import UserError
 from training.checkpoints import TEMPORARY, Checkpoints
 
-RUN_FILE = "run.json"
+RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

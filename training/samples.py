@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from accelerate import Accelerator
 
 from config import Config, GenerateConfig
@@ -19,6 +19,7 @@ from memory.generation import Weights, Writing, most_rows, predict_generation
 from model.generation import generate
 from settings import AUTO
 from training.metrics import AnswerScores, metric_names
+from training.processes import sum_over
 from training.progress import Progress
 from training.tracking import MetricsFile
 
@@ -72,10 +73,7 @@ def generate_metrics(
             scores.add(sample.answer, sample.reference)
             if len(samples) < shown:
                 samples.append(sample)
-    sums = torch.from_numpy(scores.sums)
-    if processes > 1:
-        sums = accelerator.reduce(sums.float().to(accelerator.device), reduction="sum").double().cpu()
-    return scores.result(sums.numpy()), samples
+    return scores.result(np.array(sum_over(accelerator, *scores.sums))), samples
 
 
 def score_answers(

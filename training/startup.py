@@ -15,16 +15,17 @@ from typing import Any
 from config import PREFERENCES, Config, T5ModelConfig, UserError, load, training_command
 from data.loader import StepLoader
 from data.prepare import Prepared, prepare_in_child
+from data.task import file_problems
 from data.tokenizer import Tokenizer
 from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
 from settings import AUTO, read_settings_file
 from training.adapters import check_trained, home_of
 from training.checkpoints import Checkpoints
-from training.runs import model_folder, newest_run
+from training.progress import counted
+from training.runs import SETTINGS_FILE, model_folder, newest_run
 from training.state import TrainingState, read_training_state
 
-SETTINGS_FILE = "settings.json"
 # what defines the numbers of a run: a resumed run may not differ in these
 DEFINING = (
     "train_file", "validation_file", "objective", "max_seq_len", "max_target_len", "noise_density", "mean_noise_span_length",
@@ -127,7 +128,10 @@ def start(config: Config, available_bytes: int) -> Start:
     if config.train.is_keep_training:
         run_dir = find_run_to_resume(config)
         config = resumed_config(config, run_dir)
-    base = _base_folder(config, run_dir, notes)
+    try:
+        base = _base_folder(config, run_dir, notes)
+    except UserError as error:  # files may be missing as well, and would be told only once this is mended
+        raise UserError(*error.problems, *file_problems(config.data)) from None
     if base is not None:
         home = home_of(base, config)
         _take_over_shape(config, home)
@@ -145,7 +149,7 @@ def start(config: Config, available_bytes: int) -> Start:
     )
     if 0 < validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         notes.append(
-            f"{validation.num_rows} row(s) are held out for evaluation: its numbers say little; name a --validation_file"
+            f"held out for evaluation: {counted(validation.num_rows, 'row')}; its numbers say little, name a --validation_file"
         )
     is_resumed = run_dir is not None and base is not None
     state = read_training_state(base) if is_resumed and base is not None else TrainingState()

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.progress import counted
+
 LOSS = "loss"  # the only one of which less is better
 
 
@@ -80,6 +82,6 @@ class BestMetric:
         """Why a run stops, for the log."""
         shown = "none" if self.value is None else f"{self.value:.4f}"
         return (
-            f"stopped early: {self.evals_since} evaluations in a row were no better than {self.metric} {shown} "
+            f"stopped early: {counted(self.evals_since, 'evaluation')} in a row no better than {self.metric} {shown} "
             f"at step {self.step}"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,30 +16,18 @@ from data.places import is_address, public
 from data.reading import read_rows
 from data.sources import find, sources_fingerprint
 from settings import UserError
+from tests.conftest import S3
 
 ROWS = [(f"row {number}",) for number in range(700)]
 TABLE = pa.table({"text": [text for (text,) in ROWS]})
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """Query of addresses in the bucket `bucket`; `put` fills it."""
-    server_module = pytest.importorskip("moto.server", reason="needs moto[server]")
-    boto3 = pytest.importorskip("boto3")
-    patch = pytest.MonkeyPatch()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        patch.setenv(name, "test")
-    server = server_module.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
-    client.create_bucket(Bucket="bucket")
+def bucket(s3: S3) -> str:
+    """Query of addresses in the bucket `bucket`, which holds `contents`."""
     for key, body in contents().items():
-        client.put_object(Bucket="bucket", Key=key, Body=body)
-    yield f"endpoint_override={host}%3A{port}&scheme=http&region=us-east-1"
-    client.close()
-    server.stop()
-    patch.undo()
+        s3.client.put_object(Bucket="bucket", Key=key, Body=body)
+    return s3.query
 
 
 def contents() -> dict[str, bytes]:

@@ -147,8 +147,8 @@ def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content, words",
     [
-        ('{"text": "only one"}\n', "leaves no row for validation (1 rows with text"),
-        ('{"text": " "}\n{"text": ""}\n', "leaves no row for train (0 rows with text, 2 blank"),
+        ('{"text": "only one"}\n', "leaves no row for validation (rows with text: 1"),
+        ('{"text": " "}\n{"text": ""}\n', "leaves no row for train (rows with text: 0, blank: 2"),
     ],
 )
 def test_too_little_text_is_a_user_error(configure: Any, tmp_path: Path, content: str, words: str) -> None:
@@ -223,7 +223,7 @@ def test_a_tokenizer_is_trained_once_on_the_training_file(configure: Any, text_f
     config = configure(train_file=text_file, tokenizer_dir="auto", vocab_size=400)
     prepared = prepare(config)
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    assert tokenizer.size <= 400 and tokenizer.sentinel_id(0) == tokenizer.size - 1
+    assert tokenizer.size <= 400 and tokenizer.sentinel_ids[0] == tokenizer.size - 1
     assert prepare(dataclasses.replace(config)) == prepared
     assert len([path for path in (tmp_path / "cache").glob("tokenizer-*") if path.is_dir()]) == 1
     facts = Manifest.of(prepared.train_dir).content["tokenizer"]

@@ -42,15 +42,15 @@ def codet5_folder(folder: Path) -> Path:
 def test_codet5(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(codet5_folder(tmp_path / "codet5"))
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 2, 3)
-    assert tokenizer.num_sentinels == 100 and tokenizer.sentinel_id(0) == tokenizer.size - 1
+    assert tokenizer.num_sentinels == 100 and tokenizer.sentinel_ids[0] == tokenizer.size - 1
     for text, ids in zip(CODE, tokenizer.encode_batch(CODE), strict=True):
         assert tokenizer.decode(ids) == text
     tokenizer.save(tmp_path / "json")
     again = Tokenizer.load(tmp_path / "json")
     assert [ids.tolist() for ids in again.encode_batch(CODE)] == [ids.tolist() for ids in tokenizer.encode_batch(CODE)]
     (ids,) = tokenizer.encode_batch(["return </s> <extra_id_0>"])
-    assert not set(ids.tolist()) & {2, tokenizer.sentinel_id(0)}
-    assert tokenizer.encode_batch(["<extra_id_0>"], special=True)[0].tolist() == [tokenizer.sentinel_id(0)]
+    assert not set(ids.tolist()) & {2, tokenizer.sentinel_ids[0]}
+    assert tokenizer.encode_batch(["<extra_id_0>"], special=True)[0].tolist() == [tokenizer.sentinel_ids[0]]
 
 
 @pytest.mark.slow

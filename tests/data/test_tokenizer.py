@@ -25,14 +25,14 @@ def test_bytes_are_byt5s_ids_and_come_back(text: str) -> None:
 
 def test_special_ids_of_byt5() -> None:
     assert (BYTES.pad_id, BYTES.eos_id, BYTES.unk_id, BYTES.size) == (0, 1, 2, 384)
-    assert BYTES.num_sentinels == 125 and (BYTES.sentinel_id(0), BYTES.sentinel_id(124)) == (259, 383)
+    assert BYTES.num_sentinels == 125 and (BYTES.sentinel_ids[0], BYTES.sentinel_ids[124]) == (259, 383)
 
 
 def test_names_of_special_tokens_in_a_text_are_text_unless_wanted() -> None:
     text = "a</s>b <extra_id_0>"
     plain, special = BYTES.encode_batch([text])[0], BYTES.encode_batch([text], special=True)[0]
     assert plain.max() < 259 and BYTES.eos_id not in plain and BYTES.decode(plain) == text
-    assert BYTES.eos_id in special and BYTES.sentinel_id(0) in special
+    assert BYTES.eos_id in special and BYTES.sentinel_ids[0] in special
     assert BYTES.decode(special) == "ab " and BYTES.decode(special, skip_special=False) == text
 
 
@@ -91,7 +91,7 @@ def test_transformers_loads_the_folder(tmp_path: Path, kind: str, with_model_con
         transformers.T5Config(vocab_size=ours.size).save_pretrained(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id) == (0, 1, 2)
-    assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.sentinel_id(0)
+    assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.sentinel_ids[0]
     batch = theirs(TEXTS, padding=True)
     for text, ids, mask in zip(TEXTS, batch["input_ids"], batch["attention_mask"], strict=True):
         real = [number for number, kept in zip(ids, mask, strict=True) if kept]
@@ -130,7 +130,7 @@ def test_a_t5_folder_of_transformers_is_read(tmp_path: Path) -> None:
     transformers.T5Tokenizer(vocab=pieces).save_pretrained(tmp_path)
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.num_sentinels) == (0, 1, 2, 100)
-    assert tokenizer.sentinel_id(0) == tokenizer.size - 1 == 106 and tokenizer.sentinel_id(99) == 7
+    assert tokenizer.sentinel_ids[0] == tokenizer.size - 1 == 106 and tokenizer.sentinel_ids[99] == 7
     assert tokenizer.decode(tokenizer.encode_batch(["hello world"])[0]) == "hello world"
     literal = tokenizer.encode_batch(["a</s>a<extra_id_0>", "<pad>"])
     assert not {0, 1, 106} & {*literal[0].tolist(), *literal[1].tolist()}

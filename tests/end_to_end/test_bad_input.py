@@ -58,6 +58,10 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
         ["--d_model = 64", "another shape (32)"],
     ),
     "no checkpoint": (["train", "--train_file={data}/good.jsonl", "--finetune_from=nowhere"], ["--finetune_from"]),
+    "neither checkpoint nor files": (
+        ["train", "--train_file=no_such.parquet", "--validation_file=none.csv", "--finetune_from=nowhere"],
+        ["3 problems", "--finetune_from = nowhere", "--train_file = no_such.parquet", "--validation_file = none.csv"],
+    ),
     "cut weights": (["generate", "--model={data}/cut_weights", "--input=a"], ["model.safetensors"]),
     "no model": (["generate", "--model=nowhere", "--input=a"], ["--model = nowhere, no such folder"]),
     "no run to evaluate": (["evaluate", "--output_dir={data}/nothing"], ["--model = auto, there is no trained model"]),

@@ -64,6 +64,7 @@ def test_a_run_learns_what_is_preferred_and_tells_of_it(tuned: World) -> None:
     evaluations = [event for event in events if event["event"] == "eval"]
     assert all(set(event) > FIGURES for event in (*steps, *evaluations))
     assert steps[0]["loss"] == pytest.approx(0.6931, abs=1e-3), "the model begins as its own reference"
+    assert evaluations[0]["rewards/accuracies"] == steps[0]["rewards/accuracies"] == 0.5, "all pairs are ties"
     assert evaluations[-1]["loss"] < 0.6 and evaluations[-1]["rewards/accuracies"] == 1.0
     for event in steps:
         margin = event["rewards/chosen"] - event["rewards/rejected"]

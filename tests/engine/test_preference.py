@@ -254,6 +254,25 @@ def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
     assert 0 <= metrics["rewards/accuracies"] <= len(rows)
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "ipo"])
+def test_a_model_that_is_its_own_reference_wins_half(name: str) -> None:
+    """The accuracy of step 0 is that of chance, not of rounding; a small step away from it counts in full."""
+    model, rows = small_model(), draw_rows(12)
+    walk = make_walk(model, LOSSES[name])
+    (losses,) = walk.token_losses([make_slice(rows)])
+    stored = answer_log_probabilities(losses, make_slice(rows)).t().numpy().astype("f4")
+
+    def accuracy(toward_chosen: float) -> float:
+        moved = stored + np.array([-toward_chosen, toward_chosen], "f4")
+        walk.objective.clear()
+        parts = [[replace(row, reference=moved[place])] for place, row in enumerate(rows)]
+        walk.loss([make_slice(part) for part in parts])
+        return walk.objective.metrics["rewards/accuracies"] / len(rows)
+
+    assert accuracy(0.0) == 0.5
+    assert (accuracy(1e-2), accuracy(-1e-2)) == (1.0, 0.0)
+
+
 def test_a_frozen_encoder_costs_nothing_and_changes_nothing() -> None:
     model, rows = small_model(), draw_rows()
     for weight in (model.embedding, *model.encoder.parameters()):

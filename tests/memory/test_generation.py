@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from config import T5ModelConfig
 from memory.generation import ENCODER_TOKENS, Weights, Writing, most_rows, predict_generation
 from memory.prediction import weight_counts
 from memory.units import MIB
+from tests.measuring import in_child
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
 CHILD = """
-import sys, threading
-import torch
-torch.set_num_threads(1)
 from config import T5ModelConfig
 from devices.malloc import tune_malloc
 from model.generation import generate
 from model.t5 import T5
 
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
-
 rows, source, new, beams, temperature = (float(word) for word in sys.argv[1:])
 tune_malloc("fast")
-base, peak, done = anonymous(), [0], threading.Event()
 
-def watch():
-    while not done.is_set():
-        peak[0] = max(peak[0], anonymous())
-        done.wait(0.001)
+def write():
+    model = T5(T5ModelConfig(**{shape})).initialise(0)
+    ids = [[7] * (int(source) - 1) + [1]] * int(rows)
+    generate(model, ids, max_new_tokens=int(new), min_new_tokens=int(new), num_beams=int(beams), temperature=temperature)
+    return model
 
-watcher = threading.Thread(target=watch)
-watcher.start()
-model = T5(T5ModelConfig(**{shape})).initialise(0)
-ids = [[7] * (int(source) - 1) + [1]] * int(rows)
-generate(model, ids, max_new_tokens=int(new), min_new_tokens=int(new), num_beams=int(beams), temperature=temperature)
-done.set()
-watcher.join()
-print(base, max(peak[0], anonymous()))
+print(anonymous(), measure(write))
 """
 
 
@@ -63,18 +45,11 @@ def weights() -> Weights:
     ],
 )
 def test_prediction_holds_and_is_near(writing: Writing) -> None:
-    if not Path("/proc/self/status").exists():
-        pytest.skip("this system has no /proc to read memory from")
     words = (writing.rows, writing.source_tokens, writing.new_tokens, writing.beams, 1.0 if writing.sampled else 0.0)
-    code = CHILD.replace("{shape}", repr(SHAPE.__dict__))
-    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    base, peak = map(int, done.stdout.split())
-    predicted = sum(predict_generation(SHAPE, weights(), writing, base).values())
-    assert peak <= predicted, f"{(peak - base) / MIB:.0f} MiB, predicted {(predicted - base) / MIB:.0f}"
-    assert predicted - base < 1.6 * (peak - base) + 24 * MIB, (
-        f"{(peak - base) / MIB:.0f} MiB, predicted {(predicted - base) / MIB:.0f}"
-    )
+    base, taken = in_child(CHILD.replace("{shape}", repr(SHAPE.__dict__)), *words)
+    predicted = sum(predict_generation(SHAPE, weights(), writing, base).values()) - base
+    told = f"{taken / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
+    assert taken <= predicted < 1.6 * taken + 24 * MIB, told
 
 
 def test_constants_are_those_of_the_model() -> None:

@@ -15,6 +15,7 @@ from model import attention
 from model.attention import PositionBias, attend, attend_padded, position_buckets
 from model.dropout import Dropout
 from model.rows import Rows
+from tests.measuring import in_child
 
 lengths = st.lists(st.integers(1, 13), min_size=1, max_size=4)
 
@@ -167,7 +168,7 @@ def test_buckets_are_exact_near_and_one_far(bidirectional: bool) -> None:
     assert torch.equal(future, past[1:] + 16) if bidirectional else (future == 0).all()
 
 
-def test_memory_is_linear_in_length(in_child: Callable[[str], list[int]]) -> None:
+def test_memory_is_linear_in_length() -> None:
     short, long = in_child("""
 import math
 from model.attention import attend

@@ -14,6 +14,7 @@ from config import T5ModelConfig
 from model.hf_format import load, read_config, save
 from model.t5 import T5
 from settings import UserError
+from tests.measuring import in_child
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 VARIANTS: list[dict[str, object]] = [
@@ -235,7 +236,7 @@ def test_wrong_tensor_shape_is_named(folder: Path) -> None:
     refused(folder, "shared.weight is [51, 24] and not [50, 24]")
 
 
-def test_memory_of_loading_and_saving(in_child: Callable[[str], list[int]], tmp_path: Path) -> None:
+def test_memory_of_loading_and_saving(tmp_path: Path) -> None:
     size, saving, loading = in_child(f"""
 from pathlib import Path
 from config import T5ModelConfig

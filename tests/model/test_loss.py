@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, loss_only, token_losses
+from tests.measuring import in_child
 
 TOKENS, WIDTH, VOCAB = 70, 8, 23
 CASES = [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.2, 1e-3)]
@@ -124,7 +123,7 @@ def test_bf16_loss_is_summed_in_fp32() -> None:
     assert total.item() == pytest.approx(oracle(hidden, head, labels, 0.0, 0.0)[0].item(), rel=1e-2)
 
 
-def test_memory_is_that_of_chunks(in_child: Callable[[str], list[int]]) -> None:
+def test_memory_is_that_of_chunks() -> None:
     (used,) = in_child("""
 from model.loss import LossSettings, loss_and_gradients
 

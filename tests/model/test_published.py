@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from config import T5ModelConfig
 from model.hf_format import load, read_config, stored_dtype
 from settings import UserError
+from tests.measuring import in_child
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SIZES = {"d_ff": 40, "d_kv": 5, "d_model": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 50}
@@ -130,7 +131,7 @@ def test_folders_that_transformers_writes(name: str, shards: bool, dtype: torch.
 
 
 @pytest.mark.slow
-def test_memory_of_loading_shards_and_pickles(in_child: Any, tmp_path: Path) -> None:
+def test_memory_of_loading_shards_and_pickles(tmp_path: Path) -> None:
     """Peak: the model and a piece of one tensor, however the files are cut."""
     shape = T5ModelConfig(vocab_size=16000, num_layers=2, num_decoder_layers=2)
     figures = in_child(f"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from model.layers import Linear
 from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, quantize_rows, row_pieces
 from model.t5 import T5
 from settings import UserError
+from tests.measuring import in_child
 from tests.model.test_lora import GATED, logits
 
 
@@ -122,7 +122,7 @@ def test_a_folder_without_weights_is_still_refused(config: T5ModelConfig, tmp_pa
 
 
 @pytest.mark.slow
-def test_loading_as_int8_takes_a_byte_a_weight(in_child: Callable[[str], list[int]], tmp_path: Path) -> None:
+def test_loading_as_int8_takes_a_byte_a_weight(tmp_path: Path) -> None:
     shape = T5ModelConfig(vocab_size=32128, d_model=512, num_layers=4, num_decoder_layers=4)
     hf_format.save(T5(shape).initialise(0), tmp_path)
     code = f"""

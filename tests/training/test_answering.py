@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from training import answering, loading
 from training.answering import generate, names_file
 from training.chat import chat
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["short", "a longer prompt than that", "河水从桥下流过", "x", "two words", "the last one, of them all", "y z"]
 
@@ -29,14 +29,6 @@ PROMPTS = ["short", "a longer prompt than that", "河水从桥下流过", "x", "
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_trained(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def settings(folder: Path, **flags: Any) -> Config:
@@ -133,7 +125,7 @@ def test_long_prompts_are_cut_and_counted_or_refused(
 ) -> None:
     source = write_prompts(tmp_path / "p.jsonl", ["short", "x" * 15, "y" * 16, "z" * 40])
     generate(settings(folder, input=source, output=tmp_path / "cut.jsonl", max_seq_len=16))
-    assert "2 prompt(s) were longer than --max_seq_len=16 and were cut" in capsys.readouterr().out
+    assert "cut to --max_seq_len=16: 2 prompts, the first is " in capsys.readouterr().out
     with pytest.raises(
         UserError, match=r"p.jsonl, line 3: the prompt has 17 tokens, --max_seq_len = 16 allows no more"
     ):
@@ -146,7 +138,7 @@ def test_an_empty_prompt_is_named(folder: Path, tmp_path: Path, capsys: pytest.C
         generate(settings(folder, input=source, output=tmp_path / "a.jsonl"))
     generate(settings(folder, input=source, output=tmp_path / "b.jsonl", skip_bad_rows=True))
     assert [row["id"] for row in read(tmp_path / "b.jsonl")] == [0, 2]
-    assert "1 row(s) were passed over" in capsys.readouterr().out
+    assert "passed over: 1 row, such as" in capsys.readouterr().out
     with pytest.raises(UserError, match="--input = none, there is nothing to answer"):
         generate(settings(folder, input=" "))
 

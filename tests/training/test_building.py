@@ -10,6 +10,7 @@ import torch
 
 import devices
 from engine.residency import Int8Tables, Residency
+from engine.walk import OnReady
 from memory.prediction import Choice
 from model import hf_format
 from model.lora import adapters_of
@@ -40,6 +41,29 @@ def test_only_what_learns_has_an_optimizer() -> None:
         factors["decoder.blocks.1.attention.q.weight"] == 1.0 and factors["decoder.blocks.0.attention.q.weight"] == 0.5
     )
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
+
+
+@pytest.mark.parametrize(("num_walks", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)])
+def test_only_the_last_of_several_walks_hands_over(
+    monkeypatch: pytest.MonkeyPatch, num_walks: int, sizes: list[int]
+) -> None:
+    engine, slices, walks, handed_over = built(None), list(range(5)), [], []
+
+    def walk(members: list[int], total_labels: int, on_ready: OnReady) -> torch.Tensor:
+        assert not set(members) & set(slices), "the list must not hold what passes, nor what has passed"
+        walks.append(members)
+        on_ready([engine.model.embedding])
+        return torch.tensor(float(sum(members)))
+
+    monkeypatch.setattr(engine.walk, "gradients", walk)
+    total = engine.gradients(slices, 7, num_walks, lambda weights: handed_over.append(len(walks)))  # type: ignore[arg-type]
+    assert (
+        [len(members) for members in walks] == sizes
+        and [row for members in walks for row in members] == list(range(5))
+        and not slices
+    )
+    assert float(total) == 10.0 and handed_over == [len(sizes)]
+    assert float(engine.gradients([], 7, num_walks, handed_over.append)) == 0.0, "a rank without rows"
 
 
 @pytest.mark.parametrize(("storage", "residency"), [("float32", Residency), ("int8", Int8Tables)])

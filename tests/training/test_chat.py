@@ -77,7 +77,7 @@ def test_commands(tmp_path: Path) -> None:
     session = Session(parrot, "规则", history_turns=9)
     assert session.command(f"/save {file}") == "there is nothing to save yet" and not file.exists()
     told = talk(["a b", f"/save {file}", "/reset", "c", "/help", "/nothing", "/save", "/exit", "never"], session)
-    assert "1 question(s) and answers were added" in told and "begins anew" in told
+    assert "holds this conversation, 1 question with answers" in told and "begins anew" in told
     assert "/nothing is no command" in told and told.count("/reset      forget") == 2
     assert "/save needs the name of a file" in told and "never" not in told
     assert parrot.seen[1][0] == [("user", "c")]
@@ -88,6 +88,28 @@ def test_commands(tmp_path: Path) -> None:
         {"role": "assistant", "content": "a b"},
     ]
     assert "cannot be written" in session.command(f"/save {tmp_path}")
+
+
+def test_a_conversation_that_is_saved_again_stands_once(tmp_path: Path) -> None:
+    file = tmp_path / "saved.jsonl"
+    file.write_text('{"by": "others"}\n', encoding="utf8")
+    first, second = Session(Parrot()), Session(Parrot())
+
+    def questions() -> list[list[str]]:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
+        assert lines.pop(0) == {"by": "others"}
+        return [[turn["content"] for turn in line["messages"] if turn["role"] == "user"] for line in lines]
+
+    talk(["河水", f"/save {file}", f"/save {file}"], first)
+    assert questions() == [["河水"]]
+    talk(["x", f"/save {file}"], second)
+    told = talk(["b", f"/save {file}"], first)
+    assert "2 questions with answers" in told and questions() == [["河水", "b"], ["x"]]
+    talk(["y", f"/save {file}", "/reset", "z", f"/save {file}"], second)
+    assert questions() == [["河水", "b"], ["x", "y"], ["z"]], "found although it has moved; after /reset it is another"
+    file.write_text('{"by": "others"}\n', encoding="utf8")
+    talk([f"/save {file}"], first)
+    assert questions() == [["河水", "b"]], "somebody has emptied the file"
 
 
 def test_an_interrupt_stops_the_answer_alone() -> None:

@@ -62,10 +62,9 @@ def test_pointers_survive_each_other(tmp_path: Path) -> None:
     checkpoints.save(1, write_file("1"), is_best=True)
     (tmp_path / "checkpoints" / "latest").unlink()
     (tmp_path / "checkpoints" / "latest").write_text("step_00000001\n")
-    checkpoints.save(2, write_file("2"))
+    checkpoints.save(2, write_file("2"), is_best=True)
     latest = checkpoints.latest()
     assert latest is not None and step_of(latest) == 2
-    checkpoints.mark_best(2)
     assert checkpoints.best() == latest
 
 
@@ -197,5 +196,4 @@ def test_the_same_step_again_replaces(tmp_path: Path) -> None:
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_latest=1, is_main=False)
     assert checkpoints.save(1, full_disk) == tmp_path / "checkpoints" / "step_00000001"
-    checkpoints.mark_best(1)
     assert list(tmp_path.iterdir()) == []

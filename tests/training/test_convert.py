@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from data.templates import Template
 from data.tokenizer import Tokenizer
 from model import hf_format
 from settings import UserError
+from tests.measuring import in_child
 from training.convert import convert, probe_logits
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -214,11 +213,7 @@ def test_ctranslate2_converts_and_runs_our_folders(family: str, dtype: str, tmp_
 @pytest.mark.slow
 def test_memory_of_converting(tmp_path: Path) -> None:
     """The model and a piece of one tensor, pickled or not; the copy that is compared comes after the first has gone."""
-    if not Path("/proc/self/status").exists():
-        pytest.skip("this system has no /proc to read memory from")
-    from tests.model.conftest import MEASURE
-
-    code = f"""
+    size, peak = in_child(f"""
 from pathlib import Path
 from config import T5ModelConfig, load
 from model import hf_format
@@ -244,9 +239,5 @@ torch.save(load_file(place / "old/model.safetensors"), place / "old/pytorch_mode
 (place / "old/model.safetensors").unlink()
 del model
 print(size, measure(lambda: convert_named("old", "new")))
-"""
-    root = Path(__file__).resolve().parents[2]
-    child = subprocess.run([sys.executable, "-c", MEASURE + code], cwd=root, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
-    size, peak = (int(word) for word in child.stdout.split())
+""")
     assert 0.5 * size < peak < size + 2**24

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from training.evaluate_command import evaluate, evaluation_rows
 from training.metrics import AnswerScores, metric_names
 from training.samples import Sample, generate_metrics, score_answers
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["hello", "河水", "two words", "a b c d", "last"]
 
 
@@ -41,14 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pairs_of(folder: Path) -> list[tuple[str, str]]:
     rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text(encoding="utf8").splitlines()]
     return [(row["prompt"], row["response"]) for row in rows]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def settings(folder: Path, tmp_path: Path, **flags: Any) -> Config:
@@ -136,7 +128,7 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
     assert sorted(sample.prompt for share in shares for sample in share) == sorted(sample.prompt for sample in samples)
     assert sorted(sample.prompt for sample in samples) == sorted(PROMPTS)
     both = AnswerScores(names).result(sum(rank.sums[0] for rank in ranks).numpy())
-    assert both == pytest.approx(whole, rel=1e-5)
+    assert both == pytest.approx(whole, rel=1e-12)
 
 
 def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:

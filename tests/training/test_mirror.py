@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,15 @@ import pytest
 from config import Config, load
 from settings import UserError
 from training.checkpoints import Checkpoints
+from training.launch import RESTARTS
 from training.mirror import Mirror
-from training.resuming import RESTARTS, goes_on
+from training.resuming import goes_on
+from training.runs import RUN_FILE, SETTINGS_FILE
 
 
 def save(run_dir: Path, step: int, keep: int = 2) -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
-    for name in ("settings.json", "run.json"):
+    for name in (SETTINGS_FILE, RUN_FILE):
         (run_dir / name).write_text(f'{{"step": {step}}}', encoding="utf8")
 
     def write(folder: Path) -> None:
@@ -32,25 +33,11 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A folder at a service: this machine's files, or a real S3 server."""
     if request.param == "file":
-        yield f"{(tmp_path / 'there').as_uri()}"
-        return
-    server_module = pytest.importorskip("moto.server", reason="needs moto[server]")
-    boto3 = pytest.importorskip("boto3")
-    patch = pytest.MonkeyPatch()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        patch.setenv(name, "test")
-    server = server_module.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
-    client.create_bucket(Bucket="bucket")
-    yield f"s3://bucket/runs?endpoint_override={host}%3A{port}&scheme=http&region=us-east-1"
-    client.close()
-    server.stop()
-    patch.undo()
+        return (tmp_path / "there").as_uri()
+    return f"s3://bucket/runs?{request.getfixturevalue('s3').query}"
 
 
 def test_a_new_machine_gets_the_latest_checkpoint(address: str, tmp_path: Path) -> None:
@@ -63,7 +50,7 @@ def test_a_new_machine_gets_the_latest_checkpoint(address: str, tmp_path: Path) 
     assert restored is not None and restored.name == "step_00000015"
     assert content(restored) == content(here / "checkpoints" / "step_00000015")
     assert Checkpoints(new, 2).latest() == restored
-    assert (new / "settings.json").read_bytes() == (here / "settings.json").read_bytes()
+    assert (new / SETTINGS_FILE).read_bytes() == (here / SETTINGS_FILE).read_bytes()
     assert mirror.restore(here, 2) is None, "this machine is up to date"
     older = tmp_path / "older" / "r"
     save(older, 10)

@@ -1,0 +1,51 @@
+"""What tests of several wings start from. Nothing heavy is imported before a test asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small products take longer to share between threads than to compute."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class S3:
+    """A service with the bucket `bucket`.
+
+    Args:
+        client: of boto3, to fill it. query: what addresses need behind their `?`.
+    """
+
+    client: Any
+    query: str
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    """A real S3 server on this machine (moto)."""
+    server_module = pytest.importorskip("moto.server", reason="needs moto[server]")
+    boto3 = pytest.importorskip("boto3")
+    patch = pytest.MonkeyPatch()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        patch.setenv(name, "test")
+    server = server_module.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    yield S3(client, f"endpoint_override={host}%3A{port}&scheme=http&region=us-east-1")
+    client.close()
+    server.stop()
+    patch.undo()

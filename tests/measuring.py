@@ -1,0 +1,57 @@
+"""What does work take? Code is run in a child process, where `measure` watches the memory of one piece of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# what the child runs first: `measure(work)` gives the most anonymous memory that `work` held above what was there before
+MEASURE = """
+import sys
+import threading
+import torch
+
+torch.set_num_threads(1)
+
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+
+
+def measure(work):
+    before, peak, done = anonymous(), [0], threading.Event()
+
+    def watch():
+        while not done.is_set():
+            peak[0] = max(peak[0], anonymous())
+            done.wait(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    kept = work()
+    done.set()
+    watcher.join()
+    return max(peak[0], anonymous()) - before
+"""
+
+
+def in_child(code: str, *words: object) -> list[int]:
+    """Run code behind `MEASURE` in a child process.
+
+    Args:
+        words: its `sys.argv[1:]`.
+    Returns:
+        the whole numbers that it prints.
+    """
+    if not Path("/proc/self/status").exists():
+        pytest.skip("this system has no /proc to read memory from")
+    command = [sys.executable, "-c", MEASURE + code, *map(str, words)]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    return [int(word) for word in child.stdout.split()]
