@@ -65,6 +65,7 @@ class Walk:
         objective: what is made of the decoder's output.
         scaling: the factor on the loss of which gradients are formed; None: 1. The same object divides it out of the
             update (`engine.update`). boundaries: where they wait for backward.
+        trim: gives back what the allocator keeps of the forward; called before the loss, where the walk holds most.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class Walk:
         objective: Objective | None = None,
         scaling: LossScaling | None = None,
         boundaries: Boundaries | None = None,
+        trim: Callable[[], object] | None = None,
     ) -> None:
         self.model, self.keep, self.residency, self.loss_settings = model, keep, residency, loss
         self.dropout_rate, self.objective = dropout_rate, objective or Objective()
-        self.scaling, self.boundaries = scaling, boundaries or Boundaries()
+        self.scaling, self.boundaries, self.trim = scaling, boundaries or Boundaries(), trim
         self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
 
     def gradients(self, slices: Sequence[Slice], total_labels: int, on_ready: OnReady) -> Tensor:
@@ -115,6 +117,8 @@ class Walk:
             stages, self._enter(model.decoder, ids, decoder_drop), len(model.encoder.blocks), decoder_reach
         )
 
+        if self.trim is not None:
+            self.trim()
         total, grads = self._loss(hidden, slices, total_labels)
         del hidden
         grads = self._backward(decoder_trace, grads, on_ready)
@@ -147,6 +151,8 @@ class Walk:
         ys = self._enter(model.decoder, [s.decoder_ids for s in slices], no_drop)
         hidden = self._run(self._decoder_stages(slices, memories, biases[1], no_drop), ys)
         head = model.output_weight
+        if self.trim is not None:
+            self.trim()
         with self.residency.visit([head]):
             return [token_losses(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]
 

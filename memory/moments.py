@@ -11,7 +11,6 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 from memory.blocks import Blocks
 from memory.units import MIB
@@ -19,10 +18,6 @@ from memory.work import Choice, Machine, Work, dtype_bytes, inner_width
 
 SLAB_BYTES = 64 * MIB  # of host memory for boundaries; as in devices.copies, which imports torch
 HEAP_BELOW = 4 * MIB  # as devices.malloc sets it; a test holds them equal
-HEAP_BYTES = 8 * MIB
-# Of passing tensors in the heap; where kept graphs lie there too, they fill what the others leave.
-HEAP_SHARE, HEAP_SHARE_FILLED, HEAP_FILLED_BY = 0.9, 0.5, 0.4
-HEAP_GRAPH_SHARE = 0.25  # of kept graphs in the heap that are gone; those that are there fill it themselves
 UPDATE_CHUNK = 512 * 1024  # elements of an update, as engine.optimizers has it; a test holds them equal
 # Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
 UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
@@ -66,8 +61,9 @@ class Moments:
         most = self.blocks.tokens.source + self.blocks.tokens.target
         return of_one * tokens // most if most else 0
 
-    def _graphs(self, encoder: int, decoder: int) -> int:
-        one = encoder * self.blocks.encoder_graph() + decoder * self.blocks.decoder_graph()
+    def graphs(self, encoder: int, decoder: int, below: int | None = None) -> int:
+        """So many kept graphs of all slices; of their tensors smaller than `below` bytes alone, where that is given."""
+        one = encoder * self.blocks.encoder_graph(below) + decoder * self.blocks.decoder_graph(below)
         return self._share(one, self.source + self.target)
 
     def _boundaries(self, encoder: int, decoder: int) -> int:
@@ -84,35 +80,6 @@ class Moments:
             return self.learns["total"] * self.e
         return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.e
 
-    def gone_from_heap(self, kept_graphs: int) -> int:
-        """What malloc's heap keeps of the graphs that are gone, where so many bytes of kept graphs are still there."""
-        return int(HEAP_GRAPH_SHARE * max(0, self._small_graphs - kept_graphs))
-
-    @cached_property
-    def _small_graphs(self) -> int:
-        """Of all kept graphs the tensors that lie in the heap."""
-        encoder, decoder = self.blocks.encoder_graph(HEAP_BELOW), self.blocks.decoder_graph(HEAP_BELOW)
-        return self._share(self.kept_encoder * encoder + self.kept_decoder * decoder, self.source + self.target)
-
-    def in_heap(self) -> int:
-        """What malloc's heap keeps of the small tensors that have come and gone, kept graphs apart."""
-        c, e, micro, largest = self.c, self.e, self.blocks.tokens, HEAP_BELOW
-        passing = sum(
-            count * tokens * c.d_model * e
-            for count, tokens, of_one in (
-                (c.num_layers + 2, self.source, micro.source), (c.num_decoder_layers + 2, self.target, micro.target)
-            )
-            if of_one * c.d_model * e < largest
-        )  # fmt: skip
-        passing += max(self.blocks.encoder_graph(largest), self.blocks.decoder_graph(largest))
-        passing += self.blocks.tile_bytes()
-        if c.d_model * c.d_ff * e < largest:
-            passing += (
-                self.learns["total"] - self.learns["embedding"] if self.holds_all else self.learns["decoder"]
-            ) * e
-        share = max(HEAP_SHARE_FILLED * passing, HEAP_SHARE * passing - HEAP_FILLED_BY * self._small_graphs)
-        return HEAP_BYTES + int(share)
-
     def _new_weights(self, block: int) -> int:
         """Bytes of fresh weight gradients in a visit; those of later slices are added to the first one's at once."""
         widest = self.c.d_model * max(self.c.d_ff, inner_width(self.c))
@@ -127,7 +94,7 @@ class Moments:
         return {
             "gradients": max(learnt, self.learns["total"] * self.e if self.choice.num_walks > 1 else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 2, c.num_decoder_layers + 3),
-            "kept graphs": self._graphs(self.kept_encoder, self.kept_decoder),
+            "kept graphs": self.graphs(self.kept_encoder, self.kept_decoder),
             "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
             "weights in compute dtype": head if self.casts else 0,
         }
@@ -141,7 +108,7 @@ class Moments:
         return {
             "gradients": self._gradients(learns if several else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 2 + several, c.num_decoder_layers + 1),
-            "kept graphs": self._graphs(self.kept_encoder, self.kept_decoder),
+            "kept graphs": self.graphs(self.kept_encoder, self.kept_decoder),
             "one visit": graph + output + self.blocks.decoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
@@ -154,7 +121,7 @@ class Moments:
         return {
             "gradients": self._gradients(learns if self.choice.num_slices > 1 else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 1, 0),
-            "kept graphs": self._graphs(self.kept_encoder, 0),
+            "kept graphs": self.graphs(self.kept_encoder, 0),
             "one visit": graph + output + self.blocks.encoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
@@ -166,7 +133,7 @@ class Moments:
         return {
             "gradients": self._gradients(self.learns["decoder"]),
             "boundaries of all slices": self._boundaries(c.num_layers + 3, c.num_decoder_layers),
-            "kept graphs": self._graphs(self.kept_encoder, max(0, self.kept_decoder - 1)),
+            "kept graphs": self.graphs(self.kept_encoder, max(0, self.kept_decoder - 1)),
             "one update": self._update_bytes(widest),
         }
 

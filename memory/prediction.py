@@ -1,12 +1,14 @@
 """How much memory and time does one way to run a step take, in each phase of a run?
 
 peak = base + weights + optimizer state + what the phase holds at its highest + what malloc keeps. What a step holds is
-counted in `memory.moments`, what a block holds in `memory.blocks`, time in `memory.speed`.
+counted in `memory.moments`, what a block holds in `memory.blocks`, what malloc keeps in `memory.heap`, time in
+`memory.speed`.
 """
 
 from __future__ import annotations
 
-from memory.moments import HEAP_BYTES, SLAB_BYTES, Moments, evaluation_parts, offloaded_bytes, samples_parts
+from memory.heap import Heap
+from memory.moments import SLAB_BYTES, Moments, evaluation_parts, offloaded_bytes, samples_parts
 from memory.sharing import share_out
 from memory.speed import predict_seconds, step_flops
 from memory.units import MIB
@@ -17,10 +19,7 @@ __all__ = [
     "state_bytes", "step_flops", "weight_counts",
 ]  # fmt: skip
 
-# What malloc keeps beyond the tensors. "small" maps nearly every tensor by itself, and rounds a few up. "fast" holds those
-# below a size in its heap, which does not shrink between the moments when they are most and when mapped ones are.
-FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction or reserve"
-SMALL_SHARE = 0.015  # of all that comes and goes
+FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction"
 LOAD_BYTES, SAVE_BYTES = 8 * MIB, 4 * MIB  # buffers while weights are filled, read or written
 
 
@@ -46,16 +45,10 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
     share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s)
-    heap = walk.in_heap() if choice.malloc == "fast" else None
+    heap = Heap(walk, choice)
     for phase, parts in phases.items():
         passing = sum(size for name, size in parts.items() if name not in fixed)
-        graphs = parts.get("kept graphs", 0)
-        kept = (
-            int(SMALL_SHARE * passing)
-            if heap is None
-            else min(heap + walk.gone_from_heap(graphs), HEAP_BYTES + passing)
-        )
-        parts["allocator slack"] = 0 if phase == "load" else kept
+        parts["allocator slack"] = heap.slack(phase, passing)
         if machine.correction != 1.0:
             parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
     return phases

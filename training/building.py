@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from devices.base import Device
+from devices.malloc import trim_malloc
 from engine.keep import Keep
 from engine.offload import Boundaries, Offload
 from engine.optimizers import OPTIMIZERS, Optimizer
@@ -72,6 +73,7 @@ class Engine:
         """Go on in another way: graphs kept, chunks of the loss and boundaries as `choice` says; dtypes stay."""
         self.walk.keep = Keep(choice.kept_blocks)
         self.walk.loss_settings = replace(self.walk.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
+        self.walk.trim = _trim(choice, self.device)
         if choice.offload_boundaries != isinstance(self.walk.boundaries, Offload):
             self.walk.boundaries = _boundaries(choice, self.device)
 
@@ -112,13 +114,17 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
     walk = Walk(
         model, Keep(choice.kept_blocks), residency, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, _boundaries(choice, device),
+        scaling, _boundaries(choice, device), _trim(choice, device),
     )  # fmt: skip
     return Engine(model, optimizer, walk, Update(optimizer, config.train.max_grad_norm, scaling), device, shards)
 
 
 def _boundaries(choice: Choice, device: Device) -> Boundaries:
     return Offload(device.host_copies()) if choice.offload_boundaries else Boundaries()
+
+
+def _trim(choice: Choice, device: Device) -> Callable[[], object] | None:
+    return trim_malloc if choice.malloc == "fast" and not device.is_separate_memory else None
 
 
 def _make_model(begin: Start, storage: torch.dtype, device: Device, shards: Shards | None) -> T5:

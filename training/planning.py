@@ -30,7 +30,6 @@ RATES = (torch.float32, torch.bfloat16)
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
 MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
 Ahead = tuple[Shapes, Shapes]  # of the run's steps, and of its evaluation
-UNPROBED = 1.25  # factor on what comes and goes, where a plan is near the budget and cannot be probed beside the run
 AFTER_A_KILL = 1.15  # factor on what comes and goes, where the probe was killed and so told nothing but that
 
 
@@ -59,11 +58,12 @@ def make_plan(
     chosen = planner.plan(Choice(**choice) if choice else None)
     asked = begin.config.memory.probe
     is_near = chosen.peak_bytes > PROBE_FROM * machine.budget_bytes
-    beside = budget.host_bytes - base_bytes  # the child counts to the same budget
-    fits_beside = device.is_separate_memory or chosen.peak_bytes <= beside
+    # the child counts to the same budget and the same limits of the system
+    beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
+    fits_beside = beside is None or chosen.peak_bytes <= beside
     if may_probe and (asked is True or (asked == AUTO and is_near and fits_beside)):
-        return planner.probed(chosen, device.is_separate_memory, is_asked=asked is True)
-    return planner.careful(chosen) if is_near else chosen
+        return planner.probed(chosen, beside)
+    return chosen
 
 
 def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int) -> Ahead:
@@ -115,39 +115,42 @@ class _Planner:
             shapes=self.shapes, evaluation=self.evaluation,
         )  # fmt: skip
 
-    def careful(self, chosen: Plan) -> Plan:
-        """The plan with a reserve for what no probe has measured; without it where nothing else fits."""
-        self.machine = replace(self.machine, correction=UNPROBED)
-        with suppress(DoesNotFit):
-            return self.plan(chosen.choice)
-        return chosen
+    def probed(self, chosen: Plan, beside: int | None) -> Plan:
+        """Measure a plan and plan again, until a plan fits that was measured.
 
-    def probed(self, chosen: Plan, is_separate: bool, *, is_asked: bool) -> Plan:
-        """Measure a plan and plan again, until a plan fits that was measured."""
+        Args:
+            beside: what a child may take beside this process; where the plan is above it, a smaller one is measured, and
+                what its measurement tells of the formulas corrects the plan. None: the child's memory is another.
+        """
         told: list[str] = []
-        unprobed: int | None = None
+        is_measured = False
         for _ in range(MOST_PROBES):
-            room = free_host_bytes()
-            if not is_separate and not is_asked and room < chosen.peak_bytes:
-                told.append(
-                    f"not probed: beside this process there are {format_size(room)}, the probe needs {format_size(chosen.peak_bytes)}"
-                )
+            trial = chosen if beside is None or chosen.peak_bytes <= beside else self._smaller(chosen, beside)
+            if trial is None:
+                told.append(f"not probed: a child process may take {format_size(beside or 0)}, too little for any step")
                 break
-            result = self._probe(chosen)
-            told.append(_told(result, chosen))
+            result = self._probe(trial)
+            told.append(_told(result, trial))
             if result.failed and not result.was_killed:
                 break  # it tells nothing of memory; the plan stands
-            before = chosen
-            unprobed = None if result.phases is None else sum(_uncorrected(chosen))
             if result.was_killed:
-                self.machine = replace(self.machine, correction=self.machine.correction * AFTER_A_KILL)
+                correction = self.machine.correction * AFTER_A_KILL
             else:
-                correction = correction_of(result, chosen.phase_parts)
-                self.machine = replace(self.machine, correction=correction)
-            chosen = self.plan(chosen.choice)
-            if chosen.choice == before.choice and not result.was_killed:
+                correction, is_measured = correction_of(result, trial.phase_parts), True
+            self.machine = replace(self.machine, correction=correction)
+            before, chosen = chosen, self.plan(chosen.choice)
+            if not result.was_killed and (chosen.choice == before.choice or trial is not before):
                 break
+        unprobed = sum(_uncorrected(chosen)) if is_measured else None
         return replace(chosen, reasons=(*chosen.reasons, *told), unprobed_peak_bytes=unprobed)
+
+    def _smaller(self, chosen: Plan, most_bytes: int) -> Plan | None:
+        """A plan with the same malloc that a child can measure within `most_bytes`; None: there is none."""
+        smaller = _Planner(self.begin, replace(self.machine, budget_bytes=most_bytes), self.shapes, self.evaluation)
+        with suppress(DoesNotFit):
+            trial = smaller.plan(None)
+            return trial if trial.choice.malloc == chosen.choice.malloc else None
+        return None
 
     def _probe(self, chosen: Plan) -> ProbeResult:
         choice = chosen.choice

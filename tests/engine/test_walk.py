@@ -106,3 +106,19 @@ def test_evaluation_loss_is_that_of_the_model() -> None:
     total = walk.loss(batch.slices(model, CUTS["uneven"]))
     expected = model(batch.input_ids, batch.mask, batch.labels)
     assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("keep", [0, 99])
+def test_the_heap_is_trimmed_once_before_the_loss(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, seen = small_model(), Rectangle(), []
+    walk = Walk(
+        model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0, trim=lambda: seen.append("trim")
+    )  # fmt: skip
+    for name in ("_forward", "_loss", "_backward"):
+        inner = getattr(walk, name)
+        monkeypatch.setattr(walk, name, lambda *words, inner=inner, name=name: (seen.append(name), inner(*words))[1])
+    walk.gradients(batch.slices(model, CUTS["two"]), batch.num_labels, lambda weights: None)
+    assert seen == ["_forward", "_forward", "trim", "_loss", "_backward", "_backward"]
+    seen.clear()
+    walk.loss(batch.slices(model, CUTS["two"]))
+    assert seen == ["trim"]

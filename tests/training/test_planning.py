@@ -39,8 +39,8 @@ def begin(tmp_path: Path) -> Start:
     return cast(Any, Start)(config, made, None, *loaders, None, TrainingState(), False, [])
 
 
-def plan_of(begin: Start, budget: int, **flags: Any) -> Any:
-    return make_plan(begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), BASE, 1, **flags)
+def plan_of(begin: Start, budget: int, base: int = BASE, **flags: Any) -> Any:
+    return make_plan(begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), base, 1, **flags)
 
 
 def measured(bytes_above: int) -> Any:
@@ -102,22 +102,51 @@ def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.Mon
     assert len(probe.asked) == 1
 
 
-def test_where_the_probe_would_break_the_budget_the_plan_keeps_a_reserve(
-    begin: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_probe_would_break_the_budget_the_plan_stands(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
-    plain, budget = plan_of(begin, GIB), int(plan_of(begin, GIB).peak_bytes * 1.15)
-    careful = plan_of(begin, budget, may_probe=True)
-    assert not probe.asked and plain.peak_bytes < careful.peak_bytes <= budget
+    budget = int(plan_of(begin, GIB).peak_bytes * 1.15)
+    assert plan_of(begin, budget, may_probe=True).choice == plan_of(begin, budget).choice
+    assert not probe.asked
+
+
+def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ProbeRequest] = []
+
+    def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
+        asked.append(request)
+        return ProbeResult(failed="not run")
+
+    monkeypatch.setattr(planning, "probe", probe)
+    begin.config.memory.probe = True
+    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
+    base = 40 * MIB
+    plain = plan_of(begin, GIB, base)
+    budget = plain.peak_bytes + MIB
+    chosen = plan_of(begin, budget, base, may_probe=True)
+    assert chosen.choice == plain.choice
+    (request,) = asked
+    assert request.choice != plain.choice
+    assert request.choice == plan_of(begin, budget - base, base).choice  # what fits beside this process
+
+
+def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = measured(60 * MIB)
+    monkeypatch.setattr(planning, "probe", probe)
+    begin.config.memory.probe = True
+    told = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
+    assert not probe.asked
+    assert any(reason.startswith("not probed") for reason in told.reasons)
 
 
 def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     begin.config.memory.probe = True
     monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
-    plain = plan_of(begin, GIB)
+    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
+    base = 40 * MIB
+    plain = plan_of(begin, GIB, base)
     try:
-        killed = plan_of(begin, int(plain.peak_bytes * 1.02), may_probe=True)
+        killed = plan_of(begin, int(plain.peak_bytes * 1.02), base, may_probe=True)
     except DoesNotFit:
         return
     assert killed.choice != plain.choice

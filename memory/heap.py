@@ -1,0 +1,75 @@
+"""What does malloc keep beyond the tensors that are there, moment by moment?
+
+glibc maps a tensor above a size by itself and gives it back when it is freed; smaller ones lie in a heap that keeps what
+comes free in its middle. "small" maps nearly all, and only rounds a few up. "fast" has the heap, which the walk trims
+before the loss (`engine.walk`): what forward left in it is gone by then, and what backward frees stays to the next time.
+
+The shares are fitted: to measured peaks of each moment, of models of 6M and 190M weights, with and without recomputing.
+"""
+
+from __future__ import annotations
+
+from memory.moments import HEAP_BELOW, Moments
+from memory.units import MIB
+from memory.work import Choice, inner_width
+
+SMALL_SHARE = 0.015  # of all that comes and goes, where nearly all is mapped
+# Behind a trim: pages that are used in part, and a share of all that comes and goes.
+TRIMMED_BYTES, TRIMMED_SHARE = 2 * MIB, 0.01
+VISIT_SHARE = 0.85  # of a recomputed visit's small tensors: pieces too small for what the next visit asks for
+KEPT_VISIT_SHARE = 0.5  # the same where the visit's graph is there, and so its tensors are no new ones
+GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
+
+
+class Heap:
+    """What malloc keeps in each phase of a run, in bytes. Args as of `memory.moments.Moments`."""
+
+    def __init__(self, walk: Moments, choice: Choice) -> None:
+        self.walk, self.choice = walk, choice
+
+    def slack(self, phase: str, passing: int) -> int:
+        """What malloc keeps in `phase`, in which `passing` bytes come and go."""
+        if phase == "load":
+            return 0
+        if self.choice.malloc == "small":
+            return int(SMALL_SHARE * passing)
+        return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + self._pieces(phase))
+
+    def _pieces(self, phase: str) -> float:
+        walk = self.walk
+        if phase == "loss":  # trimmed just before
+            return 0.0
+        if phase == "evaluation":  # cleaned before, trimmed at the head
+            return walk.blocks.tile_bytes() + self._casts("decoder")
+        decoder = self._visits("decoder", is_kept=walk.kept_decoder > 0)
+        if phase == "decoder backward":
+            return decoder
+        if phase == "block update":
+            return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, walk.kept_decoder)))
+        both = decoder + self._visits("encoder", is_kept=walk.kept_encoder > 0) + walk.block_update()["one update"]
+        gone = (0 if phase == "encoder backward" else walk.kept_encoder, walk.kept_decoder)
+        return both + GRAPH_SHARE * self._small_graphs(*gone)
+
+    def _visits(self, kind: str, *, is_kept: bool) -> float:
+        """Pieces left by visits backward to the blocks of a stack: of graph, tiles, casts and gradients of weights."""
+        gradients = min(self._weights(kind), self.walk.learns[kind] * self.walk.e)
+        besides = self.walk.blocks.tile_bytes() + gradients + self._casts(kind)
+        if is_kept:  # the graphs of several slices come free one by one, with others between them
+            return besides if self.choice.num_slices > 1 else KEPT_VISIT_SHARE * besides
+        blocks = self.walk.blocks
+        graph = blocks.decoder_graph(HEAP_BELOW) if kind == "decoder" else blocks.encoder_graph(HEAP_BELOW)
+        return VISIT_SHARE * (graph + besides)
+
+    def _casts(self, kind: str) -> int:
+        return self._weights(kind) if self.walk.casts else 0
+
+    def _weights(self, kind: str) -> int:
+        """Matrices of a block that are small enough for the heap, in the compute dtype."""
+        c, e = self.walk.c, self.walk.e
+        gates = 3 if c.feed_forward_proj.startswith("gated-") else 2
+        sizes = ((8 if kind == "decoder" else 4, c.d_model * inner_width(c)), (gates, c.d_model * c.d_ff))
+        return sum(count * size * e for count, size in sizes if size * e < HEAP_BELOW)
+
+    def _small_graphs(self, encoder: int, decoder: int) -> int:
+        """Of so many kept graphs, those of all slices, the tensors that lie in the heap."""
+        return self.walk.graphs(encoder, decoder, HEAP_BELOW)
