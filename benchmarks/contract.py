@@ -1,10 +1,11 @@
-"""Is the budget kept? `python -m benchmarks.contract [accuracy] [keeping] [--cases=N] [--fresh]`.
+"""Is the budget kept? `python -m benchmarks.contract [accuracy] [budgets] [keeping] [--cases=N] [--fresh]`.
 
 accuracy: small real training runs over sizes, lengths, batches, modes, optimizers and dtypes; the peak that the plan has
-predicted, before and after its probe, beside the peak that the kernel has seen. keeping: pairs of a configuration and a
-budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each finishes or is refused
-before it trains. Every case is noted as it ends, so that an interrupted benchmark goes on where it was; --cases=N runs at
-most N more. The page gets a table and a picture of all cases so far.
+predicted, before and after its probe, beside the peak that the kernel has seen. budgets: one model under rising budgets,
+each of which should be used. keeping: pairs of a configuration and a budget, drawn at random, run under a hard cgroup
+limit of budget + 5%: none may be killed, each finishes or is refused before it trains. Every case is noted as it ends, so
+that an interrupted benchmark goes on where it was; --cases=N runs at most N more. The page gets tables and a picture of
+all cases so far.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import os
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,20 +21,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
 from benchmarks.hard_limit import HardLimit
-from benchmarks.results import ROOT, markdown, write_section
-from memory.units import MIB, format_size
+from benchmarks.results import ROOT, write_section
+from memory.units import MIB
 
 CACHE = ROOT / "data" / "cache" / "contract"
 FIGURES = CACHE / "figures.json"
-PICTURE = ROOT / "docs" / "images" / "contract.png"
 WORDS = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
 POLL_SECONDS = 0.02
 KEEPING_CASES = 24
-ROOM_ABOVE_BUDGET = 0.05
+BUDGETS = ("1200M", "2G", "4G", "8G")
 STEPS = 8  # malloc's heap settles in the first few
 
 Flags = dict[str, Any]
+BASE: Flags = {"is_finetune": True, "finetune_from": "base"}  # a folder that is trained once
 
 
 def accuracy_cases() -> list[Flags]:
@@ -69,6 +70,11 @@ def accuracy_cases() -> list[Flags]:
         {"objective": "prefix"},
     ]
     rows += [{"freeze": "encoder"}, {"freeze": "embedding", "optimizer": "adamw"}, {"eval_batch_size_per_gpu": 16}]
+    rows += [{**BASE, "memory_mode": mode} for mode in ("standard", "ultra")]
+    rows += [{**BASE, "lora_rank": 8, **more} for more in ({}, {"lora_base": "int8"}, {"memory_mode": "ultra"})]
+    rows += [{"model_preset": "t5-small"}, {"model_preset": "t5-base", "mixed_precision": "bf16", "max_steps": 2}]
+    large = {"model_preset": "chatlm-0.2b", "max_steps": 2}
+    rows += [large, {**large, "memory_mode": "ultra"}, {**large, "batch_size_per_gpu": 2, "mixed_precision": "bf16"}]
     return [{"effective_batch_size": 8, "max_seq_len": 128, **row} for row in rows]
 
 
@@ -86,6 +92,15 @@ def keeping_cases() -> list[Flags]:
             }
         )  # fmt: skip
     return cases
+
+
+def budget_cases() -> list[Flags]:
+    """One model under rising budgets, on all cores: each should use what it is given."""
+    common = {
+        "model_preset": "t5-base", "effective_batch_size": 16, "max_seq_len": 256, "max_steps": 3, "eval_steps": 3,
+        "eval_rows": 4, "sample_rows": 0, "num_threads": os.cpu_count(),
+    }  # fmt: skip
+    return [{**common, "memory_budget": budget} for budget in BUDGETS]
 
 
 def data_file(objective: str) -> Path:
@@ -109,18 +124,35 @@ def data_file(objective: str) -> Path:
     return path
 
 
+def base_folder() -> Path:
+    """A model to begin with, trained for one step, once."""
+    folder = CACHE / "models" / "base"
+    if not (folder / "model.safetensors").is_file():
+        flags = {
+            "model_preset": "tiny", "tokenizer_type": "byte", "train_file": data_file("pairs"), "cache_dir": CACHE, "max_steps": 1,
+            "output_dir": folder.parent, "log_dir": CACHE / "logs", "run_name": folder.name, "overwrite": True, "max_seq_len": 64,
+        }  # fmt: skip
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        subprocess.run(
+            [sys.executable, "train_low_mem.py", "train", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        )
+    return folder
+
+
 def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     """One training run in a process of its own: its exit code, what it planned, and the most that it held."""
+    base = {"finetune_from": base_folder()} if "finetune_from" in flags else {}
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         words = {
             "model_preset": "tiny", "tokenizer_type": "byte", "train_file": data_file(str(flags.get("objective", "pairs"))),
             "cache_dir": CACHE, "output_dir": f"{folder}/out", "log_dir": f"{folder}/logs", "run_name": "case",
             "max_steps": STEPS, "eval_steps": STEPS, "eval_rows": 32, "num_threads": 1, **flags,
+            **base,
         }  # fmt: skip
         command = [sys.executable, "train_low_mem.py", "train", *(f"--{name}={value}" for name, value in words.items())]
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=limit.enter if limit else None,
+            env={**os.environ, "OMP_NUM_THREADS": str(words["num_threads"])}, preexec_fn=limit.enter if limit else None,
         )  # fmt: skip
         peak = 0
         while process.poll() is None:
@@ -130,10 +162,13 @@ def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
         log = Path(folder) / "logs" / "case" / "metrics.jsonl"
         events = [json.loads(line) for line in log.read_text(encoding="utf8").splitlines()] if log.is_file() else []
     planned: dict[str, Any] = next((event for event in events if event["event"] == "plan"), {})
+    later = [event for event in events if event["event"] == "step"][1:]  # the first one warms up
     return {
         "flags": flags, "exit": process.returncode, "measured": peak, "predicted": planned.get("peak_bytes"),
         "unprobed": planned.get("unprobed_peak_bytes") or planned.get("peak_bytes"),
         "trained": any(event["event"] == "step" for event in events), "told": told.strip()[-400:],
+        "tokens_per_second": sum(e["tokens"] for e in later) / sum(e["seconds"] for e in later) if later else 0.0,
+        "choice": planned.get("choice", {}),
     }  # fmt: skip
 
 
@@ -153,73 +188,6 @@ def _peak_of(pid: int) -> int:
     return 1024 * max(kib["RssAnon"], kib["VmHWM"] - kib["RssFile"])
 
 
-def deviation(case: dict[str, Any], name: str) -> float:
-    """Predicted over measured, less one."""
-    return float(case[name]) / float(case["measured"]) - 1.0
-
-
-def accuracy_body(cases: list[dict[str, Any]]) -> str:
-    """Table and figures of the accuracy cases."""
-    done = [case for case in cases if case["exit"] == 0]
-    lines = []
-    for name, words in (("unprobed", "before the probe"), ("predicted", "after the probe")):
-        errors = [deviation(case, name) for case in done]
-        lines.append(
-            f"{words}: median error {statistics.median(map(abs, errors)):.1%}, from {min(errors):+.1%} to {max(errors):+.1%}"
-        )
-    rows = [
-        [
-            " ".join(f"{k}={v}" for k, v in case["flags"].items()), format_size(case["measured"]),
-            f"{format_size(case['unprobed'])} ({deviation(case, 'unprobed'):+.1%})",
-            f"{format_size(case['predicted'])} ({deviation(case, 'predicted'):+.1%})",
-        ]
-        for case in done
-    ]  # fmt: skip
-    head = f"{len(done)} configurations; predicted over measured peak (anonymous memory of the process): {'; '.join(lines)}."
-    return f"{head}\n\n![predicted and measured](images/contract.png)\n\n" + markdown(
-        ["configuration", "measured", "predicted before the probe", "after"], rows
-    )
-
-
-def draw_picture(cases: list[dict[str, Any]]) -> None:
-    """Predicted over measured, both ways, as points beside the diagonal."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    done = [case for case in cases if case["exit"] == 0]
-    figure, axes = pyplot.subplots(figsize=(5, 5))
-    measured = [case["measured"] / MIB for case in done]
-    for name, words, mark in (("unprobed", "before the probe", "o"), ("predicted", "after the probe", "x")):
-        axes.plot(measured, [case[name] / MIB for case in done], mark, label=words)
-    ends = [min(measured), max(measured)]
-    axes.plot(ends, ends, "-", color="grey", linewidth=0.8)
-    axes.set(xlabel="measured peak, MiB", ylabel="predicted peak, MiB", xscale="log", yscale="log")
-    axes.legend()
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=120, bbox_inches="tight")
-
-
-def keeping_body(cases: list[dict[str, Any]]) -> str:
-    """Table of the runs under a hard limit."""
-    outcomes = {0: "finished", 3: "refused before training"}
-    rows = [
-        [
-            " ".join(f"{k}={v}" for k, v in case["flags"].items()),
-            outcomes.get(case["exit"], f"exit code {case['exit']}") if case["exit"] != 3 or not case["trained"] else "refused late",
-            format_size(case["measured"]), "" if case["predicted"] is None else format_size(case["predicted"]),
-        ]
-        for case in cases
-    ]  # fmt: skip
-    killed = sum(case["exit"] not in (0, 3) for case in cases)
-    finished = sum(case["exit"] == 0 for case in cases)
-    return (
-        f"{len(cases)} runs under a hard limit of budget + {ROOM_ABOVE_BUDGET:.0%}: {finished} finished, {killed} killed or failed, "
-        f"the others refused.\n\n" + markdown(["configuration", "outcome", "peak", "planned"], rows)
-    )
-
-
 def run_part(name: str, cases: list[Flags], most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
     """Run what is not noted yet, at most `most` cases."""
     known = {json.dumps(case["flags"], sort_keys=True) for case in notes.setdefault(name, [])}
@@ -229,7 +197,7 @@ def run_part(name: str, cases: list[Flags], most: int, notes: dict[str, list[dic
             with HardLimit(int(budget * (1 + ROOM_ABOVE_BUDGET))) as limit:
                 case = run_case(flags, limit)
         else:
-            case = run_case({"probe": True, **flags})
+            case = run_case({"probe": name == "accuracy", **flags})
             case["flags"] = flags
         notes[name].append(case)
         FIGURES.write_text(json.dumps(notes, indent=1), encoding="utf8")
@@ -239,7 +207,7 @@ def run_part(name: str, cases: list[Flags], most: int, notes: dict[str, list[dic
 def main(arguments: list[str]) -> None:
     """Run the parts that are named, all by default, and write the page."""
     options = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--"))
-    parts = [word for word in arguments if not word.startswith("--")] or ["accuracy", "keeping"]
+    parts = [word for word in arguments if not word.startswith("--")] or ["accuracy", "budgets", "keeping"]
     CACHE.mkdir(parents=True, exist_ok=True)
     notes = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and "fresh" not in options else {}
     most = int(options.get("cases", "1000"))
@@ -251,6 +219,11 @@ def main(arguments: list[str]) -> None:
             "The plan beside what was measured",
             accuracy_body(notes["accuracy"]),
             notes["accuracy"],
+        )
+    if "budgets" in parts:
+        run_part("budgets", budget_cases(), most, notes)
+        write_section(
+            "contract-budgets", "One model under rising budgets", budgets_body(notes["budgets"]), notes["budgets"]
         )
     if "keeping" in parts:
         if HardLimit.why_not():
