@@ -40,7 +40,7 @@ def rows_of(config: T5ModelConfig, rows: int, source: int, target: int) -> tuple
 
 def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
     """The step of this project: the plan's way for `mode`, Adafactor."""
-    from devices.malloc import tune_malloc
+    from devices.malloc import trim_malloc, tune_malloc
     from engine.keep import Keep
     from engine.optimizers import OPTIMIZERS, Step
     from engine.residency import residency_for
@@ -58,7 +58,7 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     blocks = config.num_layers + config.num_decoder_layers
     keep = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
     chunk = (8 if mode == "ultra" else 32) * 2**20
-    walk = Walk(model, Keep(keep), residency_for(storage, compute), LossSettings(chunk), 0.0)
+    walk = Walk(model, Keep(keep), residency_for(storage, compute), LossSettings(chunk), 0.0, trim=trim_malloc)
     update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)
     per_slice = max(1, 2048 // (source + target)) if mode != "ultra" else 1
