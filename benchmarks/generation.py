@@ -71,7 +71,7 @@ def systems(name: str) -> dict[str, Callable[[list[list[int]], Case], Any]]:
 
     cast = CastOnVisit(torch.float32)
     made = (theirs, ours(model), ours(small, compute_dtype=torch.float32))
-    return dict(zip(SYSTEMS, (*made, ours(narrow, visit=cast.visit, compute_dtype=torch.float32)), strict=True))
+    return dict(zip(SYSTEMS, (*made, ours(narrow, visit=cast.glance, compute_dtype=torch.float32)), strict=True))
 
 
 def measure(

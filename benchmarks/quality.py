@@ -5,7 +5,7 @@ same order, for the same number of tokens; only what a tier is about differs. Ea
 itself. The study decides the defaults: the least memory whose loss is within 1% of the reference.
 
     --size=small --tokens=20M --seeds=3 --text=FILE --tiers="sinkgd;nearest" --rows=16 --length=256 --threads=N
-    --tune=True      first find each optimizer's learning rate on a tenth of the tokens
+    --tune=True      first find each optimizer's learning rate on a fifth of the tokens
     --tiers          parts of names, between ";"; the reference always runs
     --folder=DIR     where runs are kept (data/cache/quality)
 
@@ -37,7 +37,7 @@ SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
     "large": {"model_preset": "t5-small"},  # 60M
 }  # fmt: skip
 SWEEP = (0.3, 1.0, 3.0)  # factors on an optimizer's own learning rate; more where the best is the first or the last
-SWEEP_SHARE, SWEEP_LIMITS = 10, (0.03, 30.0)
+SWEEP_SHARE, SWEEP_LIMITS = 5, (0.03, 30.0)
 CURVE_POINTS = 100
 
 
@@ -191,7 +191,7 @@ def thinned(points: list[tuple[int, float]]) -> Iterator[tuple[float, float]]:
 
 
 def tuned_rate(runs: Runs, tier: Tier, peak: float) -> float:
-    """The best of several learning rates after a tenth of the tokens; the sweep is widened until the best has neighbours."""
+    """The best of several learning rates after a fifth of the tokens; the sweep is widened until the best has neighbours."""
     losses: dict[float, float] = {}
     wanted = list(SWEEP)
     while wanted:

@@ -11,6 +11,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.results import PAGE, markdown, write_section
+from settings import counted
 
 DASHES = ("-", "--", "-.", ":")
 BAR = 1.0  # percent of the reference's loss that a default may cost
@@ -89,11 +90,9 @@ def write_page(
     picture = page.parent / "images" / "quality.png"
     seeds = len({run["seed"] for run in results})
     text = Path(study["text"]).name if study["text"] else "the built-in sample"
-    heading = (
-        f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {seeds} seed(s)"
-    )
+    heading = f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {counted(seeds, 'seed')}"
     draw(results, heading, study["rows"] * study["length"], picture)
-    found = "The learning rates were found by a sweep on a tenth of the tokens. " if rates else ""
+    found = "The learning rates were found by a sweep on a fifth of the tokens. " if rates else ""
     body = table(results, reference)
     body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({os.path.relpath(picture, page.parent)})"
     print(f"\n{heading}\n{body}")

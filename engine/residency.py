@@ -10,7 +10,7 @@ disk or on other ranks fit the same seam. What changes is `weight.data`; graphs 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,10 @@ class Residency:
     def stored(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
         """Have `weights` whole, as they are stored, until the context ends."""
         yield
+
+    def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+        """Have a block's `weights` ready for a few tokens, without a graph, until the context ends: for writing answers."""
+        return self.visit(weights)
 
     def open_gradient(self, weight: nn.Parameter) -> Tensor:
         """The buffer that gradients of a whole weight are added into, in the dtype of its visit; zeros at first."""
@@ -68,6 +72,13 @@ class CastOnVisit(Residency):
         finally:
             for weight, data in stored:
                 weight.data = data
+
+    def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+        """Leave narrow weights as they are on a CPU: products widen them in pieces, at less cost than a visit's copy."""
+        found = list(weights)
+        matrices = [w for w in found if w.dim() == 2]
+        is_narrow = all(w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in matrices)
+        return nullcontext() if is_narrow else self.visit(found)
 
     def _is_cast(self, weight: nn.Parameter) -> bool:
         """Narrow weights are; of fp32 ones, matrices for products in fp16: norms compute in fp32 anyway."""

@@ -46,7 +46,7 @@ class Weights:
     """How a model lies in memory.
 
     Args:
-        bytes: of all weights at rest. is_cast: whether blocks are widened for each visit. compute: dtype name.
+        bytes: of all weights at rest. is_cast: whether they lie in another dtype than is computed in. compute: its name.
     """
 
     bytes: int
@@ -66,13 +66,14 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     encoder = _encoder_bytes(model, e, w)
     step = one + _logits_bytes(model, e, w)  # rows that leave, and buffers that grow, are copied one tensor at a time
     passing = max(encoder, step)
+    visit = max(counts["encoder"], counts["decoder"]) * e  # of fp32 weights; narrow ones are widened in pieces
     return {
         "base": base_bytes,
         "libraries": LIBRARIES_BYTES,
         "weights": weights.bytes,
         "keys and values": 2 * model.num_decoder_layers * number * w.rows * (w.source_tokens + w.beams * w.new_tokens),
         "encoder" if encoder >= step else "logits": passing,
-        "block in compute dtype": max(counts["encoder"], counts["decoder"]) * e + CAST_BYTES if weights.is_cast else 0,
+        "weights in compute dtype": CAST_BYTES + (visit if weights.compute == "float16" else 0) if weights.is_cast else 0,
         "allocator slack": int(SLACK * passing),
     }
 

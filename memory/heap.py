@@ -42,6 +42,8 @@ class Heap:
         if phase == "evaluation":  # cleaned before, trimmed at the head
             return walk.blocks.tile_bytes() + self._casts("decoder")
         decoder = self._visits("decoder", is_kept=walk.kept_decoder > 0)
+        if self.choice.num_slices > 1:  # the graphs of a block come free one by one, with others between them
+            decoder += KEPT_VISIT_SHARE * self._small_graphs(0, min(1, walk.kept_decoder))
         if phase == "decoder backward":
             return decoder
         if phase == "block update":
@@ -54,7 +56,7 @@ class Heap:
         """Pieces left by visits backward to the blocks of a stack: of graph, tiles, casts and gradients of weights."""
         gradients = min(self._weights(kind), self.walk.learns[kind] * self.walk.e)
         besides = self.walk.blocks.tile_bytes() + gradients + self._casts(kind)
-        if is_kept:  # the graphs of several slices come free one by one, with others between them
+        if is_kept:
             return besides if self.choice.num_slices > 1 else KEPT_VISIT_SHARE * besides
         blocks = self.walk.blocks
         graph = blocks.decoder_graph(HEAP_BELOW) if kind == "decoder" else blocks.encoder_graph(HEAP_BELOW)

@@ -29,7 +29,7 @@ from config import T5ModelConfig
 from model.quantization import fill_int8, is_int8, scale_of
 from model.t5 import T5, Parts
 from model.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
-from settings import UserError, parse
+from settings import UserError, counted, parse
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 Cut = Callable[[T5], Parts]
@@ -252,11 +252,11 @@ def _match(stored: TensorFolder, model: T5) -> dict[str, str]:
     problems = []
     if missing := wanted - found:
         problems.append(
-            f"{stored.path}, lacks {len(missing)} tensors of the model ({_listed(missing)}); use a complete T5 checkpoint"
+            f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({_listed(missing)}); use a complete T5 checkpoint"
         )
     if foreign := found - wanted - {_EMBEDDING, _HEAD, *_EMBEDDING_COPIES, *_IGNORED}:
         problems.append(
-            f"{stored.path}, holds {len(foreign)} tensors that its {CONFIG_FILE} has no place for ({_listed(foreign)})"
+            f"{stored.path}, holds {counted(len(foreign), 'tensor')} that its {CONFIG_FILE} has no place for ({_listed(foreign)})"
         )
     if wrong:
         shown = _listed(f"{name} is {list(shape)} and not {list(shapes[name])}" for name, shape in wrong.items())

@@ -85,9 +85,9 @@ class LoraAdapter(nn.Module):
     def lengths(self, weight: Tensor) -> Tensor:
         """(n,) fp32: the norm of each row of W + s B A.
 
-        From |w|^2 + 2 s b.(A w) + s^2 b.(A A^T) b. Memory: r n numbers, and W widened where it is int8.
+        From |w|^2 + 2 s b.(A w) + s^2 b.(A A^T) b. Memory: r n numbers, and W widened where it is not fp32.
         """
-        along = product(self.a.to(_width(weight)), weight).float().t()  # (n, r)
+        along = product(self.a, weight).t()  # (n, r)
         square = row_norms(weight).square_() + 2 * self.scaling * (along * self.b).sum(1)
         square += self.scaling**2 * ((self.b @ (self.a @ self.a.t())) * self.b).sum(1)
         return square.clamp_(min=torch.finfo(torch.float32).tiny).sqrt_()
@@ -99,10 +99,6 @@ class LoraAdapter(nn.Module):
         if self.magnitude is not None:
             whole.mul_((self.magnitude / self.lengths(weight)).unsqueeze(1))
         return whole
-
-
-def _width(weight: Tensor) -> torch.dtype:
-    return torch.float32 if is_int8(weight) else weight.dtype
 
 
 def row_norms(weight: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from model.hf_format import hf_name
 from model.lora import LoraAdapter, LoraSettings, adapters_of, linears, target_of
 from model.t5 import T5
 from model.tensor_files import read_json
-from settings import UserError
+from settings import UserError, counted
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
@@ -146,7 +146,9 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
         gated = model.config.feed_forward_proj.startswith("gated-")
         known = ", ".join(dict.fromkeys(target_of(path, gated) for path in linears(model)))
         example = f", such as {min(left)}" if left else ""
-        problems.append(f"holds {len(left)} tensors for modules that this model does not have{example}; it has {known}")
+        problems.append(
+            f"holds {counted(len(left), 'tensor')} for modules that this model does not have{example}; it has {known}"
+        )
     if problems:
         raise UserError(f"--adapter = {folder}, is for another base: {'; '.join(problems[:3])}")
     return adapters

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEVELS = 127  # largest whole number; -128 stays unused, so that the scale is symmetric
-CHUNK_ELEMENTS = 1 << 20  # of a table widened at a time
+CHUNK_ELEMENTS = 1 << 19  # of a table widened at a time: 2 MiB in fp32, which stays in cache and in the heap
 
 
 class Int8Weight(nn.Parameter):
@@ -40,59 +40,81 @@ class Int8Weight(nn.Parameter):
         return made
 
 
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each row to 255 levels between plus and minus its largest magnitude.
+def empty_int8(rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
+    """The room of an int8 weight, for `quantize_into`."""
+    values = torch.empty(rows, columns, dtype=torch.int8, device=device)
+    return Int8Weight(values, torch.empty(rows, device=device))
+
+
+def quantize_into(weight: Int8Weight, chunks: Iterator[Tensor], work: Tensor) -> None:
+    """Round each row of a matrix to 255 levels between plus and minus its largest magnitude.
 
     Args:
-        weight: (n, m), any float dtype.
-    Returns:
-        values (n, m) int8 and scale (n,) fp32; a row of zeros gets scale 0.
-    Memory: one fp32 copy of `weight`; callers pass chunks of rows.
+        weight: filled, on its device; a row of zeros gets scale 0.
+        chunks: the matrix in whole rows, of any float dtype.
+        work: fp32, on the same device; made as large as a chunk and overwritten.
+    Memory: none but `work`.
     """
-    wide = weight.float()
-    scale = wide.abs().amax(1) / LEVELS
-    values = wide.div(scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)).round_()
-    return values.clamp_(-LEVELS, LEVELS).to(torch.int8), scale
+    start = 0
+    for chunk in chunks:
+        chunk, part = chunk.to(weight.device), slice(start, start + len(chunk))
+        largest = torch.maximum(chunk.amax(1), -chunk.amin(1)).float()  # abs() would make a copy of all
+        scale = torch.div(largest, LEVELS, out=weight.scale[part])
+        work.resize_(chunk.shape).copy_(chunk)
+        work.div_(scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)).round_().clamp_(-LEVELS, LEVELS)
+        weight.data[part].copy_(work)
+        start += len(chunk)
 
 
 def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
     """Make an int8 weight of a matrix that comes in chunks of whole rows. Memory: the int8 matrix and one chunk."""
-    values = torch.empty(rows, columns, dtype=torch.int8, device=device)
-    scale = torch.empty(rows, device=device)
-    start = 0
-    for chunk in chunks:
-        part = slice(start, start + len(chunk))
-        values[part], scale[part] = quantize_rows(chunk.to(device))
-        start += len(chunk)
-    return Int8Weight(values, scale)
+    made = empty_int8(rows, columns, device)
+    quantize_into(made, chunks, torch.empty(0, device=device))
+    return made
 
 
 def fill_int8(model: nn.Module, chunks: Callable[[str], Iterator[Tensor]], device: torch.device | str = "cpu") -> None:
     """Give a model made on the meta device its weights: matrices and tables in int8, norms and position bias in fp32.
 
+    Every matrix gets its room before the first chunk is read, and all chunks are rounded in one place. Taken in turns, a
+    matrix lies in the room that a chunk has left, the next chunk finds none, and malloc ends up holding another model.
+
     Args:
         chunks: name of a weight -> its rows, in pieces.
     Memory: the int8 model and one chunk.
     """
-    for name in [name for name, _ in model.named_parameters()]:
-        empty, (place, _, attribute) = model.get_parameter(name), name.rpartition(".")
-        made: nn.Parameter
-        if empty.dim() == 1 or name.endswith("bias.table"):
-            made = nn.Parameter(torch.cat([chunk.float() for chunk in chunks(name)]).to(device), requires_grad=False)
+    for name, weight in list(model.named_parameters()):
+        if _goes_to_int8(name, weight):
+            rows, columns = weight.shape
+            _replace(model, name, empty_int8(rows, columns, device))
+    work = torch.empty(0, device=device)
+    for name, weight in list(model.named_parameters()):
+        if isinstance(weight, Int8Weight):
+            quantize_into(weight, chunks(name), work)
         else:
-            rows, columns = empty.shape
-            made = quantize(chunks(name), rows, columns, device)
-        setattr(model.get_submodule(place), attribute, made)
+            whole = torch.cat([chunk.float() for chunk in chunks(name)]).to(device)
+            _replace(model, name, nn.Parameter(whole, requires_grad=False))
 
 
 def quantize_model(model: nn.Module) -> None:
     """Turn the matrices and tables of a loaded model into int8, one by one. Memory: one int8 matrix beside the model."""
+    for name in [name for name, _ in model.named_parameters()]:
+        weight = model.get_parameter(name)
+        if _goes_to_int8(name, weight):
+            rows, columns = weight.shape
+            chunks = iter(weight.detach().split(max(1, CHUNK_ELEMENTS // columns)))
+            _replace(model, name, quantize(chunks, rows, columns, weight.device))
+        else:
+            _replace(model, name, nn.Parameter(weight.detach().float(), requires_grad=False))
 
-    def rows(name: str) -> Iterator[Tensor]:
-        weight = model.get_parameter(name).detach()
-        return iter(weight.split(max(1, CHUNK_ELEMENTS // weight[0].numel())))
 
-    fill_int8(model, rows, next(model.parameters()).device)
+def _goes_to_int8(name: str, weight: Tensor) -> bool:
+    return weight.dim() == 2 and not name.endswith("bias.table")
+
+
+def _replace(model: nn.Module, name: str, weight: nn.Parameter) -> None:
+    place, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(place), attribute, weight)
 
 
 def is_int8(weight: Tensor) -> bool:
@@ -128,10 +150,22 @@ def row_pieces(table: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T: (N, m) -> (N, n), without a graph for W. Memory: int8 weights are widened, n m numbers of x's dtype."""
-    if not is_int8(weight):
+    """x W^T: (N, m) -> (N, n), without a graph for W. Memory: weights of another dtype are widened, on a CPU in pieces.
+
+    A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each time.
+    """
+    if weight.dtype == x.dtype:
         return F.linear(x, weight)
-    return F.linear(x, weight.detach().to(x.dtype)).mul_(scale_of(weight).to(x.dtype))
+    narrow = weight.detach()
+    rows = max(1, CHUNK_ELEMENTS // weight.shape[1]) if x.device.type == "cpu" else len(weight)
+    if rows >= len(weight):
+        y = F.linear(x, narrow.to(x.dtype))
+    else:
+        y = x.new_empty(len(x), len(weight))
+        for start in range(0, len(weight), rows):
+            part = slice(start, start + rows)
+            y[:, part] = F.linear(x, narrow[part].to(x.dtype))
+    return y.mul_(scale_of(weight).to(x.dtype)) if is_int8(weight) else y
 
 
 def product_back(grad: Tensor, weight: Tensor) -> Tensor:

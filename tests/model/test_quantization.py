@@ -14,7 +14,7 @@ from config import T5ModelConfig
 from model import hf_format
 from model.generation import generate
 from model.layers import Linear
-from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, quantize_rows, row_pieces
+from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, row_pieces
 from model.t5 import T5
 from settings import UserError
 from tests.measuring import in_child
@@ -28,7 +28,8 @@ def random_matrix(n: int = 13, m: int = 11) -> torch.Tensor:
 def test_rows_are_within_half_a_level() -> None:
     weight = random_matrix() * torch.logspace(-3, 3, 13)[:, None]
     weight[4] = 0
-    values, scale = quantize_rows(weight)
+    made = quantize(iter(weight.split(5)), 13, 11)
+    values, scale = made.data, made.scale
     assert values.dtype == torch.int8 and int(values.min()) >= -127
     torch.testing.assert_close(scale, weight.abs().amax(1) / 127)
     error = (values.double() * scale.double()[:, None] - weight.double()).abs()
@@ -132,4 +133,16 @@ print(peak)
 """
     (peak,) = in_child(code)
     count = sum(weight.numel() for weight in T5(shape, "meta").parameters())
-    assert peak < 1.15 * count + 24 * 2**20, f"{peak / count:.2f} bytes a weight"
+    # measured 1.07 to 1.10 in 48 of 48: the place of one chunk, 4 MiB; scales and first calls of torch are the rest
+    assert peak < 1.05 * count + 12 * 2**20, f"{peak / count:.2f} bytes a weight"
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_products_widen_narrow_weights_in_pieces(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.quantization.CHUNK_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
+    x = torch.randn(rows, 11, generator=torch.Generator().manual_seed(1))
+    whole = random_matrix()
+    for weight in (whole.bfloat16(), quantize(iter([whole]), 13, 11)):
+        expected = x @ dequantize(weight, torch.float32).t()
+        torch.testing.assert_close(product(x, weight), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(product(x, whole), x @ whole.t()), "a weight of the same dtype is used as it is"
