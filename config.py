@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from consistency import PREFERENCES, check
-from settings import AUTO, DoesNotFit, UserError, nearest_name, parse, read_settings_file, setting
+from settings import AUTO, DoesNotFit, UserError, nearest_name, not_known, parse, read_settings_file, setting
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
@@ -615,7 +615,7 @@ def _load_preset(name: Any, problems: list[str]) -> dict[str, Any]:
     if name is None or str(name).lower() == "none":
         return {}
     if name not in run_presets():
-        problems.append(f"--preset = {name}, is not known; allowed: {', '.join(run_presets())}")
+        problems.append(f"--preset = {name}, {not_known(str(name), run_presets())}")
         return {}
     return read_settings_file(PRESETS_DIR / f"{name}.yaml", GROUPS)
 
@@ -623,10 +623,7 @@ def _load_preset(name: Any, problems: list[str]) -> dict[str, Any]:
 def _apply_model_preset(config: Config, problems: list[str]) -> None:
     shape = model_presets().get(config.model_preset)
     if shape is None:
-        near = nearest_name(config.model_preset, model_presets()).replace("--", "").replace("see help", "see --help")
-        problems.append(
-            f"--model_preset = {config.model_preset}, is not known{near}; allowed: {', '.join(model_presets())}"
-        )
+        problems.append(f"--model_preset = {config.model_preset}, {not_known(config.model_preset, model_presets())}")
         return
     for name, value in shape.items():
         _apply(config, name, value, "preset", problems)

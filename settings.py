@@ -81,19 +81,26 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
         return None
     if facts["auto"] and word == AUTO:
         return AUTO
-    parsed = _parse_kind(facts["kind"], value, word, ", auto" if facts["auto"] else "")
+    parsed = _parse_kind(facts, value, word)
     parsed = next((choice for choice in facts["choices"] if choice.lower() == str(parsed).lower()), parsed)
     if facts["choices"] and parsed not in facts["choices"]:
-        near = difflib.get_close_matches(str(parsed), facts["choices"], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"is not known; allowed: {', '.join(facts['choices'])}{hint}")
+        raise ValueError(not_known(str(parsed), facts["choices"]))
     if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
         _check_range(parsed, facts)
     return parsed
 
 
-def _parse_kind(kind: type | str, value: Any, word: Any, further: str) -> Any:
+def not_known(word: str, known: Iterable[str]) -> str:
+    """Say that a word is none of those that are allowed, and which one is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"is not known; allowed: {', '.join(known)}{hint}"
+
+
+def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
+    kind = facts["kind"]
     if kind is bool:
+        further = ", auto" if facts["auto"] else ""
         if isinstance(word, bool):
             return word
         if str(word) in TRUE_WORDS + FALSE_WORDS:
@@ -103,7 +110,7 @@ def _parse_kind(kind: type | str, value: Any, word: Any, further: str) -> Any:
         try:
             return parse_size(value)
         except ValueError:
-            raise ValueError("is not a size; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
+            raise ValueError("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
     if kind == "text":
         return str(value)
     if kind is str:
@@ -115,7 +122,8 @@ def _parse_kind(kind: type | str, value: Any, word: Any, further: str) -> Any:
         if kind is int and number != int(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"is not a {'whole number' if kind is int else 'number'}") from None
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"is not {what}; allowed: {allowed(facts)}") from None
     if number != number:
         raise ValueError("is not a number")
     if kind is float:
@@ -165,6 +173,11 @@ def show(field: dataclasses.Field[Any], value: Any) -> str:
     return format_size(value) if field.metadata["kind"] == "size" and isinstance(value, int) else str(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """Show a number of things: `1 row`, `2,249 rows`, `2 processes`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+
+
 def nearest_name(name: str, known: Iterable[str]) -> str:
     """Say ` (did you mean --x?)` for an unknown flag, also where Fire has swallowed a leading `no`."""
     known = list(known)
@@ -187,9 +200,10 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     except FileNotFoundError:
         raise UserError(f"--config = {path}, no such file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"--config = {path}, cannot be read: {' '.join(str(error).split())}") from None
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UserError(f"--config = {path}, cannot be read: {reason}; name a YAML or JSON file of settings") from None
     if not isinstance(content, dict):
-        raise UserError(f"--config = {path}, is not a table of name: value lines")
+        raise UserError(f"--config = {path}, is not a table of name: value lines; write it so")
     flat: dict[str, Any] = {}
     for key, value in content.items():
         flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})

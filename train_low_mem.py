@@ -16,11 +16,12 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from config import COMMANDS, GROUPS, Config, DoesNotFit, UserError, flags_of, load, model_presets, run_presets
-from settings import allowed, show
+from settings import allowed, counted, show
 
 PROGRAM = "python train_low_mem.py"
 ABOUT = {
@@ -163,7 +164,7 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
             raw[flag] = "True"
         elif flag in ("config", "preset", "model_preset") and value in (NO_VALUE, ""):
             problems.append(f"--{flag}, needs a value")
-        elif flag in taken and (value == NO_VALUE or (value == "" and not taken[flag]["optional"])):
+        elif flag in taken and (value == NO_VALUE or (value == "" and not _may_be_empty(taken[flag]))):
             problems.append(f"--{flag}, needs a value; allowed: {allowed(taken[flag])}")
         else:
             raw[flag] = value.strip(NO_VALUE)
@@ -174,6 +175,11 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
     if problems:
         raise UserError(*problems)
     return config
+
+
+def _may_be_empty(facts: Mapping[str, Any]) -> bool:
+    """Whether nothing is a value: where text is kept as it is. Elsewhere it is a variable of the shell that is not set."""
+    return facts["kind"] == "text" and facts["optional"]
 
 
 def general_help() -> str:
@@ -215,7 +221,7 @@ def _print_refusal(name: str, error: UserError) -> None:
     if isinstance(error, DoesNotFit):
         heading = "does not fit the memory budget"
     else:
-        heading = "1 problem" if len(error.problems) == 1 else f"{len(error.problems)} problems"
+        heading = counted(len(error.problems), "problem")
     lines = [f"  {line}" for problem in error.problems for line in problem.splitlines()]
     _print_once("\n".join([f"{name or 'train_low_mem.py'}: {heading}", *lines]))
 

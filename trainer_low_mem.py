@@ -22,7 +22,7 @@ from engine.reduce import Reducer, StepFailed
 from engine.slices import Slice, to_slice
 from memory.monitor import Monitor
 from memory.recovery import drop_frames
-from settings import AUTO
+from settings import AUTO, counted
 from training.building import build
 from training.checkpoints import Checkpoints
 from training.evaluation import Evaluation, evaluate, mean_metrics
@@ -34,7 +34,7 @@ from training.opening import agreed_budget, open_run
 from training.peers import Peers
 from training.preference import is_preference_run
 from training.processes import agree_on, group_settings, sum_over
-from training.progress import Reading, counted
+from training.progress import Reading
 from training.reference import attach_reference
 from training.report import Summary
 from training.runs import publish

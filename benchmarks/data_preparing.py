@@ -21,6 +21,7 @@ from data.corpus import build_sample_corpus
 from data.task import decide, train_task_tokenizer
 from memory.processes import ProcessTree
 from memory.units import format_size
+from settings import counted
 
 REPEATS = 3
 
@@ -105,9 +106,9 @@ def main(megabytes: int) -> None:
         rows.append([what, f"{best:.1f}", f"{size / best / 1e6:.2f}", format_size(peak)])
     pairs = zip(runs[::2], runs[1::2], strict=True)
     ratios = sorted(theirs["seconds"] / mine["seconds"] for theirs, mine in pairs)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     body = markdown(["what", "seconds", "MB/s", "peak (anonymous, whole tree)"], rows)
-    body += f"\n\n`prepare` runs at {ratios[0]:.2f}-{ratios[-1]:.2f} of the library's own speed, on {cores} core(s)."
+    body += f"\n\n`prepare` runs at {ratios[0]:.2f}-{ratios[-1]:.2f} of the library's own speed, on {counted(cores, 'core')}."
     print(body)
     write_section("data-preparing", f"Preparing {size / 1e6:.0f} MB of JSONL", body, runs)
 

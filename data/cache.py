@@ -94,7 +94,7 @@ def remove(path: Path) -> None:
 def _explain(target: Path, error: OSError) -> str:
     if error.errno == errno.ENOSPC or "No space left" in str(error):
         return f"{target.parent}: the disk is full; free space or name another folder with --cache_dir or --shards_dir"
-    reason = error.strerror or str(error)
+    reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror or str(error)
     return f"{target.parent}: cannot be written ({reason}); name another folder with --cache_dir or --shards_dir"
 
 

@@ -295,6 +295,8 @@ def _check_enough(job: Job, facts: dict[str, Any]) -> None:
             problems.append(
                 f"{_named(sources)}: leaves no row for {name} ({seen}); {_remedy(name, bool(job.validation))}"
             )
+            if not job.validation:  # which takes its rows from the same files
+                break
     if problems:
         raise UserError(*problems)
 

@@ -23,7 +23,7 @@ from data.objectives import corrupt, corrupted_lengths, lengths_of, pairs, prefe
 from data.order import Order, row_keys
 from data.row_access import FILE, REOPEN
 from data.shards import COLUMNS, PAIRS, PREFERENCES, STREAM, TRAIN, Manifest
-from settings import AUTO, UserError
+from settings import AUTO, UserError, counted
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
 AUTO_BLOCK_ROWS = 256
@@ -91,8 +91,8 @@ class StepLoader:
         names, sizes = self._part_sizes(manifest, split)
         if weights is not None and len(weights) != len(names):
             raise UserError(
-                f"--mixture_weights = {data.mixture_weights}, has {len(weights)} weights for {len(names)} parts of the "
-                f"training data ({', '.join(names)}); give one for each part of --train_file, parted by commas"
+                f"--mixture_weights = {data.mixture_weights}, has {counted(len(weights), 'weight')} for "
+                f"{counted(len(names), 'part')} of the training data ({', '.join(names)}); give one for each part of --train_file, parted by commas"
             )
         weights = weights or temperature_weights(sizes, data.mixture_temperature)
         used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]

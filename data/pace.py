@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from settings import counted
+
 FIRST_SECONDS = 2.0  # quick work needs no display
 TERMINAL_SECONDS, PLAIN_SECONDS = 0.5, 10.0
 
@@ -43,7 +45,7 @@ class Pace:
     def _show(self, where: str, now: float) -> None:
         seconds = max(now - self._began, 1e-9)
         line = (
-            f"{self.what}: {self.rows:,} rows, {(self.rows - self._earlier) / seconds:,.0f} rows/s, "
+            f"{self.what}: {counted(self.rows, 'row')}, {(self.rows - self._earlier) / seconds:,.0f} rows/s, "
             f"{self.bytes / seconds / 1e6:.1f} MB/s{', ' + where if where else ''}"
         )
         self._stream.write(f"\r{line[:118]:<118}" if self._is_terminal else line + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from data.clean import Dropped
-from settings import UserError
+from settings import UserError, counted
 
 EQUAL, EMPTY = "equal answers", "empty answer"
 _NAMED = 60  # characters of a prompt that names a row
@@ -30,16 +30,16 @@ def check_answers(dropped: Dropped, sources: str) -> None:
         UserError: there are any.
     """
     words = {
-        EQUAL: "have equal answers, chosen and rejected, from which nothing can be learnt",
-        EMPTY: "have an empty chosen or rejected answer",
+        EQUAL: "with equal answers, chosen and rejected, from which nothing can be learnt",
+        EMPTY: "with an empty chosen or rejected answer",
     }
     problems = []
     for fault, what in words.items():
         if entry := dropped.reasons.get(fault):
             named = ", ".join(dict.fromkeys(repr(text.partition(" | ")[0][:_NAMED]) for text in entry["samples"]))
             problems.append(
-                f"--train_file: {entry['count']} rows of {sources} {what}; their prompts are such as {named}; "
-                "repair them, or use --skip_bad_rows=True to leave them out"
+                f"--train_file: {sources}: {counted(entry['count'], 'row')} {what}, such as at the prompt {named}; "
+                "repair the data, or use --skip_bad_rows=True to leave such rows out"
             )
     if problems:
         raise UserError(*problems)

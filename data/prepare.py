@@ -23,7 +23,7 @@ from data.encoding import Job, Writing
 from data.objectives import lengths_of
 from data.shards import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources import Source, find, source_facts, sources_fingerprint
-from data.task import Task, check_heeded, columns_of, decide, examples_of, tokenizer_folder
+from data.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
 from data.templates import Template, template_of
 from data.tokenizer import Tokenizer
 from settings import AUTO, UserError
@@ -136,11 +136,8 @@ def _all_cores(config: Config) -> Iterator[None]:
 
 
 def _prepare(config: Config, once: Once) -> Prepared:
-    task = decide(config, once)
+    task, given, raw = _inputs(config, once)
     check_heeded(config.data, task.kind, None if task.shards is not None else task.columns)
-    validation_file = config.data.validation_file
-    given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
-    raw = find(validation_file, "--validation_file") if validation_file and not given else []
     if task.shards is not None:
         if config.data.max_samples is not None:
             raise UserError(
@@ -159,6 +156,18 @@ def _prepare(config: Config, once: Once) -> Prepared:
         _check_same_tokenizer(given[0], Tokenizer.load(train[0].root / TOKENIZER), train[0].root / TOKENIZER)
         _check_same_template(config, given[0], train[0].root / TOKENIZER)
     return _prepared(task, train, given or (made, VALIDATION))
+
+
+def _inputs(config: Config, once: Once) -> tuple[Task, Place | None, list[Source]]:
+    """The task, and rows to validate with: shards or sources. Of all that is named, what is missing is told at once."""
+    validation_file = config.data.validation_file
+    try:
+        task = decide(config, once)
+        given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
+        raw = find(validation_file, "--validation_file") if validation_file and not given else []
+    except UserError as error:
+        raise UserError(*dict.fromkeys([*error.problems, *file_problems(config.data)])) from None
+    return task, given, raw
 
 
 def _place(path: str | Path, split: str) -> Place:

@@ -43,6 +43,8 @@ def read_backend(place: str | Path) -> tuple[Backend, Path]:
     about = folder / "tokenizer_config.json"
     if not found and about.is_file() and "byt5" in about.read_text(encoding="utf8").lower():
         return byte_backend(), about
+    if not folder.exists():
+        raise UserError(f"--tokenizer_dir = {folder}, no such folder; name a tokenizer's folder or file")
     hint = "holds several *.model files" if found else f"holds no {FILE_NAME} and no SentencePiece *.model"
     raise UserError(f"--tokenizer_dir = {folder}, {hint}; name a tokenizer's folder or file")
 

@@ -17,7 +17,7 @@ from data.conversations import TurnsColumn, check_pair, turns_text
 from data.lines import LONGEST_LINE_BYTES, BadRows, decoded_lines, not_utf8, numbered_lines, paragraphs
 from data.sources import CSV, JSONL, TABLES, TEXT, TSV, Source
 from data.tables import check_types, table_batches, table_columns
-from settings import UserError
+from settings import UserError, counted
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
@@ -253,7 +253,9 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
     places = [header.index(name) for name in columns]
     for number, cells in rows:
         if len(cells) != len(header):
-            bad_rows.add(source.path, f"line {number}", f"has {len(cells)} cells, the header has {len(header)}")
+            bad_rows.add(
+                source.path, f"line {number}", f"has {counted(len(cells), 'cell')}, the header has {len(header)}"
+            )
         elif not all(_encodable(cells[place]) for place in places):
             bad_rows.add(source.path, f"line {number}", "is not UTF-8")
         else:

@@ -72,6 +72,11 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
         except UserError as error:
             problems += error.problems
             continue
+        except OSError as error:
+            problems.append(
+                f"{name} = {part}, {error.filename} cannot be read: {error.strerror}; name a folder that can be read whole"
+            )
+            continue
         if not found:
             problems.append(_nothing_found(part, name))
         for place in found:
@@ -83,7 +88,7 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
         except UserError as error:
             problems += error.problems
     if problems or not sources:
-        raise UserError(*(problems or [f"{name} = {spec}, names no file"]))
+        raise UserError(*(problems or [f"{name} = {spec}, names no file; name a file, a folder or a glob"]))
     return sources
 
 
@@ -159,12 +164,14 @@ def _nothing_found(part: str, name: str) -> str:
     if is_address(part) and local_path(part) is None:
         return f"{name} = {public(part)}, holds no data file; name a file, a folder or a glob with *"
     if Path(part).is_dir():
-        return f"{name} = {part}, holds no data file; known endings: {', '.join(KINDS_OF_FOLDERS)}"
+        return f"{name} = {part}, holds no data file; name one with files that end in {', '.join(KINDS_OF_FOLDERS)}"
     return f"{name} = {part}, no such file; name a file, a folder or a glob"
 
 
 def _detect(path: Place, name: str, part: int = 0) -> Source:
     if isinstance(path, Path):
+        if not path.is_file():  # a pipe or a device has no end, or cannot be read twice
+            raise UserError(f"{name} = {path}, is no ordinary file; write what it gives into one, and name that")
         try:
             with path.open("rb") as file:
                 start = file.read(8)

@@ -90,7 +90,7 @@ def decide(config: Config, once: Once = make_once) -> Task:
 
 
 def file_problems(data: DataConfig) -> list[str]:
-    """Find what is wrong with the files that the settings name, before any is read, as `UserError` takes it."""
+    """Find what is wrong with the data and the tokenizer that the settings name, before any row is read, for `UserError`."""
     problems = []
     for name in ("train_file", "validation_file"):
         spec = getattr(data, name)
@@ -99,6 +99,11 @@ def file_problems(data: DataConfig) -> list[str]:
                 find(spec, f"--{name}")
             except UserError as error:
                 problems += error.problems
+    if data.tokenizer_dir != AUTO:
+        try:
+            Tokenizer.load(data.tokenizer_dir)
+        except UserError as error:
+            problems += error.problems
     return problems
 
 
@@ -225,7 +230,8 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     made = examples_of(config, task.kind, task.columns, None)
     texts = (text for batch in limited(rows, config.data.max_samples) for row in batch for text in made.texts(row))
     settings = config.tokenizer
-    return train_tokenizer(texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample)
+    source = f"--train_file = {','.join(task.parts)}"
+    return train_tokenizer(texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source)
 
 
 def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:

@@ -30,7 +30,9 @@ LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
 LONGEST_SAMPLE_CHARS = 64 * 1024  # of one row: one huge row should not be the sample
 
 
-def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int, source: str = "--train_file"
+) -> Tokenizer:
     """Train a tokenizer.
 
     Args:
@@ -38,6 +40,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
         kind: "bpe" (byte-level), "unigram" (with bytes as a last resort) or "byte" (ByT5: nothing is learnt, 384 ids).
         vocab_size: ids at most, special ones included; a small corpus may yield fewer.
         sample_bytes: most UTF-8 text that training sees.
+        source: what messages call the texts.
     Raises:
         UserError: the vocabulary is too small, or there is no text.
     Memory:
@@ -52,7 +55,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
         return byte_tokenizer()
     sample = sample_texts(texts, sample_bytes)
     if not sample:
-        raise UserError("--train_file: holds no text to train a tokenizer on; name a file with text")
+        raise UserError(f"{source}, holds no text to train a tokenizer on; name a file with text")
     backend = (_train_bpe if kind == "bpe" else _train_unigram)(sample, vocab_size - NUM_SENTINELS)
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     return _with_end_of_text(backend)

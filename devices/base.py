@@ -171,10 +171,10 @@ class Device(ABC):
         Args:
             requested: `mixed_precision`: "auto", "no", "bf16" or "fp16".
         """
-        best = self.fast_dtypes()[0]
-        word = "bf16" if best == torch.bfloat16 else "fp32"
         if requested == "no":
             return DtypeChoice(torch.float32, "fp32, as asked for", True)
+        best = self.fast_dtypes()[0]
+        word = "bf16" if best == torch.bfloat16 else "fp32"
         if requested == "fp16":
             return DtypeChoice(best, f"{word} products: T5 overflows in fp16", False)
         if best == torch.bfloat16:

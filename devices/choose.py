@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from settings import AUTO, UserError
+from settings import AUTO, UserError, counted
 
 if TYPE_CHECKING:
     from devices.base import Device
@@ -34,8 +34,8 @@ def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
         count = cuda.count()
         if local_rank >= count:
             raise UserError(
-                f"--num_processes = {local_rank + 1} or more, but this machine has {count} CUDA device{'' if count == 1 else 's'}; "
-                f"allowed: at most {count} processes here; lower it or use --device=cpu"
+                f"--num_processes = {local_rank + 1} or more, but this machine has {counted(count, 'CUDA device')}; "
+                f"allowed: at most {counted(count, 'process')} here; lower it or use --device=cpu"
             )
         return cuda.CudaDevice(local_rank)
     return mps.MpsDevice() if name == "mps" else cpu.CpuDevice()

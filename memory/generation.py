@@ -73,7 +73,9 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
         "weights": weights.bytes,
         "keys and values": 2 * model.num_decoder_layers * number * w.rows * (w.source_tokens + w.beams * w.new_tokens),
         "encoder" if encoder >= step else "logits": passing,
-        "weights in compute dtype": CAST_BYTES + (visit if weights.compute == "float16" else 0) if weights.is_cast else 0,
+        "weights in compute dtype": CAST_BYTES + (visit if weights.compute == "float16" else 0)
+        if weights.is_cast
+        else 0,
         "allocator slack": int(SLACK * passing),
     }
 

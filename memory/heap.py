@@ -37,8 +37,8 @@ class Heap:
 
     def _pieces(self, phase: str) -> float:
         walk = self.walk
-        if phase == "loss":  # trimmed just before
-            return 0.0
+        if phase == "loss":  # trimmed just before; beside the gradients of earlier walks, the end of forward is as high
+            return self._visits("decoder", is_kept=False) if self.choice.num_walks > 1 else 0.0
         if phase == "evaluation":  # cleaned before, trimmed at the head
             return walk.blocks.tile_bytes() + self._casts("decoder")
         decoder = self._visits("decoder", is_kept=walk.kept_decoder > 0)

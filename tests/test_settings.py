@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from settings import DoesNotFit, UserError, allowed, nearest_name, parse, setting, show
+from settings import DoesNotFit, UserError, allowed, counted, nearest_name, parse, setting, show
 
 
 def field_of(**facts: Any) -> dataclasses.Field[Any]:
@@ -113,6 +113,16 @@ def test_values_are_shown_as_typed() -> None:
     assert show(field_of(kind="size"), 6 * 2**30) == "6.00 GiB"
     assert show(field_of(kind="size", auto=True), "auto") == "auto"
     assert show(field_of(kind=int), 5) == "5"
+
+
+def test_a_single_thing_has_no_plural() -> None:
+    assert [counted(1, "row"), counted(2249, "row"), counted(0, "row")] == ["1 row", "2,249 rows", "0 rows"]
+    assert [counted(1, "process"), counted(2, "process")] == ["1 process", "2 processes"]
+
+
+def test_a_number_that_is_none_is_told_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="is not a whole number; allowed: auto or 1 or more, steps"):
+        parse(field_of(kind=int, low=1, auto=True, unit="steps"), "abc")
 
 
 def test_nearest_name() -> None:

@@ -51,6 +51,7 @@ TRAPS = {
     "number without a value": (["train", "--max_steps", "--seed=3"], ["--max_steps, needs a value"]),
     "text without a value": (["train", "--train_file"], ["--train_file, needs a value"]),
     "empty value": (["train", "--output_dir="], ["--output_dir, needs a value"]),
+    "empty value of a file": (["train", "--train_file="], ["--train_file, needs a value; allowed: text or none"]),
     "config without a value": (["train", "--config"], ["--config, needs a value"]),
     "missing config": (["train", "--config=missing.yaml"], ["--config = missing.yaml, no such file"]),
     "unknown preset": (["train", "--preset=smaple"], ["--preset = smaple, is not known"]),

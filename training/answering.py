@@ -23,10 +23,10 @@ from data.prompts import PROMPT, Prompt, read_prompts
 from data.sources import KIND_BY_SUFFIX, find, sources_fingerprint
 from data.templates import USER
 from memory.generation import MOST_ROWS
-from settings import AUTO
+from settings import AUTO, counted
 from training.adapters import base_of
 from training.loading import Trained, check_one_adapter, check_one_process, find_model, load_trained, writing_of
-from training.progress import Progress, counted
+from training.progress import Progress
 from training.runs import check_writable
 
 WINDOW_BATCHES = 8  # batches of one window

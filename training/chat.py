@@ -18,9 +18,10 @@ from config import Config, UserError
 from data.templates import ASSISTANT, SYSTEM, USER, Turn
 from data.tokenizer import Tokenizer
 from model.generation import stream
+from settings import counted
 from training.adapters import AdapterSet
 from training.loading import Trained, check_one_process, find_model, load_trained, writing_of
-from training.progress import Progress, counted
+from training.progress import Progress
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for a letter whose bytes are not all there yet
 LONGEST_LETTER = 4  # bytes, so as many tokens at most
@@ -205,7 +206,7 @@ class Writer:
         residency = self.trained.walk.residency
         tokens = stream(
             self.trained.walk.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
-            visit=residency.visit, compute_dtype=residency.compute_dtype,
+            visit=residency.glance, compute_dtype=residency.compute_dtype,
         )  # fmt: skip
         return pieces(self.trained.tokenizer, tokens)
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from memory.units import format_size
+from settings import counted
 from training.chart import Bars, bar_chart
-from training.progress import counted
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -37,7 +37,7 @@ def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     quota = "" if system["core_quota"] is None else f", a quota of {system['core_quota']:g}"
     load = "" if system["load"] is None else f", load {system['load']:g}"
     yield "system", f"{system['platform']}, Python {system['python']}"
-    yield "processor", f"{system['processor']}, {system['cores']} cores{quota}{load}"
+    yield "processor", f"{system['processor']}, {counted(system['cores'], 'core')}{quota}{load}"
     if system["bf16_units"]:
         yield "", f"bf16 units: {system['bf16_units']}"
     yield "RAM", f"{format_size(memory['total_bytes'])}, {format_size(memory['available_bytes'])} available"

@@ -18,9 +18,10 @@ from memory.monitor import Monitor
 from memory.plan import Plan
 from memory.prediction import Choice, weight_counts
 from memory.recovery import RecoveryRecord
+from settings import counted
 from training.evaluation import Evaluation
 from training.preference import is_preference_run
-from training.progress import Progress, Reading, counted
+from training.progress import Progress, Reading
 from training.report import Summary, next_commands, plan_rows, summary_rows
 from training.samples import Sample
 from training.tracking import MetricsFile, open_log

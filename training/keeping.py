@@ -24,9 +24,8 @@ from memory.plan import Plan
 from memory.prediction import Choice
 from memory.recovery import RecoveryRecord, Shortage, free_failed
 from memory.units import MIB, format_size
-from settings import AUTO, DoesNotFit
+from settings import AUTO, DoesNotFit, counted
 from training.journal import Journal
-from training.progress import counted
 
 PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at once
 LOOK_SECONDS = 1.0  # between two measurements of the budget

@@ -7,6 +7,7 @@ fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import devices
 from config import Config, T5ModelConfig, UserError
 from data.templates import Template, template_of
 from data.tokenizer import Tokenizer
-from devices.base import Device
+from devices.base import Device, DtypeChoice
 from devices.malloc import tune_malloc
 from engine.keep import Keep
 from engine.residency import residency_for
@@ -29,10 +30,10 @@ from memory.units import format_size
 from model import hf_format
 from model.generation import generate
 from model.loss import LossSettings
-from settings import AUTO, DoesNotFit
+from settings import AUTO, DoesNotFit, counted
 from training.adapters import AdapterSet, adapter_folders, attach, base_of, tokenizer_folder
-from training.launch import num_processes
-from training.progress import counted
+from training.launch import num_processes, rank
+from training.progress import Progress
 from training.runs import model_folder, newest_run
 
 
@@ -95,7 +96,7 @@ class Trained:
         residency = self.walk.residency
         return generate(
             self.walk.model, inputs, config.generate, seed=config.run.seed,
-            visit=residency.visit, compute_dtype=residency.compute_dtype,
+            visit=residency.glance, compute_dtype=residency.compute_dtype,
         )  # fmt: skip
 
 
@@ -172,7 +173,11 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
             f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {shape.vocab_size}: they do not match"
         )
     room = Room.measure(config, device)
-    storage, compute = _choose_dtypes(config, device, shape, home, writing, room)
+    storage, chosen = _choose_dtypes(config, device, shape, home, writing, room)
+    if not chosen.as_requested:  # beside the answers, which a script may read from standard output
+        told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"
+        Progress(1, rank() == 0, stream=sys.stderr).note(told)
+    compute = chosen.dtype
     weights = _weights(shape, storage, compute)
     if weights.bytes + room.base_bytes > room.total_bytes:
         raise DoesNotFit(
@@ -188,20 +193,20 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
 
 def _choose_dtypes(
     config: Config, device: Device, shape: T5ModelConfig, folder: Path, writing: Writing, room: Room
-) -> tuple[torch.dtype, torch.dtype]:
-    """Dtypes of the weights at rest and in products."""
+) -> tuple[torch.dtype, DtypeChoice]:
+    """Dtype of the weights at rest, and that of products; fp16 gives way to what the device multiplies fast."""
     asked, stored = config.memory.mixed_precision, hf_format.stored_dtype(folder)
+    is_wide = stored not in (torch.bfloat16, torch.int8)
+    chosen = device.choose_compute_dtype("no" if asked == AUTO and is_wide else asked)
     if stored == torch.int8:
-        return stored, device.choose_compute_dtype(asked).dtype
-    narrow = asked == "bf16" or (asked != "no" and stored == torch.bfloat16)
-    if not narrow:
-        return torch.float32, torch.float32
-    compute = device.choose_compute_dtype(asked).dtype
+        return stored, chosen
+    if asked == "no" or (is_wide and asked != "bf16" and chosen.dtype == torch.float32):
+        return torch.float32, chosen
     wide = _weights(shape, torch.float32, torch.float32)
     fits_wide = sum(predict_generation(shape, wide, writing, room.base_bytes).values()) <= room.total_bytes
-    if compute == torch.float32 and asked != "bf16" and fits_wide:
-        return torch.float32, torch.float32
-    return torch.bfloat16, compute
+    if chosen.dtype == torch.float32 and asked != "bf16" and fits_wide:
+        return torch.float32, chosen
+    return torch.bfloat16, chosen
 
 
 def _weights(shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype) -> Weights:

@@ -39,7 +39,9 @@ class Mirror:
             self._system, path = fs.FileSystem.from_uri(uri)
         except (pa.ArrowException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{self.what}, is no address ({reason}); write it as s3://bucket/folder") from None
+            raise UserError(
+                f"{self.what}, cannot be opened ({reason}); write it as s3://bucket/folder, and see that it can be reached"
+            ) from None
         self._path = f"{path.rstrip('/')}/{run_name}"
 
     def check(self) -> None:

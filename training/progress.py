@@ -153,11 +153,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02} h"
 
 
-def counted(number: int, noun: str) -> str:
-    """Show a number of things: `1 row`, `2,249 rows`, `2 processes`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
-
-
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Pad all cells but the last of each row to the width of their column."""
     widths: dict[int, int] = {}

@@ -22,7 +22,7 @@ from model.lora import merge as merge_adapters
 from model.loss import LossSettings
 from model.quantization import is_int8, quantize_model
 from model.t5 import T5
-from settings import AUTO
+from settings import AUTO, counted
 from training.adapters import note_origin, tokenizer_folder
 from training.convert import probe_logits
 from training.evaluate_command import EVALUATION_BATCH, evaluation_rows
@@ -30,7 +30,7 @@ from training.evaluation import evaluate
 from training.loading import find_model
 from training.merging import open_adapted
 from training.new_folder import copy_companions, new_folder
-from training.progress import Progress, counted
+from training.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from memory.plan import Plan
 from memory.units import format_size
-from training.progress import counted, duration
+from settings import counted
+from training.progress import duration
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "reference", "load", "evaluation", "train", "save")  # shown at the end

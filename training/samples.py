@@ -135,7 +135,7 @@ def _whole(text: str) -> str:
 
 def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig) -> list[list[int]]:
     residency = walk.residency
-    return generate(walk.model, inputs, settings, visit=residency.visit, compute_dtype=residency.compute_dtype)
+    return generate(walk.model, inputs, settings, visit=residency.glance, compute_dtype=residency.compute_dtype)
 
 
 def _rows(loader: StepLoader, count: int) -> Iterator[Row]:

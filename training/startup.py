@@ -19,11 +19,11 @@ from data.task import file_problems
 from data.tokenizer import Tokenizer
 from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
-from settings import AUTO, read_settings_file
+from settings import AUTO, counted, read_settings_file
 from training.adapters import check_trained, home_of
 from training.checkpoints import Checkpoints
-from training.progress import counted
-from training.runs import SETTINGS_FILE, model_folder, newest_run
+from training.metrics import metric_names
+from training.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
 from training.state import TrainingState, read_training_state
 
 # what defines the numbers of a run: a resumed run may not differ in these
@@ -125,6 +125,7 @@ def start(config: Config, available_bytes: int) -> Start:
     """
     notes: list[str] = []
     run_dir = None
+    metric_names(config.metrics.metrics)  # else unknown names are told at the first evaluation, or never
     if config.train.is_keep_training:
         run_dir = find_run_to_resume(config)
         config = resumed_config(config, run_dir)
@@ -196,9 +197,10 @@ def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path
 
 def _named_base(config: Config) -> Path:
     folder = Path(config.train.finetune_from)
-    if not folder.is_dir():
+    if not any((folder / name).is_file() for name in (hf_format.CONFIG_FILE, ADAPTER_FILES[0])):
+        what = f"holds no {hf_format.CONFIG_FILE}" if folder.is_dir() else "no such folder"
         raise UserError(
-            f"--finetune_from = {folder}, no such folder; name a folder with config.json and model.safetensors"
+            f"--finetune_from = {folder}, {what}; name a folder with {hf_format.CONFIG_FILE} and model.safetensors"
         )
     return folder
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.progress import counted
+from settings import counted
 
 LOSS = "loss"  # the only one of which less is better
 

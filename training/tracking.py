@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def open_log(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # diagnose would write the values of variables, texts of the user among them
-        logger.add(path, level="TRACE", format=LINE, encoding="utf8", backtrace=False, diagnose=False)
+        logger.add(_LogFile(path), level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
     except OSError as error:
         raise _unwritable(log_dir, error) from None
     tell = console or (lambda text: print(text, file=sys.stderr))
@@ -56,6 +57,26 @@ def open_log(
     _open_log = path
     logger.info("run {}", run_name)
     return path
+
+
+class _LogFile:
+    """Where loguru's lines go: a full disk is told as such, where loguru would show a traceback for each line and go on."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder, self._file = path.parent, path.open("a", encoding="utf8")
+
+    def write(self, line: str) -> None:
+        """Append a line and flush it."""
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self._folder, error) from None
+
+    def stop(self) -> None:
+        """Close the file, as loguru asks at the end; what a full disk has not taken is lost, and has been told."""
+        with suppress(OSError):
+            self._file.close()
 
 
 def close_log() -> None:
@@ -147,9 +168,10 @@ class MetricsFile:
         return dropped
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. Each line was flushed: one that a full disk has not taken has been told."""
         if self._is_main:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
 
 
 def _is_kept(line: bytes, step: int) -> bool:

@@ -153,6 +153,7 @@ def test_both_problems_are_told_at_once(preferences: Any, tmp_path: Path) -> Non
     with pytest.raises(UserError) as caught:
         prepare(preferences(write(tmp_path / "a.jsonl", [*good_rows(9), *BAD.values()])))
     assert len(caught.value.problems) == 2
+    assert all(": 1 row with " in problem for problem in caught.value.problems)
 
 
 def test_missing_columns_are_named(preferences: Any, tmp_path: Path) -> None:

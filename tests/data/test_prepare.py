@@ -80,6 +80,15 @@ def test_a_validation_file_is_taken_whole_and_then_nothing_is_held_out(
     assert documents_of(prepared.validation_dir, Tokenizer.load(prepared.tokenizer_dir)) == ["for validation"]
 
 
+@pytest.mark.parametrize("missing", [["train_file"], ["validation_file"], ["train_file", "validation_file"]])
+def test_all_missing_files_are_told_at_once(configure: Any, text_file: Path, missing: list[str]) -> None:
+    named = dict.fromkeys(("train_file", "validation_file"), text_file) | dict.fromkeys(missing, "none.jsonl")
+    with pytest.raises(UserError) as caught:
+        prepare(configure(**named))
+    assert [problem.split(" = ")[0] for problem in caught.value.problems] == [f"--{name}" for name in missing]
+    assert all("none.jsonl, no such file" in problem for problem in caught.value.problems)
+
+
 @pytest.mark.parametrize("rows", [2, 3, 99, 100, 101, 250])
 def test_at_least_one_row_is_held_out_and_never_all(rows: int) -> None:
     held_out = sum(map(is_held_out, range(rows)))

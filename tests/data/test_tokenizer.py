@@ -67,8 +67,10 @@ def test_other_names_of_special_tokens_are_taken_from_the_folder(tmp_path: Path)
 
 
 def test_folders_that_hold_no_tokenizer_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
+    with pytest.raises(UserError, match=r"missing, no such folder"):
         Tokenizer.load(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
     (tmp_path / "spiece.model").write_bytes(b"x")
     with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
         Tokenizer.load(tmp_path)

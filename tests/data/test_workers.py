@@ -97,6 +97,14 @@ def test_the_pace_is_shown_now_and_then(stream: io.StringIO) -> None:
     assert (shown.count("\r") > 20) == stream.isatty() and shown.count("\n") == (0 if stream.isatty() else 4)
 
 
+def test_the_first_row_is_one_row() -> None:
+    now, stream = [0.0], io.StringIO()
+    pace = Pace("preparing train", 0, stream, lambda: now[0])
+    now[0] = 10.0
+    pace.add(1, 10)
+    assert stream.getvalue().startswith("preparing train: 1 row, ")
+
+
 def test_quick_work_shows_nothing() -> None:
     stream = Terminal()
     pace = Pace("preparing", 0, stream, lambda: 1.0)

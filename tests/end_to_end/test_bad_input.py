@@ -57,10 +57,26 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
         ["train", "--train_file={data}/good.jsonl", "--finetune_from={model}", "--d_model=64"],
         ["--d_model = 64", "another shape (32)"],
     ),
+    "unknown metric": (["train", "--train_file={data}/good.jsonl", "--metrics=foo"], ["--metrics = foo, foo is not known"]),
+    "a device as data": (["train", "--train_file=/dev/null"], ["--train_file = /dev/null, is no ordinary file"]),
+    "blank lines alone": (["train", "--train_file={data}/blank.txt"], ["blank.txt, holds no text", "name a file with"]),
+    "broken lines alone": (["train", "--train_file={data}/torn.jsonl"], ["torn.jsonl", "no line is a JSON object"]),
+    "base without a model": (
+        ["train", "--train_file={data}/good.jsonl", "--finetune_from={data}/nothing"],
+        ["--finetune_from = ", "nothing, holds no config.json"],
+    ),
     "no checkpoint": (["train", "--train_file={data}/good.jsonl", "--finetune_from=nowhere"], ["--finetune_from"]),
     "neither checkpoint nor files": (
         ["train", "--train_file=no_such.parquet", "--validation_file=none.csv", "--finetune_from=nowhere"],
         ["3 problems", "--finetune_from = nowhere", "--train_file = no_such.parquet", "--validation_file = none.csv"],
+    ),
+    "neither data nor tokenizer": (
+        ["train", "--train_file=no_such.parquet", "--validation_file=none.csv", "--tokenizer_dir=nowhere"],
+        ["3 problems", "--train_file = no_such.parquet", "--validation_file = none.csv", "--tokenizer_dir = nowhere"],
+    ),
+    "no validation file and no tokenizer": (
+        ["prepare", "--train_file={data}/good.jsonl", "--validation_file=none.csv", "--tokenizer_dir=nowhere"],
+        ["2 problems", "--validation_file = none.csv", "--tokenizer_dir = nowhere"],
     ),
     "cut weights": (["generate", "--model={data}/cut_weights", "--input=a"], ["model.safetensors"]),
     "no model": (["generate", "--model=nowhere", "--input=a"], ["--model = nowhere, no such folder"]),
@@ -93,6 +109,8 @@ def write_bad_data(data: Path, model: Path) -> None:
     data.mkdir()
     (data / "nothing").mkdir()
     (data / "empty.jsonl").write_text("")
+    (data / "blank.txt").write_text("\n  \n\n")
+    (data / "torn.jsonl").write_text('{"text": "a\n' * 20)
     (data / "cut.parquet").write_bytes(b"PAR1" + bytes(5000))
     (data / "text.parquet").write_text("no table at all\n")
     good = [json.dumps({"text": f"row {number} about a river"}) for number in range(50)]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from config import Config, load
+from devices.cpu import CpuDevice
 from settings import DoesNotFit, UserError
 from tests.training.small_trained import save_trained
 from training import answering, loading
@@ -196,6 +197,33 @@ def test_bf16_weights_are_widened_once_where_they_fit(tmp_path: Path) -> None:
     assert dtype == compute  # either the device is fast in bf16, or everything is fp32
     assert trained.weights.is_cast is False
     assert trained.answer([[5, 6, 1]], config)
+
+
+@pytest.mark.parametrize(
+    ("fast", "asked", "told", "storage"),
+    [
+        ([torch.float32], "fp16", "fp32 products: T5 overflows in fp16", torch.float32),
+        ([torch.float32], "bf16", "fp32 products: bf16 ones are not faster here", torch.bfloat16),
+        ([torch.bfloat16, torch.float32], "fp16", "bf16 products: T5 overflows in fp16", torch.bfloat16),
+        ([torch.bfloat16, torch.float32], "bf16", "", torch.bfloat16),
+        ([torch.float32], "no", "", torch.float32),
+        ([torch.float32], "auto", "", torch.float32),
+    ],
+)
+def test_products_in_another_dtype_than_asked_for_are_told_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    fast: list[torch.dtype], asked: str, told: str, storage: torch.dtype,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(CpuDevice, "fast_dtypes", lambda self: tuple(fast))
+    config = settings(folder, input="x", mixed_precision=asked)
+    generate(config)
+    screen = capsys.readouterr()
+    lines = [line for line in screen.err.splitlines() if "mixed_precision" in line]
+    assert len(lines) == bool(told) and all(line.startswith(f"--mixed_precision = {asked}, {told}") for line in lines)
+    assert "mixed_precision" not in screen.out  # which holds the answer alone
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    assert trained.walk.model.embedding.dtype == storage
+    assert trained.walk.residency.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
 
 
 @pytest.mark.parametrize("command", [generate, chat])

@@ -84,7 +84,7 @@ def test_a_failed_copy_is_told_and_leaves_the_one_before(tmp_path: Path, monkeyp
 
 
 def test_wrong_addresses_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="checkpoint_mirror = nowhere://x, is no address"):
+    with pytest.raises(UserError, match="checkpoint_mirror = nowhere://x, cannot be opened"):
         Mirror("nowhere://x", "r")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):

@@ -126,3 +126,19 @@ def test_a_crash_goes_into_the_open_log(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Traceback: boom" in path.read_text(encoding="utf8")
     assert capsys.readouterr() == ("", "")
     assert tracking._open_log is None
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    full = Path("/dev/full")
+    monkeypatch.setattr(tracking.Path, "__truediv__", lambda *_: full)
+    with pytest.raises(UserError, match=r"--log_dir = .*, cannot be written: No space left on device; free space"):
+        open_log("/dev", "a run")
+    close_log()
+    metrics = MetricsFile(full)
+    with pytest.raises(UserError, match="No space left on device"):
+        metrics.write("start")
+    metrics.close()
+    assert "Traceback" not in "".join(capfd.readouterr())
