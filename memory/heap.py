@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from memory.moments import HEAP_BELOW, Moments
 from memory.units import MIB
-from memory.work import Choice, inner_width
+from memory.work import inner_width
 
 SMALL_SHARE = 0.015  # of all that comes and goes, where nearly all is mapped
 # Behind a trim: pages that are used in part, and a share of all that comes and goes.
@@ -22,10 +22,14 @@ GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
 
 
 class Heap:
-    """What malloc keeps in each phase of a run, in bytes. Args as of `memory.moments.Moments`."""
+    """What malloc keeps in each phase of a run, in bytes.
 
-    def __init__(self, walk: Moments, choice: Choice) -> None:
-        self.walk, self.choice = walk, choice
+    Args:
+        walk: what the walk holds at its moments.
+    """
+
+    def __init__(self, walk: Moments) -> None:
+        self.walk, self.choice = walk, walk.choice
 
     def slack(self, phase: str, passing: int) -> int:
         """What malloc keeps in `phase`, in which `passing` bytes come and go."""

@@ -45,7 +45,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
     share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s)
-    heap = Heap(walk, choice)
+    heap = Heap(walk)
     for phase, parts in phases.items():
         passing = sum(size for name, size in parts.items() if name not in fixed)
         parts["allocator slack"] = heap.slack(phase, passing)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from model.dropout import Dropout
 from model.layers import Linear
-from model.quantization import dequantize, is_int8, product
+from model.quantization import dequantize, is_int8, product, row_pieces
 from model.t5 import T5
 from settings import UserError
 
@@ -103,9 +103,7 @@ class LoraAdapter(nn.Module):
 
 def row_norms(weight: Tensor) -> Tensor:
     """(n,) fp32: the L2 norm of each row of (n, m), read in chunks of rows."""
-    rows = max(1, (1 << 20) // weight.shape[1])
-    parts = [dequantize(weight, torch.float32, slice(at, at + rows)) for at in range(0, weight.shape[0], rows)]
-    return torch.cat([torch.linalg.vector_norm(part, dim=1) for part in parts])
+    return torch.cat([torch.linalg.vector_norm(piece, dim=1) for piece in row_pieces(weight, torch.float32)])
 
 
 def target_of(path: str, gated: bool) -> str:

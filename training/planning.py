@@ -56,12 +56,14 @@ def make_plan(
     choice = begin.state.choice
     planner = _Planner(begin, machine, shapes, evaluation)
     chosen = planner.plan(Choice(**choice) if choice else None)
+    if not may_probe:
+        return chosen
     asked = begin.config.memory.probe
     is_near = chosen.peak_bytes > PROBE_FROM * machine.budget_bytes
     # the child counts to the same budget and the same limits of the system
     beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
     fits_beside = beside is None or chosen.peak_bytes <= beside
-    if may_probe and (asked is True or (asked == AUTO and is_near and fits_beside)):
+    if asked is True or (asked == AUTO and is_near and fits_beside):
         return planner.probed(chosen, beside)
     return chosen
 

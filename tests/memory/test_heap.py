@@ -30,7 +30,7 @@ PHASES = (
 
 
 def slack(choice: Choice, phase: str) -> int:
-    return Heap(Moments(WORK, choice, MACHINE), choice).slack(phase, 0)
+    return Heap(Moments(WORK, choice, MACHINE)).slack(phase, 0)
 
 
 @pytest.mark.parametrize("choice", [RECOMPUTING, KEEPING])
@@ -53,7 +53,7 @@ def test_casts_of_small_matrices_lie_in_the_heap() -> None:
     assert of_one == 4 * (8 * SHAPE.d_model * inner + gates * SHAPE.d_model * SHAPE.d_ff)
     wide = replace(SHAPE, d_model=HEAP_BELOW // 4, d_ff=1, d_kv=1, num_heads=1)  # every matrix is as large as is mapped
     walk = Moments(replace(WORK, model=wide), casting, MACHINE)
-    assert Heap(walk, casting).slack("evaluation", 0) - TRIMMED_BYTES == walk.blocks.tile_bytes()
+    assert Heap(walk).slack("evaluation", 0) - TRIMMED_BYTES == walk.blocks.tile_bytes()
 
 
 def test_where_nearly_all_is_mapped_little_is_kept() -> None:
