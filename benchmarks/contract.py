@@ -75,6 +75,16 @@ def accuracy_cases() -> list[Flags]:
     rows += [{"model_preset": "t5-small"}, {"model_preset": "t5-base", "mixed_precision": "bf16", "max_steps": 2}]
     large = {"model_preset": "chatlm-0.2b", "max_steps": 2}
     rows += [large, {**large, "memory_mode": "ultra"}, {**large, "batch_size_per_gpu": 2, "mixed_precision": "bf16"}]
+    rows += [{**large, "memory_mode": "ultra", "effective_batch_size": 16, "max_seq_len": 256}]
+    # several walks, beside the gradients of all weights
+    several: Flags = {"effective_batch_size": 32, "max_seq_len": 256, "max_steps": 3}
+    rows += [
+        {**several, "memory_budget": "400M"},
+        {**several, "memory_budget": "600M", "d_model": 384, "d_ff": 1024, "dropout_rate": 0.1},
+    ]
+    several = {**several, "effective_batch_size": 16, "max_steps": 2}
+    rows += [{**several, "model_preset": "t5-small", "memory_budget": budget} for budget in ("900M", "1300M")]
+    rows += [{**several, "model_preset": "t5-small", "memory_budget": "800M", "mixed_precision": "bf16"}]
     return [{"effective_batch_size": 8, "max_seq_len": 128, **row} for row in rows]
 
 

@@ -58,7 +58,9 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     blocks = config.num_layers + config.num_decoder_layers
     keep = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
     chunk = (8 if mode == "ultra" else 32) * 2**20
-    walk = Walk(model, Keep(keep), residency_for(storage, compute), LossSettings(chunk), 0.0, trim=trim_malloc)
+    walk = Walk(
+        model, Keep(keep), residency_for(storage, compute), LossSettings(chunk), 0.0, boundary_dtype=storage, trim=trim_malloc
+    )  # fmt: skip
     update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)
     per_slice = max(1, 2048 // (source + target)) if mode != "ultra" else 1

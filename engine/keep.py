@@ -57,34 +57,47 @@ class Visit:
 
     Args:
         block: the function of the block, (N, D) -> (N, D).
-        x: its input; held until backward (the boundary).
+        x: its input; held until backward (the boundary), or until a graph is there that is kept.
         keep: whether the graph stays.
+        dtype: that the block computes in; x may wait in a narrower one.
         needs_input: whether the gradient of x is wanted; not below the lowest block that learns.
     """
 
-    def __init__(self, block: Callable[[Tensor], Tensor], x: Tensor, keep: bool, needs_input: bool = True) -> None:
-        self.block, self.x = block, x.detach()
+    def __init__(
+        self,
+        block: Callable[[Tensor], Tensor],
+        x: Tensor,
+        keep: bool,
+        dtype: torch.dtype,
+        needs_input: bool = True,
+    ) -> None:
+        self.block, self.dtype = block, dtype
+        self.x: Tensor | None = x.detach()
+        self.entry: Tensor | None = None  # the leaf of the graph: x in the block's dtype
         self.output: Tensor | None = None
         self.keep, self.needs_input = keep, needs_input
 
     def forward(self) -> Tensor:
         """The block's output, outside of any graph."""
         if not self.keep:
+            assert self.x is not None
             with torch.no_grad():
-                return self.block(self.x)
+                return self.block(self.x.to(self.dtype))
         return self._run().detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:
         """Add to the gradients of the block's weights; return the gradient of its input, None where it is not wanted."""
         output = self._run() if self.output is None else self.output
         backward_from(output, grad)
-        grad_x = self.x.grad
+        assert self.entry is not None
+        grad_x = self.entry.grad
         assert grad_x is not None or not self.needs_input
-        self.output = self.x.grad = None
+        self.output = self.entry = None
         return grad_x
 
     def _run(self) -> Tensor:
-        self.x.requires_grad_(self.needs_input)
+        assert self.x is not None
+        self.entry, self.x = self.x.to(self.dtype).requires_grad_(self.needs_input), None
         with torch.enable_grad():
-            self.output = self.block(self.x)
+            self.output = self.block(self.entry)
         return self.output

@@ -64,5 +64,5 @@ class Offload(Boundaries):
     def _let_go(self) -> None:
         for visit in self._leaving:
             self.copies.release(self._parked[id(visit)])
-            visit.x = None  # type: ignore[assignment]  # it waits on the host
+            visit.x = None  # it waits on the host
         self._leaving = []

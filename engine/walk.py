@@ -39,10 +39,11 @@ BlockFunction = Callable[[Tensor], Tensor]
 
 @dataclass
 class _Stage:
-    """One stop of the walk: weights, and for each slice the function that uses them."""
+    """One stop of the walk: weights, for each slice the function that uses them, and the dtype of what it passes on."""
 
     weights: list[nn.Parameter]
     functions: list[BlockFunction]
+    dtype: torch.dtype
 
 
 @dataclass
@@ -65,6 +66,8 @@ class Walk:
         objective: what is made of the decoder's output.
         scaling: the factor on the loss of which gradients are formed; None: 1. The same object divides it out of the
             update (`engine.update`). boundaries: where they wait for backward.
+        boundary_dtype: of what passes between blocks; None: that of the products. Where these are fp32 for lack of fast
+            bf16 ones, bf16 halves what the boundaries take, and rounds as products in bf16 would.
         trim: gives back what the allocator keeps of the forward; called before the loss, where the walk holds most.
     """
 
@@ -78,11 +81,13 @@ class Walk:
         objective: Objective | None = None,
         scaling: LossScaling | None = None,
         boundaries: Boundaries | None = None,
+        boundary_dtype: torch.dtype | None = None,
         trim: Callable[[], object] | None = None,
     ) -> None:
         self.model, self.keep, self.residency, self.loss_settings = model, keep, residency, loss
         self.dropout_rate, self.objective = dropout_rate, objective or Objective()
         self.scaling, self.boundaries, self.trim = scaling, boundaries or Boundaries(), trim
+        self.boundary_dtype = boundary_dtype or residency.compute_dtype
         self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
 
     def gradients(self, slices: Sequence[Slice], total_labels: int, on_ready: OnReady) -> Tensor:
@@ -176,10 +181,11 @@ class Walk:
             _Stage(
                 list(block.parameters()),
                 [partial(block, bias=bias, rows=s.source, dropout=d) for s, d in zip(slices, drops, strict=True)],
+                self.boundary_dtype,
             )
             for block in stack.blocks
         ]
-        return [*stages, _Stage([stack.final_norm.weight], [partial(stack.leave, dropout=d) for d in drops])]
+        return [*stages, self._norm_stage(stack, [partial(stack.leave, dropout=d) for d in drops])]
 
     def _decoder_stages(
         self, slices: Sequence[Slice], memories: Sequence[Tensor], bias: Tensor | None, drops: Sequence[Dropout]
@@ -191,12 +197,15 @@ class Walk:
                 partial(block, memory=m, bias=bias, rows=s.target, memory_rows=s.memory, dropout=d)
                 for s, m, d in zip(slices, memories, drops, strict=True)
             ]
-            stages.append(_Stage(list(block.parameters()), functions))
+            stages.append(_Stage(list(block.parameters()), functions, self.boundary_dtype))
 
         def last(x: Tensor, dropout: Dropout) -> Tensor:
             return stack.leave(x, dropout) * scale
 
-        return [*stages, _Stage([stack.final_norm.weight], [partial(last, dropout=d) for d in drops])]
+        return [*stages, self._norm_stage(stack, [partial(last, dropout=d) for d in drops])]
+
+    def _norm_stage(self, stack: Stack, functions: list[BlockFunction]) -> _Stage:
+        return _Stage([stack.final_norm.weight], functions, self.residency.compute_dtype)
 
     def hand_over_order(self) -> list[list[nn.Parameter]]:
         """The groups in which `gradients` hands weights over, in order: the same on all processes."""
@@ -216,20 +225,22 @@ class Walk:
     def _forward(self, stages: list[_Stage], xs: list[Tensor], first: int, reach: Reach) -> tuple[list[Tensor], _Trace]:
         with torch.no_grad():
             xs, visits = self._run(stages[: reach.first], xs), []
+        dtype = self.residency.compute_dtype
         for index, stage in enumerate(stages[reach.first :], reach.first):
             needs_input = index > reach.first or reach.entry
             keep = self.keep.keeps(first + index, self.num_blocks)  # a final norm is as good as a block
             with self.residency.visit(stage.weights):
-                row = [Visit(function, x, keep, needs_input) for function, x in zip(stage.functions, xs, strict=True)]
-                xs = [visit.forward() for visit in row]
+                row = [Visit(f, x, keep, dtype, needs_input) for f, x in zip(stage.functions, xs, strict=True)]
+                xs = [visit.forward().to(stage.dtype) for visit in row]
             visits.append(row)
             self.boundaries.after_forward(row)
         return xs, _Trace(stages[reach.first :], visits)
 
     def _run(self, stages: list[_Stage], xs: list[Tensor]) -> list[Tensor]:
+        dtype = self.residency.compute_dtype
         for stage in stages:
             with self.residency.visit(stage.weights):
-                xs = [function(x) for function, x in zip(stage.functions, xs, strict=True)]
+                xs = [function(x.to(dtype)).to(stage.dtype) for function, x in zip(stage.functions, xs, strict=True)]
         return xs
 
     def _backward(self, trace: _Trace, grads: list[Tensor], on_ready: OnReady) -> list[Tensor]:
@@ -269,7 +280,7 @@ class Walk:
         weight, dtype = self.model.embedding, self.residency.compute_dtype
         with torch.no_grad(), self.residency.stored([weight]):
             pairs = zip(ids, drops, strict=True)
-            return [stack.enter(embed(rows, weight, dtype), drop) for rows, drop in pairs]
+            return [stack.enter(embed(rows, weight, dtype), drop).to(self.boundary_dtype) for rows, drop in pairs]
 
     def _leave(self, stack: Stack, grads: list[Tensor], ids: Sequence[Tensor], drops: Sequence[Dropout]) -> None:
         """Add the gradient of the embedded tokens into the one embedding buffer, row by row."""

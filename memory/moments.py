@@ -41,7 +41,7 @@ class Moments:
 
     def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
         self.c, self.work, self.choice = work.model, work, choice
-        self.e = dtype_bytes(choice.compute)
+        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.boundary)
         self.counts, self.learns = work.counts, work.learns
         self.blocks = blocks_of(work, choice, machine)
         micro, count = self.blocks.tokens, choice.num_slices
@@ -70,9 +70,18 @@ class Moments:
         if self.choice.offload_boundaries:  # of each stack those of two blocks stay: at work, and on their way
             encoder -= min(encoder, max(0, self.c.num_layers - self.kept_encoder - 2))
             decoder -= min(decoder, max(0, self.c.num_decoder_layers - self.kept_decoder - 2))
+        tokens = encoder * self.source + decoder * self.target
         if decoder:  # the encoder's output, and its gradient, stand there once for each answer
-            encoder += 2 * (self.work.answers - 1)
-        return self.c.d_model * self.e * (encoder * self.source + decoder * self.target)
+            tokens += 2 * (self.work.answers - 1) * self.source
+        waiting = self._recomputed_tokens(encoder, decoder)
+        return self.c.d_model * (self.e * (tokens - waiting) + self.narrow * waiting)
+
+    def _recomputed_tokens(self, encoder: int, decoder: int) -> int:
+        """Of so many boundaries, those that wait for a block to be run again, in the dtype of boundaries."""
+        norm = 1 if decoder and self.choice.kept_blocks < self.c.num_decoder_layers else 0  # behind the encoder
+        encoder = min(encoder, self.c.num_layers - self.kept_encoder + norm)
+        decoder = min(max(0, decoder - 1), self.c.num_decoder_layers - self.kept_decoder)
+        return encoder * self.source + decoder * self.target
 
     def _gradients(self, block: int) -> int:
         """Gradients of weights: of everything, or of head and embedding and of the blocks under way."""
@@ -103,13 +112,12 @@ class Moments:
         """Inside the last decoder block: nothing of the blocks before has been freed."""
         c, block, learns = self.c, self.counts["decoder"], self.learns["decoder"]
         graph = 0 if self.kept_decoder else self.blocks.decoder_graph()
-        output = self.blocks.tokens.target * c.d_model * self.e
         several = self.choice.num_slices > 1  # slices before this one have left the gradient of their encoder output
         return {
             "gradients": self._gradients(learns if several else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 2 + several, c.num_decoder_layers + 1),
             "kept graphs": self.graphs(self.kept_encoder, self.kept_decoder),
-            "one visit": graph + output + self.blocks.decoder_backward(self._new_weights(learns)),
+            "one visit": graph + self._output("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
 
@@ -117,14 +125,19 @@ class Moments:
         """Inside the last encoder block."""
         c, block, learns = self.c, self.counts["encoder"], self.learns["encoder"]
         graph = 0 if self.kept_encoder else self.blocks.encoder_graph()
-        output = self.blocks.tokens.source * c.d_model * self.e
         return {
             "gradients": self._gradients(learns if self.choice.num_slices > 1 else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 1, 0),
             "kept graphs": self.graphs(self.kept_encoder, 0),
-            "one visit": graph + output + self.blocks.encoder_backward(self._new_weights(learns)),
+            "one visit": graph + self._output("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
+
+    def _output(self, kind: str) -> int:
+        """The output of a block at work on one slice, and its input in the compute dtype where it had waited narrower."""
+        tokens = self.blocks.tokens.target if kind == "decoder" else self.blocks.tokens.source
+        is_widened = self.narrow < self.e and not (self.kept_decoder if kind == "decoder" else self.kept_encoder)
+        return tokens * self.c.d_model * self.e * (2 if is_widened else 1)
 
     def block_update(self) -> dict[str, int]:
         """The update of the last decoder block, in row chunks."""
@@ -191,7 +204,7 @@ def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
     if not choice.offload_boundaries:
         return 0
     c, tokens = work.model, blocks_of(work, choice, machine).tokens
-    width, kept_decoder = c.d_model * dtype_bytes(choice.compute), min(choice.kept_blocks, c.num_decoder_layers)
+    width, kept_decoder = c.d_model * dtype_bytes(choice.boundary), min(choice.kept_blocks, c.num_decoder_layers)
     encoder = c.num_layers + 1 - (choice.kept_blocks - kept_decoder)  # the norm behind the encoder among them
     decoder = c.num_decoder_layers - kept_decoder
     sizes = ((encoder, tokens.source * width), (decoder, tokens.target * width))

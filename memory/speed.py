@@ -9,7 +9,11 @@ from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_
 
 MALLOC_SPEED = {"small": 0.73, "fast": 1.0}  # small returns every freed tensor to the system, which zeroes it again
 HALF_TOKENS, HALF_TOKENS_ON_GPU = 64, 1024  # of a micro-batch at which products reach half of their speed
-CAST_PASSES = 12  # over the weights, for casts in each visit and for rounding, where storage and products differ
+WIDE = 512  # d_model from which on products are so large that fewer tokens do
+# Passes over all weights, four bytes each: of an update; of each further walk, which adds to all gradients; and where
+# storage and products differ, of rounding, and of the casts of a walk.
+UPDATE_PASSES, WALK_PASSES, ROUNDING_PASSES, CAST_PASSES = 6, 7, 7, 5
+MEMORY_RATE = 8e9  # bytes a second
 COPY_RATE = 10e9  # bytes a second between device and host, which hide behind the computation
 
 
@@ -30,13 +34,15 @@ def predict_seconds(work: Work, choice: Choice, machine: Machine) -> float:
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     recompute = 1.0 - choice.kept_blocks / total_blocks
     tokens = choice.batch_size_per_gpu * (work.source_tokens + work.target_tokens)
-    half = HALF_TOKENS_ON_GPU if machine.pads_attention else HALF_TOKENS
+    half = HALF_TOKENS_ON_GPU if machine.pads_attention else HALF_TOKENS * min(1.0, WIDE / work.model.d_model) ** 2
     efficiency = MALLOC_SPEED[choice.malloc] * 0.5 * tokens / (tokens + half)
     count = work.counts["total"]
-    moved = count * 4 * (6 + 3 * (choice.num_walks - 1)) + (choice.storage != choice.compute) * CAST_PASSES * count * 4
+    passes = UPDATE_PASSES + WALK_PASSES * (choice.num_walks - 1)
+    if choice.storage != choice.compute:
+        passes += ROUNDING_PASSES + CAST_PASSES * choice.num_walks
     exchange = communication_seconds(
         count, machine.num_processes, choice.shards, dtype_bytes(choice.storage), dtype_bytes(choice.compute)
     )
     computing = (blocks * (3.0 + recompute) + head * 3.0) / (machine.rate(choice.compute) * efficiency)
     copying = 2 * offloaded_bytes(work, choice, machine) / COPY_RATE
-    return max(computing + 0.05 * copying, copying) + moved / choice.shards / 8e9 + exchange
+    return max(computing + 0.05 * copying, copying) + 4 * count * passes / choice.shards / MEMORY_RATE + exchange

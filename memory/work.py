@@ -122,6 +122,11 @@ class Choice:
     offload_boundaries: bool = False
 
     @property
+    def boundary(self) -> str:
+        """Dtype name of what passes between blocks: as narrow as the weights at rest, so that fp32 products cost less."""
+        return "bfloat16" if (self.storage, self.compute) == ("bfloat16", "float32") else self.compute
+
+    @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of one step on one rank."""
         return self.num_slices * self.num_walks

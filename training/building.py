@@ -116,7 +116,7 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
     walk = Walk(
         model, Keep(choice.kept_blocks), residency, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, _boundaries(choice, device), _trim(choice, device),
+        scaling, _boundaries(choice, device), getattr(torch, choice.boundary), _trim(choice, device),
     )  # fmt: skip
     return Engine(model, optimizer, walk, Update(optimizer, config.train.max_grad_norm, scaling), device, shards)
 

@@ -31,3 +31,28 @@ MACHINE = Machine(GIB, GIB, rates=(("float32", 1.7e11), ("bfloat16", 1e9)))
 def test_slower_ways_are_predicted_slower(way: Choice, measured: float) -> None:
     predicted = predict_seconds(WORK, way, MACHINE) / predict_seconds(WORK, KEPT, MACHINE)
     assert predicted == pytest.approx(measured, rel=0.1)
+
+
+LARGE = T5ModelConfig(
+    vocab_size=8000, d_model=768, d_ff=3072, d_kv=64, num_heads=12, num_layers=12, num_decoder_layers=12
+)
+ALL_KEPT = replace(KEPT, kept_blocks=24)
+ROW_BY_ROW = replace(ALL_KEPT, batch_size_per_gpu=1)
+
+
+# the same of 200M weights, where further walks cost more than what their kept graphs save
+@pytest.mark.parametrize(
+    ("way", "measured"),
+    [
+        (replace(ALL_KEPT, storage="bfloat16"), 1.08),
+        (replace(ROW_BY_ROW, num_slices=8), 1.11),
+        (replace(ROW_BY_ROW, num_walks=8), 1.43),
+        (replace(ROW_BY_ROW, num_walks=8, storage="bfloat16"), 1.74),
+        (replace(ALL_KEPT, batch_size_per_gpu=2, num_walks=4, storage="bfloat16"), 1.22),
+        (replace(KEPT, kept_blocks=0, batch_size_per_gpu=2, num_slices=4, storage="bfloat16"), 1.65),
+    ],
+)
+def test_slower_ways_of_a_large_model_too(way: Choice, measured: float) -> None:
+    work, machine = replace(WORK, model=LARGE), replace(MACHINE, rates=(("float32", 9e10), ("bfloat16", 1e9)))
+    predicted = predict_seconds(work, way, machine) / predict_seconds(work, ALL_KEPT, machine)
+    assert predicted == pytest.approx(measured, rel=0.15)

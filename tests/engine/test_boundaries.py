@@ -1,0 +1,70 @@
+"""What passes between blocks may be narrower than the products: half the bytes, rounded as bf16 products round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.keep import Keep, Visit
+from engine.residency import CastOnVisit, residency_for
+from engine.walk import Walk
+from model.loss import LossSettings
+from tests.engine.small_models import FAMILIES, Rectangle, small_model
+
+CUTS = [[0, 3], [1], [2]]
+Found = tuple[torch.Tensor, torch.Tensor]
+
+
+def gradients(
+    family: str, keep: int, boundary: torch.dtype, rate: float = 0.0, compute: torch.dtype = torch.float32
+) -> tuple[float, torch.Tensor]:
+    """Loss and all gradients in one vector, of weights that rest in bf16."""
+    model, batch = small_model(family).bfloat16(), Rectangle()
+    walk = Walk(
+        model, Keep(keep), residency_for(torch.bfloat16, compute), LossSettings(), rate, boundary_dtype=boundary
+    )
+    total = walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+    return float(total), torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_rounds_about_as_products_in_bf16_do(family: str) -> None:
+    (exact_loss, exact), (loss, found) = (gradients(family, 0, dtype) for dtype in (torch.float32, torch.bfloat16))
+    _, coarse = gradients(family, 0, torch.bfloat16, compute=torch.bfloat16)
+    assert loss != exact_loss, "nothing was rounded"
+    assert loss == pytest.approx(exact_loss, rel=2e-3)
+    assert (found - exact).norm() < 1.5 * (coarse - exact).norm()
+
+
+@pytest.mark.parametrize("keep", [2, 99])
+def test_kept_and_recomputed_blocks_agree(keep: int) -> None:
+    (one, recomputed), (other, kept) = (gradients("t5", blocks, torch.bfloat16, 0.2) for blocks in (0, keep))
+    assert one == other
+    torch.testing.assert_close(recomputed, kept, rtol=1e-5, atol=1e-7)
+
+
+def test_training_and_measuring_round_alike() -> None:
+    model, batch = small_model().bfloat16(), Rectangle()
+    walk = Walk(model, Keep(0), CastOnVisit(torch.float32), LossSettings(), 0.0, boundary_dtype=torch.bfloat16)
+    slices = batch.slices(model, CUTS)
+    measured = walk.loss(slices)
+    assert float(walk.gradients(slices, batch.num_labels, lambda weights: None)) == pytest.approx(
+        float(measured), rel=1e-6
+    )
+
+
+def test_only_one_visit_at_a_time_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    backward = Visit.backward
+
+    def looked_at(visit: Visit, grad: torch.Tensor) -> Any:
+        if visit.x is not None:
+            seen.append(visit.x.dtype)
+        return backward(visit, grad)
+
+    monkeypatch.setattr(Visit, "backward", looked_at)
+    gradients("t5", 0, torch.bfloat16)
+    assert seen
+    assert set(seen) == {torch.bfloat16}
