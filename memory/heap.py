@@ -19,6 +19,7 @@ TRIMMED_BYTES, TRIMMED_SHARE = 2 * MIB, 0.01
 VISIT_SHARE = 0.85  # of a recomputed visit's small tensors: pieces too small for what the next visit asks for
 KEPT_VISIT_SHARE = 0.5  # the same where the visit's graph is there, and so its tensors are no new ones
 GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
+AGED_SHARE = 0.2  # of those of all kept graphs: what some hundred steps of other lengths leave between them
 
 
 class Heap:
@@ -53,8 +54,10 @@ class Heap:
         if phase == "block update":
             return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, walk.kept_decoder)))
         both = decoder + self._visits("encoder", is_kept=walk.kept_encoder > 0) + walk.block_update()["one update"]
-        gone = (0 if phase == "encoder backward" else walk.kept_encoder, walk.kept_decoder)
-        return both + GRAPH_SHARE * self._small_graphs(*gone)
+        if phase == "encoder backward":
+            aged = AGED_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
+            return both + aged + GRAPH_SHARE * self._small_graphs(0, walk.kept_decoder)
+        return both + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
 
     def _visits(self, kind: str, *, is_kept: bool) -> float:
         """Pieces left by visits backward to the blocks of a stack: of graph, tiles, casts and gradients of weights."""

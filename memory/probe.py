@@ -35,7 +35,7 @@ from training.probing import serve
 serve()"""
 KILLED = "killed by the system for its memory"
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
-FORMAT = 2  # raise it where the engine takes other memory for the same configuration
+FORMAT = 3  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
     "RANK",
     "WORLD_SIZE",

@@ -139,6 +139,10 @@ class _Planner:
                 correction = self.machine.correction * AFTER_A_KILL
             else:
                 correction, is_measured = correction_of(result, trial.phase_parts), True
+                if (
+                    trial is not chosen
+                ):  # what a smaller one takes less says nothing of this one; what it takes more does
+                    correction = max(correction, self.machine.correction)
             self.machine = replace(self.machine, correction=correction)
             before, chosen = chosen, self.plan(chosen.choice)
             if not result.was_killed and (chosen.choice == before.choice or trial is not before):
