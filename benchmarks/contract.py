@@ -166,7 +166,7 @@ def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
         )  # fmt: skip
         peak = 0
         while process.poll() is None:
-            peak = max(peak, _peak_of(process.pid))
+            peak = max(peak, peak_of_process(process.pid))
             time.sleep(POLL_SECONDS)
         told = process.stderr.read() if process.stderr else ""
         log = Path(folder) / "logs" / "case" / "metrics.jsonl"
@@ -182,7 +182,7 @@ def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _peak_of(pid: int) -> int:
+def peak_of_process(pid: int) -> int:
     """The most anonymous memory that a process has held so far, by the kernel's own mark."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()

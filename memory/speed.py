@@ -12,7 +12,7 @@ HALF_TOKENS, HALF_TOKENS_ON_GPU = 64, 1024  # of a micro-batch at which products
 WIDE = 512  # d_model from which on products are so large that fewer tokens do
 # Passes over all weights, four bytes each: of an update; of each further walk, which adds to all gradients; and where
 # storage and products differ, of rounding, and of the casts of a walk.
-UPDATE_PASSES, WALK_PASSES, ROUNDING_PASSES, CAST_PASSES = 6, 7, 7, 5
+UPDATE_PASSES, WALK_PASSES, ROUNDING_PASSES, CAST_PASSES = 6, 7, 3, 9
 MEMORY_RATE = 8e9  # bytes a second
 COPY_RATE = 10e9  # bytes a second between device and host, which hide behind the computation
 
