@@ -11,18 +11,25 @@ WIRE_BYTES_PER_SECOND = 10e9  # of one process, where nothing is measured: what 
 
 
 def share_out(
-    phases: dict[str, dict[str, int]], shards: int, counts: dict[str, int], compute_bytes: int, storage_bytes: int
+    phases: dict[str, dict[str, int]],
+    shards: int,
+    counts: dict[str, int],
+    compute_bytes: int,
+    storage_bytes: int,
+    kept_blocks: int = 0,
 ) -> None:
     """Turn the parts of each phase into those of one of `shards` processes, in place; 1 changes nothing.
 
     Args:
         counts: weights of embedding, head, one encoder and one decoder block.
         compute_bytes, storage_bytes: of one number.
+        kept_blocks: blocks whose graphs are kept; a training run of 12 such blocks took their gathered weights more.
     """
     if shards == 1:
         return
     shared = counts["embedding"] + counts["head"]
     block = max(counts["encoder"], counts["decoder"])
+    held = kept_blocks * block * storage_bytes
     for phase, parts in phases.items():
         for name in ("weights", "optimizer state"):
             parts[name] = parts[name] // shards
@@ -35,6 +42,8 @@ def share_out(
             parts["gathered weights"] = visited[phase] * storage_bytes
         elif "backward" in phase:
             parts["gathered weights"] = block * storage_bytes
+        if phase in ("loss", "decoder backward", "encoder backward", "block update"):
+            parts["gathered weights"] = parts.get("gathered weights", 0) + held
         if "gradients" in parts and phase != "loss":
             whole = min(max(0, parts["gradients"] // compute_bytes - shared), block)
             waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
