@@ -6,6 +6,9 @@ PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constr
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
+# a test a core, of one thread; the tests of a file stay together and share what it has built
+SIDE_BY_SIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile
+
 .PHONY: help train test lint bench
 .SILENT:
 
@@ -19,7 +22,7 @@ train: $(INSTALLED)
 	$(PY) train_low_mem.py train $(ARGS)
 
 test: $(INSTALLED_DEV)
-	$(PY) -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check .

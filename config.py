@@ -1,7 +1,8 @@
 """Which settings are there? Every one once: default, unit, range and one line of help.
 
 Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
-Order: defaults < preset < file < flags. `load` returns a checked `Config`; nothing else builds one from outside input.
+Order: defaults < preset < file < flags (`precedence.py`). `load` returns a checked `Config`; nothing else builds one from
+outside input.
 Groups only sort the settings for readers: names are unique across groups, so flags are flat.
 """
 
@@ -16,24 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from consistency import PREFERENCES, check
-from settings import AUTO, DoesNotFit, UserError, nearest_name, not_known, parse, read_settings_file, setting
+from precedence import fill
+from settings import AUTO, DoesNotFit, UserError, setting
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
 ROOT = Path(__file__).resolve().parent
-PRESETS_DIR = ROOT / "presets"
-
-
-@cache
-def model_presets() -> dict[str, dict[str, Any]]:
-    """The shapes of the T5 family by name, read from `presets/models.yaml`."""
-    return read_settings_file(PRESETS_DIR / "models.yaml")
-
-
-@cache
-def run_presets() -> tuple[str, ...]:
-    """Names of the presets by machine and goal: the other files of `presets/`."""
-    return tuple(sorted(path.stem for path in PRESETS_DIR.glob("*.yaml") if path.stem not in ("models", "machines")))
 
 
 @dataclass
@@ -567,30 +556,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     Raises:
         UserError: all problems at once.
     """
-    flags = dict(flags or {})
-    problems: list[str] = []
-    file_values = _load_layer(flags.pop("config", None), problems)
-    preset_name = flags.pop("preset", file_values.pop("preset", None))
-    if preset_name is None and not (flags.get("train_file") or file_values.get("train_file")) and command == "train":
-        preset_name = "sample"
-    preset_values = _load_preset(preset_name, problems)
-
     config = Config()
-    layers = (("preset", preset_values), ("file", file_values), ("flag", flags))
-    for origin, layer in layers:
-        if "model_preset" in layer:
-            config.model_preset, config.origins["model_preset"] = str(layer.pop("model_preset")), origin
-    _apply_model_preset(config, problems)
-    taken = flags_of(command)
-    for origin, layer in layers:
-        for name, value in layer.items():
-            if name in taken:
-                _apply(config, name, value, origin, problems)
-            elif origin == "flag" or name not in settings_by_name():
-                others = [other for other in COMMANDS if name in flags_of(other)]
-                near = nearest_name(name, [*taken, "config", "preset", "model_preset"])
-                hint = f" of {command}, but of {', '.join(others)}" if others else near
-                problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{hint}")
+    taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
+    problems = fill(config, command, flags or {}, settings_by_name(), taken)
     problems += _decide_objective(config, command)
     if config.lora.lora_rank and "optimizer" not in config.origins:
         config.train.optimizer = "adamw"  # adapters begin at zero, where steps scaled by a weight's size stand still
@@ -599,43 +567,6 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     if problems:
         raise UserError(*problems)
     return config
-
-
-def _load_layer(path: Any, problems: list[str]) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        return read_settings_file(Path(str(path)), GROUPS)
-    except UserError as error:
-        problems += error.problems
-        return {}
-
-
-def _load_preset(name: Any, problems: list[str]) -> dict[str, Any]:
-    if name is None or str(name).lower() == "none":
-        return {}
-    if name not in run_presets():
-        problems.append(f"--preset = {name}, {not_known(str(name), run_presets())}")
-        return {}
-    return read_settings_file(PRESETS_DIR / f"{name}.yaml", GROUPS)
-
-
-def _apply_model_preset(config: Config, problems: list[str]) -> None:
-    shape = model_presets().get(config.model_preset)
-    if shape is None:
-        problems.append(f"--model_preset = {config.model_preset}, {not_known(config.model_preset, model_presets())}")
-        return
-    for name, value in shape.items():
-        _apply(config, name, value, "preset", problems)
-
-
-def _apply(config: Config, name: str, value: Any, origin: str, problems: list[str]) -> None:
-    group, member = settings_by_name()[name]
-    try:
-        setattr(getattr(config, group), name, parse(member, value))
-        config.origins[name] = origin
-    except ValueError as error:
-        problems.append(f"--{name} = {value}, {error}")
 
 
 def training_command(saved: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from config import COMMANDS, GROUPS, Config, DoesNotFit, UserError, flags_of, load, model_presets, run_presets
+from config import COMMANDS, GROUPS, Config, DoesNotFit, UserError, flags_of, load
+from precedence import model_presets, run_presets
 from settings import allowed, counted, show
 
 PROGRAM = "python train_low_mem.py"

@@ -11,25 +11,21 @@ all cases so far.
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import watched
 from benchmarks.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
 from benchmarks.hard_limit import HardLimit
 from benchmarks.results import ROOT, write_section
+from devices.cores import usable_cores
 from memory.units import MIB
 
 CACHE = ROOT / "data" / "cache" / "contract"
 FIGURES = CACHE / "figures.json"
 WORDS = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
-POLL_SECONDS = 0.02
 KEEPING_CASES = 24
 BUDGETS = ("1200M", "2G", "4G", "8G")
 STEPS = 8  # malloc's heap settles in the first few
@@ -82,9 +78,9 @@ def accuracy_cases() -> list[Flags]:
         {**several, "memory_budget": "400M"},
         {**several, "memory_budget": "600M", "d_model": 384, "d_ff": 1024, "dropout_rate": 0.1},
     ]
-    several = {**several, "effective_batch_size": 16, "max_steps": 2}
-    rows += [{**several, "model_preset": "t5-small", "memory_budget": budget} for budget in ("900M", "1300M")]
-    rows += [{**several, "model_preset": "t5-small", "memory_budget": "800M", "mixed_precision": "bf16"}]
+    several |= {"model_preset": "t5-small", "effective_batch_size": 16, "max_steps": 2}
+    rows += [{**several, "memory_budget": budget} for budget in ("900M", "1300M")]
+    rows += [{**several, "memory_budget": "800M", "mixed_precision": "bf16"}]
     return [{"effective_batch_size": 8, "max_seq_len": 128, **row} for row in rows]
 
 
@@ -108,7 +104,7 @@ def budget_cases() -> list[Flags]:
     """One model under rising budgets, on all cores: each should use what it is given."""
     common = {
         "model_preset": "t5-base", "effective_batch_size": 16, "max_seq_len": 256, "max_steps": 2, "eval_steps": 2,
-        "eval_rows": 4, "sample_rows": 0, "num_threads": len(os.sched_getaffinity(0)),
+        "eval_rows": 4, "sample_rows": 0, "num_threads": usable_cores(),
     }  # fmt: skip
     return [{**common, "memory_budget": budget} for budget in BUDGETS]
 
@@ -139,63 +135,29 @@ def base_folder() -> Path:
     folder = CACHE / "models" / "base"
     if not (folder / "model.safetensors").is_file():
         flags = {
-            "model_preset": "tiny", "tokenizer_type": "byte", "train_file": data_file("pairs"), "cache_dir": CACHE, "max_steps": 1,
-            "output_dir": folder.parent, "log_dir": CACHE / "logs", "run_name": folder.name, "overwrite": True, "max_seq_len": 64,
+            "model_preset": "tiny", "train_file": data_file("pairs"), "cache_dir": CACHE, "max_steps": 1, "max_seq_len": 64,
+            "output_dir": folder.parent, "run_name": folder.name, "overwrite": True,
         }  # fmt: skip
-        words = [f"--{name}={value}" for name, value in flags.items()]
-        subprocess.run(
-            [sys.executable, "train_low_mem.py", "train", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
-        )
+        made = watched.train(flags)
+        if made.returncode:
+            sys.exit(made.messages[-3000:])
     return folder
 
 
 def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     """One training run in a process of its own: its exit code, what it planned, and the most that it held."""
     base = {"finetune_from": base_folder()} if "finetune_from" in flags else {}
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        words = {
-            "model_preset": "tiny", "tokenizer_type": "byte", "train_file": data_file(str(flags.get("objective", "pairs"))),
-            "cache_dir": CACHE, "output_dir": f"{folder}/out", "log_dir": f"{folder}/logs", "run_name": "case",
-            "max_steps": STEPS, "eval_steps": STEPS, "eval_rows": 32, "num_threads": 1, **flags,
-            **base,
-        }  # fmt: skip
-        command = [sys.executable, "train_low_mem.py", "train", *(f"--{name}={value}" for name, value in words.items())]
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(words["num_threads"])}, preexec_fn=limit.enter if limit else None,
-        )  # fmt: skip
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, peak_of_process(process.pid))
-            time.sleep(POLL_SECONDS)
-        told = process.stderr.read() if process.stderr else ""
-        log = Path(folder) / "logs" / "case" / "metrics.jsonl"
-        events = [json.loads(line) for line in log.read_text(encoding="utf8").splitlines()] if log.is_file() else []
-    planned: dict[str, Any] = next((event for event in events if event["event"] == "plan"), {})
-    later = [event for event in events if event["event"] == "step"][1:]  # the first one warms up
-    return {
-        "flags": flags, "exit": process.returncode, "measured": peak, "predicted": planned.get("peak_bytes"),
-        "unprobed": planned.get("unprobed_peak_bytes") or planned.get("peak_bytes"),
-        "trained": any(event["event"] == "step" for event in events), "told": told.strip()[-400:],
-        "tokens_per_second": sum(e["tokens"] for e in later) / sum(e["seconds"] for e in later) if later else 0.0,
-        "choice": planned.get("choice", {}),
+    common = {
+        "model_preset": "tiny", "train_file": data_file(str(flags.get("objective", "pairs"))), "cache_dir": CACHE,
+        "max_steps": STEPS, "eval_steps": STEPS, "eval_rows": 32,
     }  # fmt: skip
-
-
-def peak_of_process(pid: int) -> int:
-    """The most anonymous memory that a process has held so far, by the kernel's own mark."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    kib = {
-        name: int(found.group(1))
-        for name in ("VmHWM", "RssFile", "RssAnon")
-        if (found := re.search(rf"{name}:\s+(\d+)", status))
-    }
-    if len(kib) < 3:
-        return 0
-    return 1024 * max(kib["RssAnon"], kib["VmHWM"] - kib["RssFile"])
+    run = watched.train({**common, **flags, **base}, limit=limit)
+    predicted = run.plan.get("peak_bytes")
+    return {
+        "flags": flags, "exit": run.returncode, "measured": run.peak_bytes, "predicted": predicted,
+        "unprobed": run.plan.get("unprobed_peak_bytes") or predicted, "trained": bool(run.steps),
+        "told": run.messages.strip()[-400:], "tokens_per_second": run.tokens_per_second, "choice": run.plan.get("choice", {}),
+    }  # fmt: skip
 
 
 def run_part(name: str, cases: list[Flags], most: int, notes: dict[str, list[dict[str, Any]]]) -> None:

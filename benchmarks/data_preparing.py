@@ -19,6 +19,7 @@ from benchmarks.results import ROOT, markdown, write_section
 from config import load
 from data.corpus import build_sample_corpus
 from data.task import decide, train_task_tokenizer
+from devices.cores import usable_cores
 from memory.processes import ProcessTree
 from memory.units import format_size
 from settings import counted
@@ -106,7 +107,7 @@ def main(megabytes: int) -> None:
         rows.append([what, f"{best:.1f}", f"{size / best / 1e6:.2f}", format_size(peak)])
     pairs = zip(runs[::2], runs[1::2], strict=True)
     ratios = sorted(theirs["seconds"] / mine["seconds"] for theirs, mine in pairs)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     body = markdown(["what", "seconds", "MB/s", "peak (anonymous, whole tree)"], rows)
     body += f"\n\n`prepare` runs at {ratios[0]:.2f}-{ratios[-1]:.2f} of the library's own speed, on {counted(cores, 'core')}."
     print(body)

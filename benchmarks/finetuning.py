@@ -24,6 +24,7 @@ from benchmarks import children
 from benchmarks.children import Child
 from benchmarks.finetuning_data import Setting
 from benchmarks.results import ROOT, markdown, write_section
+from benchmarks.watched import events_of
 from memory.units import format_size
 
 LORA = {"lora_rank": "8", "lora_alpha": "16"}
@@ -102,8 +103,8 @@ def ours_words(case: Case, setting: Setting) -> list[str]:
 
 def ours_figures(setting: Setting) -> dict[str, Any]:
     """Seconds and losses of the steps, as the run has written them down; its model is not kept."""
-    lines = (setting.folder / "logs" / "ours" / "metrics.jsonl").read_text("utf8").splitlines()
-    steps = [event for event in map(json.loads, lines) if event["event"] == "step"]
+    events = events_of(setting.folder / "logs" / "ours" / "metrics.jsonl")
+    steps = [event for event in events if event["event"] == "step"]
     shutil.rmtree(setting.folder / "runs")
     return {"seconds": [event["seconds"] for event in steps[1:]], "losses": [event["loss"] for event in steps]}
 

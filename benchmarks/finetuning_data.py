@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import ROOT
-from config import Config, T5ModelConfig, load, model_presets
+from config import Config, T5ModelConfig, load
 from data.corpus import build_sample_corpus
 from data.lines import BadRows
 from data.loader import StepLoader
@@ -21,6 +21,7 @@ from data.prepare import prepare
 from data.reading import read_rows
 from data.sources import find
 from data.tokenizer_training import train_tokenizer
+from precedence import model_presets
 
 DROPOUT = 0.1  # as the checkpoints of the T5 family ship
 MOST_IDS = 8192  # of the tokenizer; the model's table keeps its own size

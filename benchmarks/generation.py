@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from benchmarks.results import markdown, write_section
-from config import T5ModelConfig, model_presets
+from config import T5ModelConfig
 from engine.residency import CastOnVisit
 from model import hf_format
 from model.generation import generate
 from model.quantization import quantize_model
 from model.t5 import T5
+from precedence import model_presets
 
 SYSTEMS = ("transformers", "fp32", "int8", "bf16 widened")
 

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from benchmarks.children import high_water_of
-from config import T5ModelConfig, model_presets
+from config import T5ModelConfig
 from devices.cpu import CpuDevice
+from precedence import model_presets
 
 DEVICE = CpuDevice()
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -12,67 +12,35 @@ metrics.jsonl; the peak is the anonymous memory of the largest process, as the k
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-import psutil
-
+from benchmarks import watched
 from benchmarks.children import options_of
-from benchmarks.contract import data_file, peak_of_process
-from benchmarks.results import ROOT, markdown, write_section
+from benchmarks.contract import data_file
+from benchmarks.results import markdown, write_section
+from devices.cores import usable_cores
 from memory.units import format_size
 
 OPTIONS = {"model": "t5-small", "rows": "16", "tokens": "128", "steps": "4", "processes": "2"}
-POLL_SECONDS = 0.05
 
 
 def measure(count: int, is_sharded: bool, options: dict[str, str]) -> dict[str, Any]:
     """Train with so many processes; ends the program where that fails."""
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
-    with tempfile.TemporaryDirectory() as folder:
-        flags = {
-            "model_preset": options["model"], "tokenizer_type": "byte", "train_file": data_file("pairs"), "max_seq_len": options["tokens"],
-            "max_target_len": options["tokens"], "effective_batch_size": options["rows"], "max_steps": 1 + int(options["steps"]),
-            "eval_rows": 4, "sample_rows": 0, "num_threads": threads, "shard_weights": is_sharded, "probe": False,
-            "cache_dir": f"{folder}/cache", "output_dir": f"{folder}/out", "log_dir": f"{folder}/logs", "run_name": "case",
-        }  # fmt: skip
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"] if count > 1 else []
-        words = ["train_low_mem.py", "train", *(f"--{name}={value}" for name, value in flags.items())]
-        child = subprocess.Popen(
-            [sys.executable, *launcher, *words], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
-        peak = 0
-        while child.poll() is None:
-            peak = max(peak, *(peak_of_process(pid) for pid in _trainers(child.pid)), 0)
-            time.sleep(POLL_SECONDS)
-        if child.returncode:
-            sys.exit(child.stderr.read()[-3000:] if child.stderr else f"exit code {child.returncode}")
-        log = Path(folder) / "logs" / "case" / "metrics.jsonl"
-        events = [json.loads(line) for line in log.read_text(encoding="utf8").splitlines()]
-    steps = [event for event in events if event["event"] == "step"]
-    later = steps[1:]  # the first one warms up
-    planned = next(event for event in events if event["event"] == "plan")
-    return {
-        "processes": count, "sharded": is_sharded, "peak_bytes": peak, "planned_bytes": planned["peak_bytes"],
-        "tokens_per_second": sum(e["tokens"] for e in later) / sum(e["seconds"] for e in later),
-        "losses": [event["loss"] for event in steps], "kept_blocks": planned["choice"]["kept_blocks"],
+    flags = {
+        "model_preset": options["model"], "train_file": data_file("pairs"), "max_seq_len": options["tokens"],
+        "max_target_len": options["tokens"], "effective_batch_size": options["rows"], "max_steps": 1 + int(options["steps"]),
+        "eval_rows": 4, "sample_rows": 0, "num_threads": max(1, usable_cores() // count), "shard_weights": is_sharded,
+        "probe": False,
     }  # fmt: skip
-
-
-def _trainers(pid: int) -> list[int]:
-    """The processes that train: the child, or those below the launcher."""
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-        found = [child.pid for child in children if "train_low_mem.py" in child.cmdline()]
-    except psutil.Error:
-        return []
-    return found or [pid]
+    run = watched.train(flags, processes=count)
+    if run.returncode:
+        sys.exit(run.messages[-3000:])
+    return {
+        "processes": count, "sharded": is_sharded, "peak_bytes": run.peak_bytes, "planned_bytes": run.plan["peak_bytes"],
+        "tokens_per_second": run.tokens_per_second, "losses": [event["loss"] for event in run.steps],
+        "kept_blocks": run.plan["choice"]["kept_blocks"],
+    }  # fmt: skip
 
 
 def body(cases: list[dict[str, Any]]) -> str:
@@ -87,15 +55,8 @@ def body(cases: list[dict[str, Any]]) -> str:
         ]
         for case in cases
     ]  # fmt: skip
-    head = [
-        "processes",
-        "tokens/s, all together",
-        "to one",
-        "peak of one process",
-        "planned",
-        "losses differ by at most",
-    ]
-    return markdown(head, rows)
+    head = "processes", "tokens/s, all together", "to one", "peak of one process", "planned", "losses differ by at most"
+    return markdown(list(head), rows)
 
 
 def main(arguments: list[str]) -> None:

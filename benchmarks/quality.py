@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.quality_page import write_page
 from benchmarks.results import ROOT
+from benchmarks.watched import events_of
 from settings import AUTO
 
 PARTS = ("size", "tokens", "seeds", "text", "tiers", "rows", "length", "threads", "tune", "folder", "page")
@@ -151,7 +152,7 @@ def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
 
 def read_metrics(path: Path) -> dict[str, Any]:
     """Final loss, curve, speed and bytes a weight of a run."""
-    events = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+    events = events_of(path)
     for event in events:
         if event.get("loss", 0.0) is None:  # JSON has no name for what is not finite
             event["loss"] = math.nan

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks import children
 from benchmarks.children import Child
 from benchmarks.results import ROOT, markdown, write_section
+from benchmarks.watched import events_of
 from memory.units import format_size
 
 RECIPES = {"summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf"}
@@ -74,7 +75,7 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
         [PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *folders, *more, *flags],
         ROOT,
     )
-    events = [json.loads(line) for line in (work / "logs" / "ours" / "metrics.jsonl").read_text("utf8").splitlines()]
+    events = events_of(work / "logs" / "ours" / "metrics.jsonl")
     end = next(event for event in events if event["event"] == "end")
     settings = next(event for event in events if event["event"] == "start")["settings"]
     shards = max((work / "cache").glob("shards-*"), key=lambda path: path.stat().st_mtime)

@@ -20,9 +20,10 @@ from typing import Any
 
 from benchmarks import children
 from benchmarks.results import markdown, write_section
-from config import T5ModelConfig, model_presets
+from config import T5ModelConfig
 from memory.speed import step_flops
 from memory.units import format_size
+from precedence import model_presets
 
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")
 OPTIONS = {"systems": "", "repeats": "2", "write": "True"}

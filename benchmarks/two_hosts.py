@@ -12,7 +12,6 @@ Source: ip-netns(8), veth(4); torchrun's elastic launch.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -24,7 +23,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.results import ROOT
+from benchmarks.watched import events_of
+
 STEPS, LOST_AT, PORT = 60, 15, 29400
 TINY = (
     "--d_model=32", "--d_kv=16", "--d_ff=64", "--num_heads=2", "--num_layers=1", "--num_decoder_layers=2",
@@ -139,8 +140,7 @@ def rehearse(folder: Path, text: Path, cache: Path) -> tuple[dict[int, float], d
 
 def losses(metrics: Path) -> dict[int, float]:
     """Step -> loss of a run."""
-    events = [json.loads(line) for line in metrics.read_text(encoding="utf8").splitlines()]
-    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+    return {event["step"]: event["loss"] for event in events_of(metrics) if event["event"] == "step"}
 
 
 def _torchrun(hosts: Hosts, side: int, command: Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ from data.sources import Source, find, source_facts, sources_fingerprint
 from data.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
 from data.templates import Template, template_of
 from data.tokenizer import Tokenizer
+from devices.cores import usable_cores
 from settings import AUTO, UserError
 
 FORMAT = 2  # raise it when the same text would give other shards
@@ -260,7 +261,7 @@ def _workers(config: Config, job: Job) -> int:
         return int(asked)
     if sum(fact["bytes"] for fact in source_facts([*job.train, *job.validation])) < SMALL_BYTES:
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if config.run.num_threads != AUTO:
         cores = min(cores, int(config.run.num_threads))
     return min(cores, MOST_WORKERS) if cores > 1 else 0

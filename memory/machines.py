@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from config import PRESETS_DIR, UserError
+from config import UserError
 from memory.budget import host_limits, margin_of
 from memory.prediction import BASE_BYTES, Machine
 from memory.units import parse_size
+from precedence import PRESETS_DIR
 from settings import AUTO, read_settings_file
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"

@@ -13,14 +13,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
-LONGER_FILES = {"config.py": 660}
+LONGER_FILES = {"config.py": 590}
 # wing -> the wings it may import
-GROUND = {"settings", "config", "memory.units"}
+GROUND = {"settings", "precedence", "config", "memory.units"}
 WINGS: dict[str, set[str]] = {
     "memory.units": set(),
     "settings": {"memory.units"},
     "consistency": {"settings", "config"},  # config only for the types of what is checked
-    "config": {"consistency", "settings", "memory.units"},
+    "precedence": {"settings", "config"},  # likewise
+    "config": {"consistency", "precedence", "settings", "memory.units"},
     "devices": GROUND,
     "model": GROUND | {"devices"},
     "data": GROUND | {"devices"},

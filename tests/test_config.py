@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import config
-from config import COMMANDS, GROUPS, Config, UserError, flags_of, load, model_presets, run_presets
+from config import COMMANDS, GROUPS, Config, UserError, flags_of, load
+from precedence import model_presets, run_presets
 from settings import allowed, parse
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from devices.cores import usable_cores
 from memory.budget import host_limits, margin_of
 from memory.machines import BF16_UNITS
 from memory.units import MIB
@@ -66,7 +67,7 @@ def system_facts(root: Path = ROOT) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "processor": model.group(1).strip() if model else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": usable_cores(),
         "core_quota": _core_quota(root),
         "bf16_units": next((unit for unit in BF16_UNITS if unit in words), None) if flags else None,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from engine.keep import Keep, Visit
-from engine.residency import CastOnVisit, residency_for
+from engine.residency import residency_for
 from engine.walk import Walk
 from model.loss import LossSettings
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
 
 CUTS = [[0, 3], [1], [2]]
-Found = tuple[torch.Tensor, torch.Tensor]
 
 
 def gradients(
@@ -47,7 +46,9 @@ def test_kept_and_recomputed_blocks_agree(keep: int) -> None:
 
 def test_training_and_measuring_round_alike() -> None:
     model, batch = small_model().bfloat16(), Rectangle()
-    walk = Walk(model, Keep(0), CastOnVisit(torch.float32), LossSettings(), 0.0, boundary_dtype=torch.bfloat16)
+    walk = Walk(
+        model, Keep(0), residency_for(torch.bfloat16, torch.float32), LossSettings(), 0.0, boundary_dtype=torch.bfloat16
+    )
     slices = batch.slices(model, CUTS)
     measured = walk.loss(slices)
     assert float(walk.gradients(slices, batch.num_labels, lambda weights: None)) == pytest.approx(

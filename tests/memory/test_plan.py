@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import Config, DoesNotFit, T5ModelConfig, load, model_presets
+from config import Config, DoesNotFit, T5ModelConfig, load
 from memory.plan import choices, effective_batch, make_work, plan, table_guess
 from memory.prediction import Choice, Machine, Work, peak_of, predict, weight_counts
 from memory.units import GIB, MIB
 from model.t5 import T5
+from precedence import model_presets
 
 GB = 1000**3
 

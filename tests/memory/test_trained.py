@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from config import DoesNotFit, load, model_presets
+from config import DoesNotFit, load
 from memory.plan import plan
 from memory.trained import trained_counts, weight_shapes
 from memory.work import BASE_BYTES, Machine
 from model.freezing import freeze
 from model.t5 import T5
+from precedence import model_presets
 from training.adapters import choose_trained
 
 SMALL = {"num_layers": 2, "num_decoder_layers": 3, "vocab_size": 300}
