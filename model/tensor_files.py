@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,14 @@ class TensorFolder:
     """
 
     def __init__(self, folder: str | Path, allow_pickle: bool = False) -> None:
-        self.path, self._files = Path(folder), {}  # type: ignore[var-annotated]
+        self.path = Path(folder)
+        # a safetensors file is opened anew for each piece: the pages that a mapping has read are the process's until it ends
+        self._opening: dict[str, Callable[[], Any]] = {}
         for name in self._shards(allow_pickle):
             opened = self._open(self.path / name)
-            self._files.update(dict.fromkeys(opened.keys(), opened))
+            is_pickled = isinstance(opened, PickleFile)
+            again = partial(_same, opened) if is_pickled else partial(self._open, self.path / name)
+            self._opening.update(dict.fromkeys(opened.keys(), again))
 
     def _shards(self, allow_pickle: bool) -> list[str]:
         for index, names in ((INDEX_FILE, (WEIGHTS_FILE, INT8_FILE)), (PICKLE_INDEX, (PICKLE_FILE,))):
@@ -73,20 +78,22 @@ class TensorFolder:
 
     @property
     def names(self) -> set[str]:
-        return {name for name in self._files if not name.endswith(SCALE)}
+        return {name for name in self._opening if not name.endswith(SCALE)}
+
+    def _slice(self, name: str) -> Any:
+        return self._opening[name]().get_slice(name)
 
     def chunks(self, name: str) -> Iterator[Tensor]:
         """A tensor in pieces of whole rows, none much larger than CHUNK_BYTES, from the first row to the last.
 
         What is stored in int8 comes as fp32.
         """
-        stored = self._files[name].get_slice(name)
-        count, *rest = stored.get_shape()
+        count, *rest = self.shape(name)
         rows = max(1, CHUNK_BYTES // (4 * math.prod(rest)))
         for start in range(0, count, rows):
-            part = stored[start : start + rows]
+            part = self._slice(name)[start : start + rows]
             if part.dtype == torch.int8:
-                scales = self._files[name + SCALE].get_slice(name + SCALE)[start : start + rows]
+                scales = self._slice(name + SCALE)[start : start + rows]
                 part = part.float().mul_(scales.unsqueeze(1))
             yield part
 
@@ -107,11 +114,15 @@ class TensorFolder:
 
     def dtype(self, name: str) -> torch.dtype:
         """What the numbers of one tensor are stored as."""
-        return self._files[name].get_slice(name)[:0].dtype
+        return self._slice(name)[:0].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, read from the header."""
-        return tuple(self._files[name].get_slice(name).get_shape())
+        return tuple(self._slice(name).get_shape())
+
+
+def _same(opened: PickleFile) -> PickleFile:
+    return opened
 
 
 def _pickled(folder: Path) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# what the child runs first: `measure(work)` gives the most anonymous memory that `work` held above what was there before
+# what the child runs first: `measure(work)` gives the most anonymous memory that `work` held above what was there before;
+# with "VmRSS" the pages of files too
 MEASURE = """
 import sys
 import threading
@@ -19,17 +20,17 @@ import torch
 torch.set_num_threads(1)
 
 
-def anonymous():
+def held(what):
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(what))
 
 
-def measure(work):
-    before, peak, done = anonymous(), [0], threading.Event()
+def measure(work, what="RssAnon"):
+    before, peak, done = held(what), [0], threading.Event()
 
     def watch():
         while not done.is_set():
-            peak[0] = max(peak[0], anonymous())
+            peak[0] = max(peak[0], held(what))
             done.wait(0.001)
 
     watcher = threading.Thread(target=watch)
@@ -37,7 +38,7 @@ def measure(work):
     kept = work()
     done.set()
     watcher.join()
-    return max(peak[0], anonymous()) - before
+    return max(peak[0], held(what)) - before
 """
 
 

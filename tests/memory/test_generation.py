@@ -26,7 +26,7 @@ def write():
     generate(model, ids, max_new_tokens=int(new), min_new_tokens=int(new), num_beams=int(beams), temperature=temperature)
     return model
 
-print(anonymous(), measure(write))
+print(held("RssAnon"), measure(write))
 """
 
 

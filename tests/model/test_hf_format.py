@@ -237,7 +237,7 @@ def test_wrong_tensor_shape_is_named(folder: Path) -> None:
 
 
 def test_memory_of_loading_and_saving(tmp_path: Path) -> None:
-    size, saving, loading = in_child(f"""
+    size, saving, loading, with_pages = in_child(f"""
 from pathlib import Path
 from config import T5ModelConfig
 from devices.malloc import trim_malloc
@@ -252,7 +252,10 @@ size = sum(weight.nbytes for weight in model.parameters())
 saving = measure(lambda: save(model, "{tmp_path}/model"))
 trim_malloc()  # what was freed before would be taken again, and so not be seen
 print(size, saving, measure(lambda: load("{tmp_path}/model")))
+trim_malloc()
+print(measure(lambda: load("{tmp_path}/model"), "VmRSS"))
 """)
     assert saving < size / 8
     # the lower bound: something was measured
     assert 0.7 * size < loading < size + 2**23
+    assert with_pages < size + 2**24, "the file's pages stayed beside the model"
