@@ -37,6 +37,10 @@ OnReady = Callable[[Sequence[nn.Parameter]], None]
 BlockFunction = Callable[[Tensor], Tensor]
 
 
+def no_trim() -> None:
+    """What is free stays with the allocator."""
+
+
 @dataclass
 class _Stage:
     """One stop of the walk: weights, for each slice the function that uses them, and the dtype of what it passes on."""
@@ -68,7 +72,8 @@ class Walk:
             update (`engine.update`). boundaries: where they wait for backward.
         boundary_dtype: of what passes between blocks; None: that of the products. Where these are fp32 for lack of fast
             bf16 ones, bf16 halves what the boundaries take, and rounds as products in bf16 would.
-        trim: gives back what the allocator keeps of the forward; called before the loss, where the walk holds most.
+        trim: gives back what the allocator keeps of what is gone; called before the loss and before the way back through
+            the encoder, where the walk holds most.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Walk:
         scaling: LossScaling | None = None,
         boundaries: Boundaries | None = None,
         boundary_dtype: torch.dtype | None = None,
-        trim: Callable[[], object] | None = None,
+        trim: Callable[[], object] = no_trim,
     ) -> None:
         self.model, self.keep, self.residency, self.loss_settings = model, keep, residency, loss
         self.dropout_rate, self.objective = dropout_rate, objective or Objective()
@@ -122,14 +127,14 @@ class Walk:
             stages, self._enter(model.decoder, ids, decoder_drop), len(model.encoder.blocks), decoder_reach
         )
 
-        if self.trim is not None:
-            self.trim()
+        self.trim()
         total, grads = self._loss(hidden, slices, total_labels)
         del hidden
         grads = self._backward(decoder_trace, grads, on_ready)
         self._leave(model.decoder, grads, [s.decoder_ids for s in slices], decoder_drop)
         grads = [s.gather(m.grad) for s, m in zip(slices, memories, strict=True) if m.grad is not None]
         del memories, decoder_trace, stages
+        self.trim()
         grads = self._backward(encoder_trace, grads, on_ready)
         self._leave(model.encoder, grads, [s.input_ids for s in slices], encoder_drop)
         self._finish_bias(model.encoder, encoder_bias)
@@ -156,8 +161,7 @@ class Walk:
         ys = self._enter(model.decoder, [s.decoder_ids for s in slices], no_drop)
         hidden = self._run(self._decoder_stages(slices, memories, biases[1], no_drop), ys)
         head = model.output_weight
-        if self.trim is not None:
-            self.trim()
+        self.trim()
         with self.residency.visit([head]):
             return [token_losses(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]
 

@@ -2,7 +2,8 @@
 
 glibc maps a tensor above a size by itself and gives it back when it is freed; smaller ones lie in a heap that keeps what
 comes free in its middle. "small" maps nearly all, and only rounds a few up. "fast" has the heap, which the walk trims
-before the loss (`engine.walk`): what forward left in it is gone by then, and what backward frees stays to the next time.
+before the loss and between the ways back through decoder and encoder (`engine.walk`): what came free before is gone by
+then, and what comes free after stays to the next time.
 
 The shares are fitted: to measured peaks of each moment, of models of 6M and 190M weights, with and without recomputing.
 """
@@ -53,11 +54,12 @@ class Heap:
             return decoder
         if phase == "block update":
             return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, walk.kept_decoder)))
-        both = decoder + self._visits("encoder", is_kept=walk.kept_encoder > 0) + walk.block_update()["one update"]
-        if phase == "encoder backward":
-            aged = AGED_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
-            return both + aged + GRAPH_SHARE * self._small_graphs(0, walk.kept_decoder)
-        return both + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
+        encoder = self._visits("encoder", is_kept=walk.kept_encoder > 0) + walk.block_update()["one update"]
+        if phase == "encoder backward":  # trimmed just before
+            return encoder + AGED_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
+        if phase == "last update":
+            return encoder + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, 0)
+        return decoder + encoder + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
 
     def _visits(self, kind: str, *, is_kept: bool) -> float:
         """Pieces left by visits backward to the blocks of a stack: of graph, tiles, casts and gradients of weights."""

@@ -21,7 +21,7 @@ from engine.scaling import LossScaling
 from engine.sharding import ShardedResidency, Shards
 from engine.slices import Slice
 from engine.update import Update
-from engine.walk import OnReady, Walk
+from engine.walk import OnReady, Walk, no_trim
 from memory.prediction import Choice
 from model import hf_format
 from model.loss import LossSettings
@@ -67,7 +67,7 @@ class Engine:
             members = slices[:size]
             del slices[:size]
             total += self.walk.gradients(members, total_labels, _hold_back if slices else on_ready)
-            if slices and self.walk.trim is not None:
+            if slices:
                 self.walk.trim()  # else what backward has left would lie beside the next forward and all gradients
         return total
 
@@ -125,8 +125,8 @@ def _boundaries(choice: Choice, device: Device) -> Boundaries:
     return Offload(device.host_copies()) if choice.offload_boundaries else Boundaries()
 
 
-def _trim(choice: Choice, device: Device) -> Callable[[], object] | None:
-    return trim_malloc if choice.malloc == "fast" and not device.is_separate_memory else None
+def _trim(choice: Choice, device: Device) -> Callable[[], object]:
+    return trim_malloc if choice.malloc == "fast" and not device.is_separate_memory else no_trim
 
 
 def _make_model(begin: Start, storage: torch.dtype, device: Device, shards: Shards | None) -> T5:

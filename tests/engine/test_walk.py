@@ -109,7 +109,7 @@ def test_evaluation_loss_is_that_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 99])
-def test_the_heap_is_trimmed_once_before_the_loss(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heap_is_trimmed_before_the_loss_and_before_the_encoder(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = small_model(), Rectangle(), []
     walk = Walk(
         model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0, trim=lambda: seen.append("trim")
@@ -118,7 +118,7 @@ def test_the_heap_is_trimmed_once_before_the_loss(keep: int, monkeypatch: pytest
         inner = getattr(walk, name)
         monkeypatch.setattr(walk, name, lambda *words, inner=inner, name=name: (seen.append(name), inner(*words))[1])
     walk.gradients(batch.slices(model, CUTS["two"]), batch.num_labels, lambda weights: None)
-    assert seen == ["_forward", "_forward", "trim", "_loss", "_backward", "_backward"]
+    assert seen == ["_forward", "_forward", "trim", "_loss", "_backward", "trim", "_backward"]
     seen.clear()
     walk.loss(batch.slices(model, CUTS["two"]))
     assert seen == ["trim"]
