@@ -116,9 +116,9 @@ def peer_words(case: Case, setting: Setting) -> list[str]:
     return ["-m", "benchmarks.finetuning_peer", case.kind, case.way.rstrip("c"), recompute, *files]
 
 
-def least(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The run of the smallest peak."""
-    return min((run for run in runs if "failed" not in run), key=lambda run: run["peak_bytes"], default=None)
+def least(runs: list[dict[str, Any]], what: str = "peak_bytes") -> dict[str, Any] | None:
+    """The run of the smallest peak: "peak_bytes", or "high_water_bytes" with the pages of files."""
+    return min((run for run in runs if "failed" not in run), key=lambda run: run[what], default=None)
 
 
 def fastest(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -168,12 +168,13 @@ def way_words(run: dict[str, Any]) -> str:
 def verdicts(runs: list[dict[str, Any]]) -> list[str]:
     """The bars, each in a sentence, where what they compare was measured."""
     said = []
-    full, lora = least(of(runs, "ours", "full")), least(of(runs, "peer", "lora"))
-    if full and lora:
-        holds = "kept" if full["peak_bytes"] < lora["peak_bytes"] else "**missed**"
+    resident, anonymous = (_full_and_lora(runs, what) for what in ("high_water_bytes", "peak_bytes"))
+    if resident and anonymous:
+        holds = "kept" if resident[0] < resident[1] else "**missed**"
         said.append(
-            f"Bar, {holds}: all weights learn here in less memory than LoRA there: {format_size(full['peak_bytes'])} "
-            f"to {format_size(lora['peak_bytes'])}, {full['peak_bytes'] / lora['peak_bytes']:.2f} of it."
+            f"Bar, {holds}: all weights learn here in less memory than LoRA there, as the whole process has it resident: "
+            f"{_beside(resident)}. Anonymous memory alone: {_beside(anonymous)}; there the peer's frozen weights do not "
+            "count, since they stay mapped in their file, which every step reads."
         )
     pairs = {run["way"]: run for run in of(runs, "ours", "full") if "failed" not in run}
     ratios = [
@@ -186,6 +187,16 @@ def verdicts(runs: list[dict[str, Any]]) -> list[str]:
         told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         said.append(f"Bar, {holds}: DPO takes at most {DPO_BAR} of supervised finetuning with as many prompts: {told}.")
     return said
+
+
+def _full_and_lora(runs: list[dict[str, Any]], what: str) -> tuple[int, int] | None:
+    """The least memory in which all weights learn here, and LoRA there."""
+    full, lora = least(of(runs, "ours", "full"), what), least(of(runs, "peer", "lora"), what)
+    return (full[what], lora[what]) if full and lora else None
+
+
+def _beside(pair: tuple[int, int]) -> str:
+    return f"{format_size(pair[0])} to {format_size(pair[1])}, {pair[0] / max(1, pair[1]):.2f} of it"
 
 
 def about(setting: Setting) -> str:
