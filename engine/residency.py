@@ -3,8 +3,8 @@
 The walk brings a block's weights before its visit and lets them go after it. The simplest residency leaves them where
 they are. `CastOnVisit` stores them small (bf16) and computes with a wider copy (fp32) that lives as long as the visit:
 on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `Int8Tables` does so for frozen tables in
-int8; the matrices of blocks need no visit there, as a product widens them one at a time (`model.quantization`). Weights on
-disk or on other ranks fit the same seam. What changes is `weight.data`; graphs kept from forward see the copy that is brought again for backward.
+int8; the matrices of blocks need no visit there, as a product widens them one at a time (`model.quantization`). The head
+is only glanced at on a CPU: no wide copy of the largest matrix of all. Weights on disk or on other ranks fit the same seam. What changes is `weight.data`; graphs kept from forward see the copy that is brought again for backward.
 """
 
 from __future__ import annotations
@@ -37,14 +37,22 @@ class Residency:
         yield
 
     def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-        """Have a block's `weights` ready for a few tokens, without a graph, until the context ends: for writing answers."""
+        """Have `weights` ready for products that widen them as they go, without a graph, until the context ends.
+
+        For writing answers, where a block sees a few tokens, and for the head.
+        """
         return self.visit(weights)
+
+    def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
+        """What a weight is during its visit, and what its gradient is formed in."""
+        return weight.dtype
 
     def open_gradient(self, weight: nn.Parameter) -> Tensor:
         """The buffer that gradients of a whole weight are added into, in the dtype of its visit; zeros at first."""
         if weight.grad is None:
-            with self.visit([weight]):
-                weight.grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+            zeros = torch.zeros(weight.shape, dtype=self.dtype_of(weight), device=weight.device)
+            self.attach_gradient(weight, zeros)
+        assert weight.grad is not None
         return weight.grad
 
     def close_gradient(self, weight: nn.Parameter) -> None:
@@ -76,9 +84,10 @@ class CastOnVisit(Residency):
     def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """Leave narrow weights as they are on a CPU: products widen them in pieces, at less cost than a visit's copy."""
         found = list(weights)
-        matrices = [w for w in found if w.dim() == 2]
-        is_narrow = all(w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in matrices)
-        return nullcontext() if is_narrow else self.visit(found)
+        return nullcontext() if widened_by_products(found, self.compute_dtype) else self.visit(found)
+
+    def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
+        return self.compute_dtype if self._is_cast(weight) else weight.dtype
 
     def _is_cast(self, weight: nn.Parameter) -> bool:
         """Narrow weights are; of fp32 ones, matrices for products in fp16: norms compute in fp32 anyway."""
@@ -88,7 +97,7 @@ class CastOnVisit(Residency):
 
 
 class Int8Tables(Residency):
-    """Frozen weights lie in int8. Memory: embedding or head in the compute dtype while the loss is formed.
+    """Frozen weights lie in int8. Memory: on a device, embedding or head in the compute dtype while the loss is formed.
 
     Args:
         tables: embedding and head, which are used as they are and not through a product of a block.
@@ -108,6 +117,17 @@ class Int8Tables(Residency):
         finally:
             for weight, data in stored:
                 weight.data = data
+
+    def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+        """Leave int8 as it is on a CPU."""
+        found = list(weights)
+        return nullcontext() if widened_by_products(found, self.compute_dtype) else self.visit(found)
+
+
+def widened_by_products(weights: Iterable[nn.Parameter], compute_dtype: torch.dtype) -> bool:
+    """Whether products take these weights narrow as they are: on a CPU, where a piece widened stays in cache."""
+    matrices = [w for w in weights if w.dim() == 2]
+    return all(w.device.type == "cpu" and w.dtype.itemsize < compute_dtype.itemsize for w in matrices)
 
 
 def residency_for(

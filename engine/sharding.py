@@ -16,14 +16,14 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), stage 3; Zhao et al. 2023 (a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.residency import Residency
+from engine.residency import Residency, widened_by_products
 from model.t5 import T5, Parts
 
 # the names that torch 2.13 has for what was called ..._tensor
@@ -173,14 +173,23 @@ class ShardedResidency(Residency):
                 del whole
             yield
 
+    def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+        """Gather them; on a CPU, products widen what is narrow."""
+        found = list(weights)
+        return self.stored(found) if widened_by_products(found, self.compute_dtype) else self.visit(found)
+
+    def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
+        return weight.dtype if weight.dtype == torch.float32 else self.compute_dtype
+
     def open_gradient(self, weight: nn.Parameter) -> Tensor:
         """A whole buffer of zeros, beside the rows that have been summed before."""
         if not self.shards.is_sharded(weight):
             return super().open_gradient(weight)
-        dtype = weight.dtype if weight.dtype == torch.float32 else self.compute_dtype
         self._summed = weight.grad  # rows of an earlier buffer
         weight.grad = None
-        self.attach_gradient(weight, torch.zeros(self.shards.whole_shape(weight), dtype=dtype, device=weight.device))
+        self.attach_gradient(
+            weight, torch.zeros(self.shards.whole_shape(weight), dtype=self.dtype_of(weight), device=weight.device)
+        )
         assert weight.grad is not None
         return weight.grad
 

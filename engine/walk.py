@@ -162,7 +162,7 @@ class Walk:
         hidden = self._run(self._decoder_stages(slices, memories, biases[1], no_drop), ys)
         head = model.output_weight
         self.trim()
-        with self.residency.visit([head]):
+        with self.residency.glance([head]):
             return [token_losses(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]
 
     def accompany(self) -> None:
@@ -174,7 +174,7 @@ class Walk:
             for weights in (*(list(block.parameters()) for block in stack.blocks), [stack.final_norm.weight]):
                 with residency.visit(weights):
                     pass
-        with residency.visit([model.output_weight]):
+        with residency.glance([model.output_weight]):
             pass
 
     # --- the stops ---
@@ -262,7 +262,7 @@ class Walk:
     def _loss(self, hidden: list[Tensor], slices: Sequence[Slice], total_labels: int) -> tuple[Tensor, list[Tensor]]:
         weight, total, grads = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32), []
         scale = (1.0 if self.scaling is None else self.scaling.scale) / total_labels
-        with torch.no_grad(), self.residency.visit([weight]):
+        with torch.no_grad(), self.residency.glance([weight]):
             if weight.requires_grad:
                 self.residency.open_gradient(weight)
             for index, part in enumerate(slices):

@@ -22,6 +22,7 @@ UPDATE_CHUNK = 512 * 1024  # elements of an update, as engine.optimizers has it;
 # Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
 UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
 ROUNDING_BYTES = 21
+PIECE_BYTES = 2 * MIB  # of a head that products widen in pieces, as model.quantization has it; a test holds them equal
 SAMPLE_TOKENS = 64  # longest answer of the samples behind a run
 
 
@@ -40,7 +41,7 @@ class Moments:
     """What the walk holds at each of its moments, beside weights and optimizer state: component -> bytes."""
 
     def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
-        self.c, self.work, self.choice = work.model, work, choice
+        self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
         self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.boundary)
         self.counts, self.learns = work.counts, work.learns
         self.blocks = blocks_of(work, choice, machine)
@@ -98,14 +99,13 @@ class Moments:
     def loss(self) -> dict[str, int]:
         """Behind the forward: all boundaries, kept graphs, one chunk of logits, the gradient of the hidden states."""
         c = self.c
-        head = c.vocab_size * c.d_model * self.e
         learnt = (self.learns["embedding"] if c.tie_word_embeddings else self.learns["head"]) * self.e
         return {
             "gradients": max(learnt, self.learns["total"] * self.e if self.choice.num_walks > 1 else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 2, c.num_decoder_layers + 3),
             "kept graphs": self.graphs(self.kept_encoder, self.kept_decoder),
             "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
-            "weights in compute dtype": head if self.casts else 0,
+            "weights in compute dtype": _head_cast(self.work, self.choice, self.machine, self.blocks.tokens.target),
         }
 
     def decoder_backward(self) -> dict[str, int]:
@@ -162,9 +162,24 @@ class Moments:
         return elements * (UPDATE_BYTES[self.work.optimizer] + rounding)
 
 
+def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int:
+    """What the head takes in the compute dtype: where products widen it as they go, a piece and the logits of that piece."""
+    if choice.storage == choice.compute:
+        return 0
+    c, e = work.model, dtype_bytes(choice.compute)
+    rows = PIECE_BYTES // (4 * c.d_model) if _widens_in_pieces(choice, machine) else c.vocab_size
+    if rows >= c.vocab_size:
+        return c.vocab_size * c.d_model * e
+    return rows * (c.d_model + _chunk_tokens(work, choice, tokens)) * e
+
+
+def _widens_in_pieces(choice: Choice, machine: Machine) -> bool:
+    return dtype_bytes(choice.storage) < dtype_bytes(choice.compute) and not machine.widens_whole
+
+
 def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -> int:
     """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype."""
-    chunk = min(max(16, choice.loss_chunk_bytes // (4 * work.model.vocab_size)), max(1, tokens))
+    chunk = _chunk_tokens(work, choice, tokens)
     narrow = 0 if choice.compute == "float32" else 2
     product = (
         work.model.d_model * work.model.vocab_size * 4
@@ -174,6 +189,10 @@ def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -
     return chunk * work.model.vocab_size * (4 + narrow) + product
 
 
+def _chunk_tokens(work: Work, choice: Choice, tokens: int) -> int:
+    return min(max(16, choice.loss_chunk_bytes // (4 * work.model.vocab_size)), max(1, tokens))
+
+
 def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
     """One evaluation batch on its way through the widest block or the head."""
     c, e, counts = work.model, dtype_bytes(choice.compute), work.counts
@@ -181,21 +200,22 @@ def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, 
     n, m = blocks.tokens.source, blocks.tokens.target
     width, logits = c.d_model * e, _logits_bytes(work, choice, m, has_gradient=False)
     encoder, decoder = blocks.encoder_forward() + 2 * n * width, blocks.decoder_forward() + (2 * n + 2 * m) * width
-    cast = max(c.vocab_size * c.d_model, counts["encoder"], counts["decoder"]) * e
+    cast = max(_head_cast(work, choice, machine, m), max(counts["encoder"], counts["decoder"]) * e)
     visit = max(encoder, decoder, logits + (2 * n + 2 * m) * width)
     return {"one visit": visit, "weights in compute dtype": cast if choice.storage != choice.compute else 0}
 
 
-def samples_parts(work: Work, choice: Choice) -> dict[str, int]:
+def samples_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
     """A few answers at the end: keys and values of what is read and written, and one row of logits each."""
-    c, e, counts = work.model, dtype_bytes(choice.compute), work.counts
+    c, e = work.model, dtype_bytes(choice.compute)
     rows, longest = work.sample_rows, work.evaluation_shapes.longest_row.source
     cache = c.num_decoder_layers * 2 * inner_width(c) * e * rows * (longest + SAMPLE_TOKENS)
-    cast = max(c.vocab_size * c.d_model, counts["encoder"], counts["decoder"]) * e
+    head = _head_cast(work, choice, machine, rows)
+    block = 0 if _widens_in_pieces(choice, machine) else max(work.counts["encoder"], work.counts["decoder"]) * e
     return {
         "keys and values": cache,
         "one visit": rows * longest * e * (5 * c.d_model + 3 * c.d_ff) + rows * c.vocab_size * 8,
-        "weights in compute dtype": cast if choice.storage != choice.compute else 0,
+        "weights in compute dtype": max(head, block) if choice.storage != choice.compute else 0,
     }
 
 

@@ -41,7 +41,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "block update": {**fixed, **walk.block_update()},
         "last update": {**fixed, **walk.last_update()},
         "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
-        "samples": {**fixed, **samples_parts(work, choice)},
+        "samples": {**fixed, **samples_parts(work, choice, machine)},
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
     share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s, choice.kept_blocks)

@@ -23,7 +23,8 @@ def share_out(
     Args:
         counts: weights of embedding, head, one encoder and one decoder block.
         compute_bytes, storage_bytes: of one number.
-        kept_blocks: blocks whose graphs are kept; a training run of 12 such blocks took their gathered weights more.
+        kept_blocks: blocks whose graphs are kept. No gathered weight outlives its visit, but a run of 12 such blocks took as
+            much more: rooms that the weights have left between the tensors of the graphs.
     """
     if shards == 1:
         return

@@ -26,6 +26,7 @@ class Machine:
         rates: dtype name ("float32", "bfloat16") -> measured FLOP/s of matrix products.
         num_processes: ranks that share the effective batch.
         libraries_bytes: what libraries take behind the base. pads_attention: whether attention pads rows (CUDA).
+        widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all that comes and goes, where a probe has told it.
         host_bytes: RAM that boundaries may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
@@ -37,6 +38,7 @@ class Machine:
     num_processes: int = 1
     libraries_bytes: int = LIBRARIES_BYTES
     pads_attention: bool = False
+    widens_whole: bool = False
     host_bytes: int = 0
     correction: float = 1.0
 

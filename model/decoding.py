@@ -18,12 +18,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
-from model.quantization import embed, row_pieces
+from model.quantization import embed, product
 from model.rows import Rows
 from model.t5 import T5, DecoderBlock
 from settings import UserError
@@ -197,14 +196,7 @@ class Decoding:
         return x.view(-1, self.num_beams, attention.num_heads, attention.d_kv).transpose(1, 2)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        head = self.model.output_weight
-        if head.dtype == self.dtype:
-            return F.linear(hidden, head).float()
-        logits, first = hidden.new_empty(len(hidden), len(head), dtype=torch.float32), 0
-        for piece in row_pieces(head, self.dtype):
-            logits[:, first : first + len(piece)] = F.linear(hidden, piece)
-            first += len(piece)
-        return logits
+        return product(hidden, self.model.output_weight).float()
 
     def follow(self, parents: Tensor) -> None:
         """Let each beam go on from a beam of its prompt: parents (B, G) int64, numbers of beams."""

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.quantization import product, product_back
+
 IGNORED = -100  # a label that carries no loss
 
 
@@ -77,7 +79,7 @@ def loss_and_gradients(
 
     Args:
         hidden: (N, D), what the head multiplies (T5 1.0's factor d_model^-0.5 already in it).
-        head: (V, D).
+        head: (V, D); of another dtype than hidden it is widened in pieces, once a chunk and way.
         labels: (N,) int64, IGNORED carries no loss.
         scale: factor on the gradient, e.g. 1 / tokens of the effective batch.
         grad_head: (V, D), added to; None: the head is frozen.
@@ -90,12 +92,12 @@ def loss_and_gradients(
     step = settings.chunk_tokens(head.shape[0])
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
-        logits = torch.mm(chunk, head.t()).float()
+        logits = product(chunk, head).float()
         part = None if weights is None else weights[start : start + step]
         total += _chunk_loss(logits, labels[start : start + step], settings, scale, part).sum()
         gradient = logits.to(hidden.dtype)
         del logits
-        torch.mm(gradient, head, out=grad_hidden[start : start + step])
+        grad_hidden[start : start + step] = product_back(gradient, head)
         if grad_head is not None and grad_head.dtype == gradient.dtype:
             grad_head.addmm_(gradient.t(), chunk)
         elif grad_head is not None:
@@ -112,7 +114,7 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSet
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
     step = settings.chunk_tokens(head.shape[0])
     for start in range(0, hidden.shape[0], step):
-        logits = torch.mm(hidden[start : start + step], head.t()).float()
+        logits = product(hidden[start : start + step], head).float()
         losses[start : start + step] = _chunk_loss(logits, labels[start : start + step], settings, None)
         del logits  # before the next chunk's are made
     return losses

@@ -156,20 +156,28 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     """
     if weight.dtype == x.dtype:
         return F.linear(x, weight)
-    narrow = weight.detach()
-    rows = max(1, CHUNK_ELEMENTS // weight.shape[1]) if x.device.type == "cpu" else len(weight)
-    if rows >= len(weight):
+    narrow, pieces = weight.detach(), _pieces(weight)
+    if len(pieces) == 1:
         y = F.linear(x, narrow.to(x.dtype))
     else:
         y = x.new_empty(len(x), len(weight))
-        for start in range(0, len(weight), rows):
-            part = slice(start, start + rows)
+        for part in pieces:
             y[:, part] = F.linear(x, narrow[part].to(x.dtype))
     return y.mul_(scale_of(weight).to(x.dtype)) if is_int8(weight) else y
 
 
 def product_back(grad: Tensor, weight: Tensor) -> Tensor:
     """grad W: (N, n) -> (N, m), the gradient of x in `product`. Memory: as `product`."""
-    if not is_int8(weight):
+    if weight.dtype == grad.dtype:
         return grad @ weight
-    return (grad * scale_of(weight).to(grad.dtype)) @ weight.detach().to(grad.dtype)
+    x = grad.new_zeros(len(grad), weight.shape[1])
+    for part in _pieces(weight):
+        of_part = grad[:, part] * scale_of(weight)[part].to(grad.dtype) if is_int8(weight) else grad[:, part]
+        x.addmm_(of_part, weight.detach()[part].to(grad.dtype))
+    return x
+
+
+def _pieces(weight: Tensor) -> list[slice]:
+    """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in."""
+    rows = max(1, CHUNK_ELEMENTS // weight.shape[1]) if weight.device.type == "cpu" else len(weight)
+    return [slice(start, start + rows) for start in range(0, len(weight), rows)]

@@ -21,7 +21,7 @@ from model.attention import Attention, PositionBias
 from model.dropout import Dropout
 from model.layers import FeedForward, RMSNorm
 from model.loss import IGNORED, LossSettings, MeanLoss
-from model.quantization import dequantize, embed, is_int8, product
+from model.quantization import embed, is_int8, product
 from model.rows import Rows
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ class T5(nn.Module):
             raise ValueError("labels are needed for a loss; use logits() for outputs")
         rate = self.config.dropout_rate if self.training else 0.0
         hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
-        head = dequantize(self.output_weight, hidden.dtype) if is_int8(self.output_weight) else self.output_weight
-        return MeanLoss.apply(hidden, head, labels.reshape(-1), LossSettings())
+        return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
 
 
 def _lengths(mask: Tensor) -> tuple[int, ...]:

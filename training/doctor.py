@@ -103,7 +103,12 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
         raise UserError(f"--device = {asked}, is not here; here: {names}; use one of them or auto")
     machine = this_machine(config.memory.memory_budget)
     rates = {name: rate for name, rate in chosen["rates"].items() if name != "float16" or chosen["multiplies_fp16"]}
-    machine = replace(machine, rates=tuple(rates.items()), pads_attention=chosen["name"] == "cuda")
+    machine = replace(
+        machine,
+        rates=tuple(rates.items()),
+        pads_attention=chosen["name"] == "cuda",
+        widens_whole=chosen["name"] != "cpu",
+    )
     if not chosen["is_separate_memory"]:
         return machine
     asked_bytes = config.memory.memory_budget

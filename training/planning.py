@@ -84,6 +84,7 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
         rates=tuple((str(dtype).removeprefix("torch."), device.multiply_rate(dtype)) for dtype in rates),
         num_processes=num_processes,
         pads_attention=device.name == "cuda",
+        widens_whole=device.name != "cpu",
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
     )
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from config import T5ModelConfig
-from engine.residency import CastOnVisit, Residency
+from engine.residency import CastOnVisit, Residency, residency_for
 from model.generation import generate
+from model.quantization import quantize_model
 from model.t5 import T5
 
 SHAPE = T5ModelConfig(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=64)
@@ -37,6 +38,31 @@ def test_what_no_product_widens_is_visited() -> None:
         assert elsewhere[0].dtype == torch.float32
     with Residency(torch.float32).glance(wide):
         assert wide[0].dtype == torch.float32
+
+
+def test_a_gradient_is_formed_in_what_is_computed_in() -> None:
+    for residency, expected in (
+        (CastOnVisit(torch.float32), torch.float32),
+        (Residency(torch.bfloat16), torch.bfloat16),
+    ):
+        weight = weights(torch.bfloat16)[0]
+        buffer = residency.open_gradient(weight)
+        assert buffer is weight.grad and buffer.dtype == expected and not buffer.any()
+        buffer += 1
+        assert residency.open_gradient(weight) is buffer, "what is there is added to"
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.int8])
+def test_int8_and_bf16_are_left_narrow_at_a_glance(narrow: torch.dtype) -> None:
+    model = T5(SHAPE, dtype=torch.bfloat16).initialise(0)
+    if narrow == torch.int8:
+        quantize_model(model)
+    head = model.output_weight
+    residency = residency_for(narrow, torch.float32, (head,))
+    with residency.visit([head]):
+        assert head.dtype == torch.float32
+    with residency.glance([head]):
+        assert head.dtype == narrow
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -22,6 +22,7 @@ from memory import blocks, moments
 from memory.prediction import Choice, Machine, Work, changeable, peak_of, predict
 from memory.shapes import Shapes
 from memory.units import GIB, MIB
+from model import quantization
 from model.loss import LossSettings
 from model.rows import Rows
 from model.t5 import T5
@@ -41,6 +42,7 @@ ROWS, SOURCE, TARGET = 4, 192, 64
 def test_constants_are_the_engines() -> None:
     assert blocks.TILE_ELEMENTS == model.attention.TILE_ELEMENTS
     assert moments.UPDATE_CHUNK == CHUNK_ELEMENTS
+    assert moments.PIECE_BYTES == 4 * quantization.CHUNK_ELEMENTS
     assert TUNINGS["fast"][M_MMAP_THRESHOLD] == moments.HEAP_BELOW
 
 

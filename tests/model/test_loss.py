@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, loss_only, token_losses
+from model.quantization import dequantize, quantize
 from tests.measuring import in_child
 
 TOKENS, WIDTH, VOCAB = 70, 8, 23
@@ -135,3 +136,35 @@ print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, gr
 """)
     # the logits of a chunk, and once more while their softmax is formed; all logits: 256 MiB
     assert used < 2.4 * 32 * 2**20
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.int8])
+def test_a_narrow_head_is_widened_in_pieces(narrow: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.quantization.CHUNK_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
+    generator = torch.Generator().manual_seed(0)
+    hidden, wide = (torch.randn(n, 11, generator=generator) for n in (9, 29))
+    labels = torch.randint(0, 29, (9,), generator=generator)
+    head = quantize(iter([wide]), 29, 11) if narrow == torch.int8 else wide.to(narrow)
+    same, settings = dequantize(head, torch.float32), LossSettings(4 * 29 * 16)
+    grads = None if narrow == torch.int8 else (torch.zeros(29, 11), torch.zeros(29, 11))  # int8 does not learn
+    one = loss_and_gradients(hidden, head, labels, 0.5, settings, grads and grads[0])
+    other = loss_and_gradients(hidden, same, labels, 0.5, settings, grads and grads[1])
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(
+        token_losses(hidden, head, labels, settings), token_losses(hidden, same, labels, settings)
+    )
+    if grads:
+        torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_memory_of_a_narrow_head() -> None:
+    (used,) = in_child("""
+from model.loss import LossSettings, loss_and_gradients
+
+hidden, head = torch.randn(256, 512), torch.randn(32768, 512).bfloat16()  # 64 MiB in fp32
+labels, grad_head = torch.randint(0, 32768, (256,)), torch.zeros(32768, 512) + 1
+settings = LossSettings(chunk_bytes=8 * 2**20)
+loss_and_gradients(hidden[:16], head, labels[:16], 1.0, settings, grad_head)
+print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, grad_head)))
+""")
+    assert used < 2.4 * 8 * 2**20 + 2**22
