@@ -357,7 +357,8 @@ class LowMemTrainer:
             first_eval_loss=self.state.first_eval_loss, best_eval_loss=self.state.best_eval_loss,
             planned_peak_bytes=self.planned_peak_bytes, measured_peak_bytes=self._measured_peak(),
             budget_bytes=self.keeper.plan.budget_bytes, phase_peaks=dict(self.monitor.phase_peaks),
-            care_seconds=self.monitor.cost_seconds + self.keeper.cleaner.total_seconds, model_dir=str(run_dir),
+            care_seconds=self.monitor.cost_seconds + self.keeper.cleaner.total_seconds,
+            watched_seconds=self.monitor.watched_seconds(), model_dir=str(run_dir),
         )  # fmt: skip
         journal.end(summary, self.config, prompt or "...")
         self.accelerator.wait_for_everyone()

@@ -62,6 +62,7 @@ class Monitor:
         self.peak_bytes = 0
         self.phase_peaks: dict[str, int] = {}  # phase -> most anonymous memory in it
         self.cost_seconds = 0.0  # processor time that sampling took
+        self._made = time.monotonic()
         self._processes = processes or ProcessTree()
         self._marks = read_marks() if processes is None and has_proc() else None  # of this process alone
         self._phase = "start"
@@ -130,6 +131,10 @@ class Monitor:
         before, self._marks = self._marks, read_marks()
         mapped = max(before.file_bytes, self._marks.file_bytes)  # a file may have been unmapped behind the peak
         return self._marks.highest_bytes - mapped if self._marks.highest_bytes > before.highest_bytes else 0
+
+    def watched_seconds(self) -> float:
+        """How long it has been there: beginning, evaluations and saving are in it as well as the steps."""
+        return time.monotonic() - self._made
 
     def pressure(self) -> float:
         """Share of the budget in use at the last sample; above 1 it is overrun. Host or device, whichever is higher."""

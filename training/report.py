@@ -28,7 +28,8 @@ class Summary:
     measured_peak_bytes: int
     budget_bytes: int
     phase_peaks: dict[str, int]
-    care_seconds: float
+    care_seconds: float  # watching and cleaning
+    watched_seconds: float  # the whole run
     model_dir: str
 
 
@@ -71,7 +72,9 @@ def summary_rows(summary: Summary) -> Rows:
         *((f"  in {phase}", format_size(size)) for phase, size in s.phase_peaks.items() if phase in PHASES),
     ]
     if s.seconds:
-        rows.append(("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / s.seconds:.1%} of the run"))
+        rows.append(
+            ("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / s.watched_seconds:.1%} of the run")
+        )
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
         rows.insert(1, ("evaluation loss", f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
     return [*rows, ("model", s.model_dir)]

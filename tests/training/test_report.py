@@ -9,7 +9,7 @@ from training.report import Summary, next_commands, summary_rows
 DONE = Summary(
     steps=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
     measured_peak_bytes=190 << 20, budget_bytes=1 << 30, phase_peaks={"load": 150 << 20, "samples": 1}, care_seconds=0.5,
-    model_dir="model_save/x",
+    watched_seconds=25.0, model_dir="model_save/x",
 )  # fmt: skip
 
 
@@ -18,7 +18,7 @@ def test_the_summary_of_a_run() -> None:
     assert rows["steps"] == "40 in 20s, 1,234 tokens/s"
     assert rows["evaluation loss"] == "9.500 -> 3.250"
     assert rows["peak memory"] == "planned 200.0 MiB, measured 190.0 MiB (-5%)"
-    assert rows["watching and cleaning"] == "0.5 s, 2.5% of the run"
+    assert rows["watching and cleaning"] == "0.5 s, 2.0% of the run"
     assert rows["  in load"] == "150.0 MiB" and "  in samples" not in rows
 
 
