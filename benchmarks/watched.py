@@ -59,7 +59,7 @@ def train(flags: Mapping[str, Any], processes: int = 1, limit: HardLimit | None 
         processes: on this machine, started by torchrun if there are several.
         limit: that the child enters before it starts.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf8") as errors:
         words = {
             "tokenizer_type": "byte", "num_threads": 1, "cache_dir": f"{folder}/cache", "output_dir": f"{folder}/out",
             "log_dir": f"{folder}/logs", "run_name": "case", **flags,
@@ -68,16 +68,16 @@ def train(flags: Mapping[str, Any], processes: int = 1, limit: HardLimit | None 
         command = ["train_low_mem.py", "train", *(f"--{name}={value}" for name, value in words.items())]
         child = subprocess.Popen(
             [sys.executable, *(launcher if processes > 1 else ()), *command], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": str(words["num_threads"])},
+            stderr=errors, env={**os.environ, "OMP_NUM_THREADS": str(words["num_threads"])},
             preexec_fn=limit.enter if limit else None,
         )  # fmt: skip
         peak = 0
         while child.poll() is None:
             peak = max(peak, *(peak_of_process(pid) for pid in _trainers(child.pid, processes)), 0)
             time.sleep(POLL_SECONDS)
-        messages = child.stderr.read() if child.stderr else ""
+        errors.seek(0)
         log = Path(folder) / "logs" / "case" / "metrics.jsonl"
-        return WatchedRun(child.returncode, messages, peak, events_of(log) if log.is_file() else [])
+        return WatchedRun(child.returncode, errors.read(), peak, events_of(log) if log.is_file() else [])
 
 
 def events_of(metrics: Path) -> list[dict[str, Any]]:
