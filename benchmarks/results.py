@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from devices.cores import usable_cores
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 TITLE = "# Benchmarks\n\nWritten by the scripts in `benchmarks/`, never by hand. Ratios within one run count; absolute times drift with the machine.\n"
@@ -27,8 +29,9 @@ def machine() -> str:
         match = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
         name = match.group(1).strip() if match else name
     capability = torch.backends.cpu.get_cpu_capability()
-    memory = psutil.virtual_memory().total / 1024**3
-    return f"{name}, {psutil.cpu_count()} cores ({capability}), {memory:.0f} GiB, torch {torch.__version__}, Python {platform.python_version()}"
+    memory, total, used = psutil.virtual_memory().total / 1024**3, psutil.cpu_count() or 1, usable_cores()
+    cores = f"{total} cores" if used == total else f"{used} of {total} cores"
+    return f"{name}, {cores} ({capability}), {memory:.0f} GiB, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
