@@ -12,7 +12,7 @@ import torch
 import devices
 from devices.malloc import trim_malloc
 from engine.residency import Int8Tables, Residency
-from engine.walk import OnReady
+from engine.walk import OnReady, no_trim
 from memory.prediction import Choice
 from model import hf_format
 from model.lora import adapters_of
@@ -92,12 +92,12 @@ def test_the_walk_trims_the_heap_where_it_is_kept_between_steps(monkeypatch: pyt
     engine, choice = built(None), Choice(1, 1, 1, 0, 1, "float32", "float32", 2**20)
     assert engine.walk.trim is trim_malloc
     engine.follow(replace(choice, malloc="small"))
-    assert engine.walk.trim is None, "nearly all is mapped, and given back at once"
+    assert engine.walk.trim is no_trim, "nearly all is mapped, and given back at once"
     engine.follow(choice)
     assert engine.walk.trim is trim_malloc
     monkeypatch.setattr(type(engine.device), "is_separate_memory", True)
     engine.follow(choice)
-    assert engine.walk.trim is None, "the tensors lie on a device"
+    assert engine.walk.trim is no_trim, "the tensors lie on a device"
 
 
 def test_the_heap_is_trimmed_between_walks(monkeypatch: pytest.MonkeyPatch) -> None:
