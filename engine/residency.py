@@ -10,7 +10,7 @@ is only glanced at on a CPU: no wide copy of the largest matrix of all. Weights 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,13 @@ class Residency:
     def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """Have `weights` ready for products that widen them as they go, without a graph, until the context ends.
 
-        For writing answers, where a block sees a few tokens, and for the head.
+        For writing answers, where a block sees a few tokens, and for the head. On a CPU narrow weights stay as they are
+        stored: products widen them in pieces, at less cost than a visit's copy.
         """
-        return self.visit(weights)
+        found = list(weights)
+        matrices = [w for w in found if w.dim() == 2]
+        is_narrow = all(w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in matrices)
+        return self.stored(found) if is_narrow else self.visit(found)
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
         """What a weight is during its visit, and what its gradient is formed in."""
@@ -81,11 +85,6 @@ class CastOnVisit(Residency):
             for weight, data in stored:
                 weight.data = data
 
-    def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-        """Leave narrow weights as they are on a CPU: products widen them in pieces, at less cost than a visit's copy."""
-        found = list(weights)
-        return nullcontext() if widened_by_products(found, self.compute_dtype) else self.visit(found)
-
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
         return self.compute_dtype if self._is_cast(weight) else weight.dtype
 
@@ -117,17 +116,6 @@ class Int8Tables(Residency):
         finally:
             for weight, data in stored:
                 weight.data = data
-
-    def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-        """Leave int8 as it is on a CPU."""
-        found = list(weights)
-        return nullcontext() if widened_by_products(found, self.compute_dtype) else self.visit(found)
-
-
-def widened_by_products(weights: Iterable[nn.Parameter], compute_dtype: torch.dtype) -> bool:
-    """Whether products take these weights narrow as they are: on a CPU, where a piece widened stays in cache."""
-    matrices = [w for w in weights if w.dim() == 2]
-    return all(w.device.type == "cpu" and w.dtype.itemsize < compute_dtype.itemsize for w in matrices)
 
 
 def residency_for(

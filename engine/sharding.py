@@ -16,14 +16,14 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), stage 3; Zhao et al. 2023 (a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.residency import Residency, widened_by_products
+from engine.residency import Residency
 from model.t5 import T5, Parts
 
 # the names that torch 2.13 has for what was called ..._tensor
@@ -172,11 +172,6 @@ class ShardedResidency(Residency):
                     weight.data = whole
                 del whole
             yield
-
-    def glance(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-        """Gather them; on a CPU, products widen what is narrow."""
-        found = list(weights)
-        return self.stored(found) if widened_by_products(found, self.compute_dtype) else self.visit(found)
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
         return weight.dtype if weight.dtype == torch.float32 else self.compute_dtype

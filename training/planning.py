@@ -140,9 +140,8 @@ class _Planner:
                 correction = self.machine.correction * AFTER_A_KILL
             else:
                 correction, is_measured = correction_of(result, trial.phase_parts), True
-                if (
-                    trial is not chosen
-                ):  # what a smaller one takes less says nothing of this one; what it takes more does
+                # what a smaller one takes less says nothing of this one; what it takes more does
+                if trial is not chosen:
                     correction = max(correction, self.machine.correction)
             self.machine = replace(self.machine, correction=correction)
             before, chosen = chosen, self.plan(chosen.choice)
