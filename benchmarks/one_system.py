@@ -24,6 +24,7 @@ from devices.cpu import CpuDevice
 from precedence import model_presets
 
 DEVICE = CpuDevice()
+ULTRA_ELEMENTS = 640 * 1024  # of a slice's boundary in mode ultra: a row or two of 626 tokens
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -58,13 +59,14 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     model = T5(config, dtype=storage).initialise(0)
     blocks = config.num_layers + config.num_decoder_layers
     keep = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
-    chunk = (8 if mode == "ultra" else 32) * 2**20
     walk = Walk(
-        model, Keep(keep), residency_for(storage, compute), LossSettings(chunk), 0.0, boundary_dtype=storage, trim=trim_malloc
+        model, Keep(keep), residency_for(storage, compute), LossSettings(), 0.0, boundary_dtype=storage, trim=trim_malloc
     )  # fmt: skip
     update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)
-    per_slice = max(1, 2048 // (source + target)) if mode != "ultra" else 1
+    # of a visit: where it is to be small, what a wider model takes for the shortest slice
+    elements = ULTRA_ELEMENTS if mode == "ultra" else 2048 * config.d_model
+    per_slice = max(1, elements // ((source + target) * config.d_model))
     slices = []
     for at in range(0, rows, per_slice):
         part = slice(at, at + per_slice)

@@ -1,18 +1,27 @@
 """Does a block keep its local graph from forward to backward, or is it run again?
 
-A kept graph costs the block's activations for the time between; running again costs one more forward. Both give the same
-numbers: dropout is a function of the row and the place, never of a generator's state. No `torch.utils.checkpoint`: its
-first call imports the compiler front end, 80 MB.
+A kept graph costs the block's activations for the time between; running again costs one more forward, without the last
+product of the block: its result was used long ago, and backward does not ask for it. Both give the same numbers: dropout
+is a function of the row and the place, never of a generator's state. No `torch.utils.checkpoint`: its first call imports
+the compiler front end, 80 MB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from model.layers import adding_in_place
+
+
+class BlockFunction(Protocol):
+    """One block with everything but its input given: (N, D) -> (N, D)."""
+
+    def __call__(self, x: Tensor, /, *, graph_only: bool = ...) -> Tensor:
+        """With `graph_only` the result stands for its graph alone, and what backward does not need is left out."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +51,25 @@ class _Seed(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
+def _seed(output: Tensor, grad: Tensor) -> Tensor:
+    """A scalar from which backward starts with `grad` at `output`. It holds the graph, and not what `output` holds."""
+    with torch.enable_grad():
+        return _Seed.apply(output, grad)  # type: ignore[no-any-return]
+
+
 def backward_from(output: Tensor, grad: Tensor) -> None:
     """Backward from `output` with its gradient, as `torch.autograd.backward(output, grad)` does.
 
     Given a gradient, torch checks its shape with code that imports sympy: 35 MB. Of a scalar it asks for none.
     """
-    with torch.enable_grad():
-        seed = _Seed.apply(output, grad)
-    seed.backward()
+    _seed(output, grad).backward()
 
 
 class Visit:
     """One block on one slice: forward once, backward once.
 
     Args:
-        block: the function of the block, (N, D) -> (N, D).
+        block: the function of the block.
         x: its input; held until backward (the boundary), or until a graph is there that is kept.
         keep: whether the graph stays.
         dtype: that the block computes in; x may wait in a narrower one.
@@ -65,7 +78,7 @@ class Visit:
 
     def __init__(
         self,
-        block: Callable[[Tensor], Tensor],
+        block: BlockFunction,
         x: Tensor,
         keep: bool,
         dtype: torch.dtype,
@@ -83,21 +96,23 @@ class Visit:
             assert self.x is not None
             with torch.no_grad():
                 return self.block(self.x.to(self.dtype))
-        return self._run().detach()
+        self.output = self._run(graph_only=False)
+        return self.output.detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:
         """Add to the gradients of the block's weights; return the gradient of its input, None where it is not wanted."""
-        output = self._run() if self.output is None else self.output
-        backward_from(output, grad)
+        seed = _seed(self._run(graph_only=True) if self.output is None else self.output, grad)
+        self.output = None
+        with adding_in_place():
+            seed.backward()
         assert self.entry is not None
         grad_x = self.entry.grad
         assert grad_x is not None or not self.needs_input
-        self.output = self.entry = None
+        self.entry = None
         return grad_x
 
-    def _run(self) -> Tensor:
+    def _run(self, *, graph_only: bool) -> Tensor:
         assert self.x is not None
         self.entry, self.x = self.x.to(self.dtype).requires_grad_(self.needs_input), None
         with torch.enable_grad():
-            self.output = self.block(self.entry)
-        return self.output
+            return self.block(self.entry, graph_only=graph_only)

@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from engine.keep import Keep, Visit, backward_from
+from engine.keep import BlockFunction, Keep, Visit, backward_from
 from engine.objective import Objective
 from engine.offload import Boundaries
 from engine.reach import Reach, reach_of
@@ -34,7 +34,6 @@ from model.rows import Rows
 from model.t5 import T5, Stack
 
 OnReady = Callable[[Sequence[nn.Parameter]], None]
-BlockFunction = Callable[[Tensor], Tensor]
 
 
 def no_trim() -> None:
@@ -203,8 +202,8 @@ class Walk:
             ]
             stages.append(_Stage(list(block.parameters()), functions, self.boundary_dtype))
 
-        def last(x: Tensor, dropout: Dropout) -> Tensor:
-            return stack.leave(x, dropout) * scale
+        def last(x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
+            return stack.leave(x, dropout, graph_only=graph_only) * scale
 
         return [*stages, self._norm_stage(stack, [partial(last, dropout=d) for d in drops])]
 

@@ -17,7 +17,7 @@ from memory.work import inner_width
 SMALL_SHARE = 0.015  # of all that comes and goes, where nearly all is mapped
 # Behind a trim: pages that are used in part, and a share of all that comes and goes.
 TRIMMED_BYTES, TRIMMED_SHARE = 2 * MIB, 0.01
-VISIT_SHARE = 1.0  # of a recomputed visit's small tensors: pieces too small for what the next visit asks for
+VISIT_SHARE = 1.2  # of a recomputed visit's small tensors: pieces too small for what the next visit asks for
 KEPT_VISIT_SHARE = 0.5  # the same where the visit's graph is there, and so its tensors are no new ones
 GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
 AGED_SHARE = 0.2  # of those of all kept graphs: what some hundred steps of other lengths leave between them

@@ -91,10 +91,8 @@ class Moments:
         return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.e
 
     def _new_weights(self, block: int) -> int:
-        """Bytes of fresh weight gradients in a visit; those of later slices are added to the first one's at once."""
-        widest = self.c.d_model * max(self.c.d_ff, inner_width(self.c))
-        is_first = self.choice.num_slices == 1 and not self.holds_all
-        return (block if is_first else min(block, widest)) * self.e
+        """Bytes of fresh weight gradients in a visit; later slices add to those of the first (`model.layers`)."""
+        return block * self.e if self.choice.num_slices == 1 and not self.holds_all else 0
 
     def loss(self) -> dict[str, int]:
         """Behind the forward: all boundaries, kept graphs, one chunk of logits, the gradient of the hidden states."""
@@ -117,7 +115,7 @@ class Moments:
             "gradients": self._gradients(learns if several else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 2 + several, c.num_decoder_layers + 1),
             "kept graphs": self.graphs(self.kept_encoder, self.kept_decoder),
-            "one visit": graph + self._output("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
+            "one visit": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
 
@@ -129,15 +127,16 @@ class Moments:
             "gradients": self._gradients(learns if self.choice.num_slices > 1 else 0),
             "boundaries of all slices": self._boundaries(c.num_layers + 1, 0),
             "kept graphs": self.graphs(self.kept_encoder, 0),
-            "one visit": graph + self._output("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
+            "one visit": graph + self._widened("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
 
-    def _output(self, kind: str) -> int:
-        """The output of a block at work on one slice, and its input in the compute dtype where it had waited narrower."""
+    def _widened(self, kind: str) -> int:
+        """The input of a block that is run again on one slice, in the compute dtype, where it had waited narrower."""
+        if self.narrow == self.e or (self.kept_decoder if kind == "decoder" else self.kept_encoder):
+            return 0
         tokens = self.blocks.tokens.target if kind == "decoder" else self.blocks.tokens.source
-        is_widened = self.narrow < self.e and not (self.kept_decoder if kind == "decoder" else self.kept_encoder)
-        return tokens * self.c.d_model * self.e * (2 if is_widened else 1)
+        return tokens * self.c.d_model * self.e
 
     def block_update(self) -> dict[str, int]:
         """The update of the last decoder block, in row chunks."""

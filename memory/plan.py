@@ -1,8 +1,8 @@
 """Will it fit, and what is the fastest way that does? Chooses how a run's steps are done.
 
 `plan` lists the ways a step can run (micro-batch, slices or accumulation, graphs kept, dtype of the weights at rest),
-drops those whose predicted peak is over the budget, and takes the fastest of the rest. The effective batch is never
-touched. The formulas are in `memory.prediction`.
+drops those whose predicted peak is over the budget, and takes the fastest of the rest; in mode ultra the smallest of those
+that are nearly as fast. The effective batch is never touched. The formulas are in `memory.prediction`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from settings import AUTO
 TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
+ULTRA_SECONDS = 1.05  # of the fastest step: what mode ultra gives for the least memory
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,8 @@ def plan(
     if fastest is None:
         least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
         raise DoesNotFit(*refusal(config, work, machine, least))
+    if config.memory.memory_mode == "ultra":
+        fastest = _smallest_of_fast(work, machine, ways, fastest)
     best = _priced(config, machine, work, fastest)
     return replace(best, reasons=_reasons(best, machine))
 
@@ -238,6 +241,14 @@ def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
         if at < len(family) and (best is None or family[at] < best):
             best = family[at]
     return None if best is None else ways[best[1]]
+
+
+def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest: Choice) -> Choice:
+    """Of the ways that are nearly as fast as the fastest that fits, the one that takes the least."""
+    *kind, seconds = _rank(fastest, work, machine)
+    ranks = [(way, _rank(way, work, machine)) for way in ways]
+    fast = [way for way, (*other, slower) in ranks if other == kind and slower <= ULTRA_SECONDS * seconds]
+    return min(fast, key=lambda way: _peak(work, way, machine))
 
 
 def _smallest(ways: list[Choice]) -> list[Choice]:

@@ -107,17 +107,21 @@ class Dropout:
         """(N, width) bool: which elements of the micro-batch stay."""
         return random_words(self.token_keys(), width) >= self.threshold
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Drop elements of x (N, width). Memory: one output; no mask is kept."""
-        return _DropTokens.apply(x, self) if self.active else x
+    def __call__(self, x: Tensor, graph_only: bool = False) -> Tensor:
+        """Drop elements of x (N, width). Memory: one output; no mask is kept.
+
+        Args:
+            graph_only: nothing reads the result, only backward passes through: x stands for it.
+        """
+        return _DropTokens.apply(x, self, graph_only) if self.active else x
 
 
 class _DropTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dropout: Dropout) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dropout: Dropout, graph_only: bool) -> Tensor:
         ctx.dropout = dropout
-        return (x * dropout.scale).mul_(dropout.kept(x.shape[-1]))
+        return x.view_as(x) if graph_only else (x * dropout.scale).mul_(dropout.kept(x.shape[-1]))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return (grad * ctx.dropout.scale).mul_(ctx.dropout.kept(grad.shape[-1])), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (grad * ctx.dropout.scale).mul_(ctx.dropout.kept(grad.shape[-1])), None, None

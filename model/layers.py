@@ -6,6 +6,8 @@ Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1; gated activations: S
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,19 +61,42 @@ class RMSNorm(nn.Module):
         return _RMSNorm.apply(x, self.weight, self.epsilon)
 
 
+_adds_in_place = False
+
+
+@contextmanager
+def adding_in_place() -> Iterator[None]:
+    """Until the context ends, backward adds to the gradient that a matrix has as part of the product that forms its own.
+
+    That saves a matrix of memory and three passes over it. Hooks of autograd do not see what is added so, hence only
+    inside a walk, which has none. A flag of the module and not of the thread: on CUDA backward runs in a thread of torch.
+    """
+    global _adds_in_place
+    before, _adds_in_place = _adds_in_place, True
+    try:
+        yield
+    finally:
+        _adds_in_place = before
+
+
 class _Product(torch.autograd.Function):
     """x W^T. Keeps W itself and not a view of it, so that a kept graph does not hold the copy that a visit made of W."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, graph_only: bool) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None, weight)
-        return product(x, weight)
+        return x.new_zeros(()).expand(len(x), len(weight)) if graph_only else product(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight = ctx.needs_input_grad
-        return product_back(grad, weight) if needs_x else None, grad.t() @ x if needs_weight else None
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        grad_x, grad_weight = product_back(grad, weight) if needs_x else None, None
+        if needs_weight and _adds_in_place and weight.grad is not None:
+            weight.grad.addmm_(grad.t(), x)
+        elif needs_weight:
+            grad_weight = grad.t() @ x
+        return grad_x, grad_weight, None
 
 
 class Linear(nn.Module):
@@ -87,9 +112,14 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(width_out, width_in))
         self.register_module("adapter", None)
 
-    def forward(self, x: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """x (N, width_in) -> (N, width_out); `dropout` is the adapter's."""
-        y = _Product.apply(x, self.weight) if torch.is_grad_enabled() else product(x, self.weight)
+    def forward(self, x: Tensor, dropout: Dropout | None = None, graph_only: bool = False) -> Tensor:
+        """x (N, width_in) -> (N, width_out); `dropout` is the adapter's.
+
+        Args:
+            graph_only: nothing reads the result, only backward passes through: zeros stand for it, without a product.
+        """
+        graph_only = graph_only and self.adapter is None  # an adapter may keep the product for its own backward
+        y = _Product.apply(x, self.weight, graph_only) if torch.is_grad_enabled() else product(x, self.weight)
         return y if self.adapter is None else self.adapter(x, y, self.weight, dropout)
 
 
@@ -103,12 +133,12 @@ class FeedForward(nn.Module):
         self.wi = Linear(config.d_model, config.d_ff)
         self.wo = Linear(config.d_ff, config.d_model)
 
-    def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
-        """x (N, D) -> (N, D), by way of (N, F)."""
+    def forward(self, x: Tensor, dropout: Dropout, graph_only: bool = False) -> Tensor:
+        """x (N, D) -> (N, D), by way of (N, F); `graph_only` as in `Linear`."""
         inner = self._activate(x, dropout)
         if self.gate is not None:
             inner = inner * self.wi(x, dropout.of_adapter(6))
-        return self.wo(dropout(inner), dropout.of_adapter(7))
+        return self.wo(dropout(inner), dropout.of_adapter(7), graph_only)
 
     def _activate(self, x: Tensor, dropout: Dropout) -> Tensor:
         x = (self.gate or self.wi)(x, dropout.of_adapter(5))

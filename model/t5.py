@@ -45,13 +45,20 @@ class EncoderBlock(nn.Module):
         self.feed_forward_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor, bias: Tensor | None, rows: Rows, dropout: Dropout) -> Tensor:
-        """x (N, D), bias (H, R) unless the block has its own -> (N, D)."""
+    def forward(
+        self, x: Tensor, bias: Tensor | None, rows: Rows, dropout: Dropout, *, graph_only: bool = False
+    ) -> Tensor:
+        """x (N, D), bias (H, R) unless the block has its own -> (N, D).
+
+        Args:
+            graph_only: the block is run again for backward alone: what only its result needs is left out.
+        """
         bias = self.bias(rows.longest) if self.bias is not None else bias
         drop = dropout.at(self.site)
         normed = self.attention_norm(x)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), False, drop))
-        return x + drop.at(2)(self.feed_forward(self.feed_forward_norm(x), drop.at(3)))
+        inner = self.feed_forward(self.feed_forward_norm(x), drop.at(3), graph_only)
+        return x + drop.at(2)(inner, graph_only)
 
 
 class DecoderBlock(nn.Module):
@@ -69,16 +76,29 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(
-        self, x: Tensor, memory: Tensor, bias: Tensor | None, rows: Rows, memory_rows: Rows, dropout: Dropout
+        self,
+        x: Tensor,
+        memory: Tensor,
+        bias: Tensor | None,
+        rows: Rows,
+        memory_rows: Rows,
+        dropout: Dropout,
+        *,
+        graph_only: bool = False,
     ) -> Tensor:
-        """x (N, D), memory (N', D) the encoder's output, bias (H, R) unless the block has its own -> (N, D)."""
+        """x (N, D), memory (N', D) the encoder's output, bias (H, R) unless the block has its own -> (N, D).
+
+        Args:
+            graph_only: as in `EncoderBlock`.
+        """
         bias = self.bias(rows.longest) if self.bias is not None else bias
         drop = dropout.at(self.site)
         normed = self.attention_norm(x)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), True, drop))
         crossed = self.cross_attention(self.cross_norm(x), memory, None, (rows, memory_rows), False, drop.at(4))
         x = x + drop.at(5)(crossed)
-        return x + drop.at(2)(self.feed_forward(self.feed_forward_norm(x), drop.at(3)))
+        inner = self.feed_forward(self.feed_forward_norm(x), drop.at(3), graph_only)
+        return x + drop.at(2)(inner, graph_only)
 
 
 class Stack(nn.Module):
@@ -96,9 +116,9 @@ class Stack(nn.Module):
         """Dropout of the embedded tokens (N, D)."""
         return dropout.at(self.site)(x)
 
-    def leave(self, x: Tensor, dropout: Dropout) -> Tensor:
-        """The norm behind the last block, and its dropout: (N, D)."""
-        return dropout.at(self.site + 1)(self.final_norm(x))
+    def leave(self, x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
+        """The norm behind the last block, and its dropout: (N, D); `graph_only` as in `EncoderBlock`."""
+        return dropout.at(self.site + 1)(self.final_norm(x), graph_only)
 
 
 class T5(nn.Module):

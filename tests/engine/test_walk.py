@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,9 @@ from torch import nn
 from engine.keep import Keep
 from engine.residency import Residency, residency_for
 from engine.walk import Walk
+from model import layers
 from model.loss import LossSettings
+from model.quantization import product
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
 
@@ -60,6 +64,25 @@ def test_gradients_equal_autograd_on_random_models(family, shape, lengths, keep,
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for name, gradient in expected.items():  # a gradient that cancels to nothing has no relative error worth the name
         assert float((gradients[name] - gradient).norm()) < 1e-5 * max(float(gradient.norm()), 1e-3 * largest), name
+
+
+def test_a_block_run_again_forms_all_products_but_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    formed: list[torch.Size] = []
+    monkeypatch.setattr(layers, "product", lambda x, weight: formed.append(weight.shape) or product(x, weight))
+    model, batch = small_model(), Rectangle()
+    counts = {}
+    for keep in (99, 0):
+        formed.clear()
+        walk_gradients(model, batch, CUTS["two"], keep)
+        counts[keep] = Counter(formed)
+    matrices = Counter({shape: 2 * count for shape, count in _shapes_of(model).items()})
+    assert counts[99] == matrices
+    last = model.encoder.blocks[0].feed_forward.wo.weight.shape
+    assert counts[0] == matrices + matrices - Counter({last: matrices[last]})
+
+
+def _shapes_of(model: T5) -> Counter[torch.Size]:
+    return Counter(module.weight.shape for module in model.modules() if isinstance(module, layers.Linear))
 
 
 @pytest.mark.parametrize("keep", [0, 99])

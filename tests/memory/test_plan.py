@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config import Config, DoesNotFit, T5ModelConfig, load
-from memory.plan import choices, effective_batch, make_work, plan, table_guess
-from memory.prediction import Choice, Machine, Work, peak_of, predict, weight_counts
+from memory.plan import ULTRA_SECONDS, choices, effective_batch, make_work, plan, table_guess
+from memory.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds, weight_counts
 from memory.units import GIB, MIB
 from model.t5 import T5
 from precedence import model_presets
@@ -84,6 +84,19 @@ def test_more_budget_is_never_slower_and_the_peak_stays_inside() -> None:
         seconds.append(made.seconds)
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[-1] < seconds[0]
+
+
+def test_ultra_takes_the_least_memory_that_is_nearly_as_fast() -> None:
+    config, where = settings_of(model_preset="t5-base", effective_batch_size=16, memory_mode="ultra"), machine(8 * GIB)
+    made = plan(config, where)
+    work = make_work(config, where, None, None)
+    ways = [(way, predict_seconds(work, way, where)) for way in choices(config, where, work)]
+    fastest = min(seconds for _, seconds in ways)
+    near = [way for way, seconds in ways if seconds <= ULTRA_SECONDS * fastest]
+    assert made.seconds <= ULTRA_SECONDS * fastest
+    assert made.peak_bytes == min(peak_of(predict(work, way, where))[1] for way in near)
+    roomiest = max(peak_of(predict(work, way, where))[1] for way in near)
+    assert made.peak_bytes < roomiest
 
 
 def test_refuses_with_the_cheapest_changes() -> None:

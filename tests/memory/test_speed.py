@@ -13,19 +13,22 @@ from memory.units import GIB, MIB
 SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
 WORK = Work(SHAPE, 8, 128, 64, False, "adafactor")
 KEPT = Choice(8, 1, 1, 8, 2, "float32", "float32", 32 * MIB, "fast")
-MACHINE = Machine(GIB, GIB, rates=(("float32", 1.7e11), ("bfloat16", 1e9)))
+MACHINE = Machine(GIB, GIB, rates=(("float32", 9e10), ("bfloat16", 1e9)))
 
 
 # processor time of a step over that of KEPT, one thread of a CPU with AVX2, 8 rows of 128 + 64 tokens
 @pytest.mark.parametrize(
     ("way", "measured"),
     [
-        (replace(KEPT, kept_blocks=0), 1.35),
-        (replace(KEPT, batch_size_per_gpu=2, num_slices=4), 1.11),
-        (replace(KEPT, batch_size_per_gpu=1, num_slices=8), 1.26),
+        (replace(KEPT, kept_blocks=0), 1.16),
+        (replace(KEPT, batch_size_per_gpu=2, num_slices=4), 1.08),
+        (replace(KEPT, batch_size_per_gpu=1, num_slices=8), 1.32),
         (replace(KEPT, malloc="small"), 1.34),
-        (replace(KEPT, storage="bfloat16"), 1.14),
-        (replace(KEPT, batch_size_per_gpu=2, num_walks=4), 1.19),
+        (replace(KEPT, storage="bfloat16"), 1.08),
+        (replace(KEPT, batch_size_per_gpu=2, num_walks=4), 1.20),
+        (replace(KEPT, batch_size_per_gpu=1, num_walks=8), 1.30),
+        (replace(KEPT, batch_size_per_gpu=1, num_walks=8, storage="bfloat16"), 1.74),
+        (replace(KEPT, kept_blocks=0, batch_size_per_gpu=2, num_slices=4, storage="bfloat16"), 1.30),
     ],
 )
 def test_slower_ways_are_predicted_slower(way: Choice, measured: float) -> None:
@@ -40,19 +43,20 @@ ALL_KEPT = replace(KEPT, kept_blocks=24)
 ROW_BY_ROW = replace(ALL_KEPT, batch_size_per_gpu=1)
 
 
-# the same of 200M weights, where further walks cost more than what their kept graphs save
+# the same of 200M weights, where narrow weights are widened at every walk
 @pytest.mark.parametrize(
     ("way", "measured"),
     [
-        (replace(ALL_KEPT, storage="bfloat16"), 1.08),
-        (replace(ROW_BY_ROW, num_slices=8), 1.11),
-        (replace(ROW_BY_ROW, num_walks=8), 1.43),
-        (replace(ROW_BY_ROW, num_walks=8, storage="bfloat16"), 1.74),
-        (replace(ALL_KEPT, batch_size_per_gpu=2, num_walks=4, storage="bfloat16"), 1.22),
-        (replace(KEPT, kept_blocks=0, batch_size_per_gpu=2, num_slices=4, storage="bfloat16"), 1.65),
+        (replace(ALL_KEPT, kept_blocks=0), 1.30),
+        (replace(ALL_KEPT, storage="bfloat16"), 1.14),
+        (replace(ROW_BY_ROW, num_slices=8), 1.27),
+        (replace(ROW_BY_ROW, num_walks=8), 1.20),
+        (replace(ROW_BY_ROW, num_walks=8, storage="bfloat16"), 1.87),
+        (replace(ALL_KEPT, batch_size_per_gpu=2, num_walks=4, storage="bfloat16"), 1.49),
+        (replace(KEPT, kept_blocks=0, batch_size_per_gpu=2, num_slices=4, storage="bfloat16"), 1.55),
     ],
 )
 def test_slower_ways_of_a_large_model_too(way: Choice, measured: float) -> None:
-    work, machine = replace(WORK, model=LARGE), replace(MACHINE, rates=(("float32", 9e10), ("bfloat16", 1e9)))
-    predicted = predict_seconds(work, way, machine) / predict_seconds(work, ALL_KEPT, machine)
+    work = replace(WORK, model=LARGE)
+    predicted = predict_seconds(work, way, MACHINE) / predict_seconds(work, ALL_KEPT, MACHINE)
     assert predicted == pytest.approx(measured, rel=0.15)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from config import T5ModelConfig
 from model.dropout import Dropout
-from model.layers import FeedForward, Linear, RMSNorm
+from model.layers import FeedForward, Linear, RMSNorm, adding_in_place
 from model.rows import Rows
 
 
@@ -77,3 +77,46 @@ def test_feed_forward_drops_inside(config: T5ModelConfig) -> None:
     x, dropout = torch.ones(5, config.d_model), Dropout(0.5, Rows((5,), torch.tensor([3])))
     inner = F.linear(x, layer.wi.weight) * dropout.kept(config.d_ff) * dropout.scale
     torch.testing.assert_close(layer(x, dropout), inner @ layer.wo.weight.t())
+
+
+def test_what_is_added_in_place_is_what_autograd_adds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, factor = torch.randn(7, 5, generator=generator), torch.randn(7, 3, generator=generator)
+    added, plain = Linear(5, 3), Linear(5, 3)
+    for linear in (added, plain):
+        torch.nn.init.ones_(linear.weight)
+        (linear(x) * 2).sum().backward()
+    place = added.weight.grad.data_ptr()
+    with adding_in_place():
+        (added(x) * factor).sum().backward()
+    (plain(x) * factor).sum().backward()
+    assert added.weight.grad.data_ptr() == place
+    torch.testing.assert_close(added.weight.grad, plain.weight.grad)
+
+
+def test_outside_of_a_walk_gradients_are_autograds_own() -> None:
+    linear = Linear(5, 3)
+    torch.nn.init.ones_(linear.weight)
+    linear.weight.grad = torch.ones(3, 5)
+    (gradient,) = torch.autograd.grad(linear(torch.ones(2, 5)).sum(), linear.weight)
+    assert torch.equal(gradient, torch.full((3, 5), 2.0))
+    assert torch.equal(linear.weight.grad, torch.ones(3, 5))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gated-gelu"])
+def test_a_graph_without_its_result_has_the_same_gradients(config: T5ModelConfig, activation: str) -> None:
+    layer = FeedForward(dataclasses.replace(config, feed_forward_proj=activation))
+    generator = torch.Generator().manual_seed(1)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, generator=generator)
+    x, factor = (torch.randn(5, config.d_model, generator=generator) for _ in range(2))
+    dropout = Dropout(0.5, Rows((5,), torch.tensor([3])))
+    found = []
+    for graph_only in (False, True):
+        entry = x.clone().requires_grad_()
+        out = dropout.at(1)(layer(entry, dropout, graph_only), graph_only)
+        assert bool(out.any()) != graph_only
+        weights = [entry, *layer.parameters()]
+        found.append(torch.autograd.grad((out * factor).sum(), weights))
+    for expected, gradient in zip(*found, strict=True):
+        assert torch.equal(expected, gradient)
