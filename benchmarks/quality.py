@@ -33,6 +33,7 @@ from settings import AUTO
 PARTS = ("size", "tokens", "seeds", "text", "tiers", "rows", "length", "threads", "tune", "folder", "page")
 SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
     "tiny": {"vocab_size": 1024, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4},
+    "mini": {"vocab_size": 4096, "d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4},  # 1.4M
     "small": {"model_preset": "tiny"},  # 6M
     "medium": {"vocab_size": 16384, "d_model": 384, "d_ff": 1536, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 6},  # 23M
     "large": {"model_preset": "t5-small"},  # 60M

@@ -85,9 +85,9 @@ def draw(results: Sequence[dict[str, Any]], heading: str, tokens_per_step: int, 
 def write_page(
     study: dict[str, Any], results: Sequence[dict[str, Any]], rates: dict[str, float], reference: str, page: Path | None
 ) -> None:
-    """Write picture and section; `page` None: docs/benchmarks.md."""
-    page = page or PAGE
-    picture = page.parent / "images" / "quality.png"
+    """Write picture and section, one for each size of model; `page` None: docs/benchmarks.md."""
+    page, name = page or PAGE, f"quality-{study['size']}"
+    picture = page.parent / "images" / f"{name}.png"
     seeds = len({run["seed"] for run in results})
     text = Path(study["text"]).name if study["text"] else "the built-in sample"
     heading = f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {counted(seeds, 'seed')}"
@@ -97,4 +97,4 @@ def write_page(
     body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({os.path.relpath(picture, page.parent)})"
     print(f"\n{heading}\n{body}")
     figures = json.loads(json.dumps(list(results)), parse_constant=lambda word: None)  # NaN is no JSON
-    write_section("quality", heading, body, {"study": study, "rates": rates, "runs": figures}, page)
+    write_section(name, heading, body, {"study": study, "rates": rates, "runs": figures}, page)

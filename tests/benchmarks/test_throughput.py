@@ -38,6 +38,15 @@ def test_every_system_has_a_line_even_one_that_failed() -> None:
     assert ours.startswith("| ours-ultra | 150 | 1.50 GiB | 2.00 GiB | 25% of fp32 | 1.50-2.00x at 0.38")
 
 
+def test_modes_are_held_against_standard_turn_by_turn() -> None:
+    first = [run("ours-standard", 0, 100, 2), run("ours-low", 0, 96, 1), run("ours-ultra", 0, 80, 1)]
+    second = [run("ours-standard", 1, 50, 2), run("ours-ultra", 1, 45, 1)]
+    said = notes(WORKS["tiny"], [*first, *second])
+    assert "Bar, kept: ours-low at least at 95% of the speed of ours-standard; 96% measured." in said
+    assert "Bar, kept in part: ours-ultra at least at 85% of the speed of ours-standard; 80% to 90% measured." in said
+    assert any(line.startswith("Bar, **missed**: ours-ultra") for line in notes(WORKS["tiny"], first))
+
+
 def test_the_bar_is_on_all_resident_memory() -> None:
     work = Work("tiny", 1, 8, 8, bar_bytes=2 * GIB)
     assert "Bar, kept: at most 2.00 GiB of VmHWM; 2.00 GiB measured." in notes(work, RUNS)
@@ -45,6 +54,7 @@ def test_the_bar_is_on_all_resident_memory() -> None:
     assert any(line.startswith("Bar, **missed**") for line in notes(work, more))
     assert notes(work, RUNS)[0].startswith("Measured product rates: fp32 90, bf16 3.0 GFLOP/s.")
     assert "The tuned peer computes in fp32, without" in notes(work, [*RUNS, run("tuned", 1, 150, 1)])[0]
+    assert not any("ours-standard" in line for line in notes(work, RUNS)), "no mode to hold the others against"
     assert WORKS["t5-3b"].systems == ("ours-ultra",) and WORKS["t5-3b"].bar_bytes == 7.5 * GIB
 
 
