@@ -36,10 +36,9 @@ def table(results: Sequence[dict[str, Any]], reference: str) -> str:
             f"{runs[0]['learning_rate']:.2g}", f"{mean(losses):.4f}" if finite else "diverged",
             f"{min(losses):.4f}-{max(losses):.4f}" if finite and len(losses) > 1 else "-",
             f"{mean(distances):+.2f}% ({min(distances):+.2f} to {max(distances):+.2f})" if finite and distances else "-",
-            f"{mean(run['tokens_per_second'] for run in runs):,.0f}",
         ])  # fmt: skip
     header = ["tier", "products in", "bytes a weight", "learning rate", "evaluation loss", "over seeds"]
-    return markdown([*header, "to the reference", "tokens/s"], rows)
+    return markdown([*header, "to the reference"], rows)
 
 
 def verdict(results: Sequence[dict[str, Any]], reference: str) -> str:
@@ -92,7 +91,8 @@ def write_page(
     text = Path(study["text"]).name if study["text"] else "the built-in sample"
     heading = f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {counted(seeds, 'seed')}"
     draw(results, heading, study["rows"] * study["length"], picture)
-    found = "The learning rates were found by a sweep on a fifth of the tokens. " if rates else ""
+    swept = ", ".join(sorted(rates))
+    found = f"The learning rates of {swept} were found by a sweep on a fifth of the tokens. " if rates else ""
     body = table(results, reference)
     body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({os.path.relpath(picture, page.parent)})"
     print(f"\n{heading}\n{body}")
