@@ -100,7 +100,7 @@ def ratio(mine: list[Run], peers: list[Run]) -> str:
     pairs = pairs_of(mine, peers)
     if not pairs:
         return "-"
-    speeds = sorted(run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs)
+    speeds = speeds_of(pairs)
     sizes = [run["peak_bytes"] / base["peak_bytes"] for run, base in pairs]
     return f"{speeds[0]:.2f}-{speeds[-1]:.2f}x at {max(sizes):.2f} of its peak"
 
@@ -110,9 +110,8 @@ def pairs_of(mine: list[Run], others: list[Run]) -> list[tuple[Run, Run]]:
     return [(run, base) for run in mine for base in others if base["turn"] == run["turn"] and "failed" not in base]
 
 
-def speeds_to(runs: list[Run], mine: str, other: str) -> list[float]:
-    """Speed of one system over another's, turn by turn, the least first."""
-    pairs = pairs_of(*([run for run in runs if run["system"] == system] for system in (mine, other)))
+def speeds_of(pairs: list[tuple[Run, Run]]) -> list[float]:
+    """Speed of the first over the second's, turn by turn, the least first."""
     return sorted(run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs)
 
 
@@ -129,8 +128,9 @@ def notes(work: Work, runs: list[Run]) -> list[str]:
             f" The tuned peer computes in {how}, without dropout, with fused AdamW and torch.compile: the time of compiling "
             "is left out, its processes count in the peak, not in VmHWM."
         )
+    standard = [run for run in good if run["system"] == "ours-standard"]
     for mode, bar in MODE_BARS.items():
-        if shares := speeds_to(good, mode, "ours-standard"):
+        if shares := speeds_of(pairs_of([run for run in good if run["system"] == mode], standard)):
             holds = "kept" if min(shares) >= bar else "kept in part" if max(shares) >= bar else "**missed**"
             told = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
             said.append(f"Bar, {holds}: {mode} at least at {bar:.0%} of the speed of ours-standard; {told} measured.")

@@ -218,9 +218,9 @@ def plan(
     if fastest is None:
         least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
         raise DoesNotFit(*refusal(config, work, machine, least))
-    if config.memory.memory_mode == "ultra":
-        fastest = _smallest_of_fast(work, machine, ways, fastest)
-    best = _priced(config, machine, work, fastest)
+    is_ultra = config.memory.memory_mode == "ultra"
+    chosen = _smallest_of_fast(work, machine, ways, fastest) if is_ultra else fastest
+    best = _priced(config, machine, work, chosen)
     return replace(best, reasons=_reasons(best, machine))
 
 
