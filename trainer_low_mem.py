@@ -214,7 +214,8 @@ class LowMemTrainer:
 
     def _to_slice(self, batch: Batch) -> Slice:
         pad_token_id = self.walk.model.config.pad_token_id
-        return to_slice(batch, pad_token_id, self.device.torch_device, self.device.token_multiple)
+        fills = self.keeper.plan.choice.fills_tokens
+        return to_slice(batch, pad_token_id, self.device.torch_device, fills)
 
     def _record_step(self, number: int, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
         self.state.tokens += tokens
@@ -316,9 +317,7 @@ class LowMemTrainer:
                 batches = self.start.validation.evaluation_batches(
                     self.config.train.eval_rows, size, self.accelerator.process_index, self.accelerator.num_processes
                 )
-                return evaluate(
-                    self.walk, batches, self.accelerator, self.device.torch_device, self.device.token_multiple
-                )
+                return evaluate(self.walk, batches, self.accelerator, self.device.torch_device)
             except Exception as error:
                 if not self.device.is_out_of_memory(error):
                     raise

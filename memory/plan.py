@@ -106,7 +106,8 @@ def choices(config: Config, machine: Machine, work: Work) -> Iterator[Choice]:
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
                         evaluation = _evaluation_batch(config, machine, micro)
                         choice = Choice(
-                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc, shards
+                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc, shards,
+                            fills_tokens=not work.step_shapes.has_few_sizes(micro),
                         )  # fmt: skip
                         yield from _with_offload(config, machine, work, choice)
 

@@ -14,8 +14,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from limits import filled_tokens
+
 Row = tuple[int, int]  # encoder and decoder tokens
 Micro = tuple[Row, ...]  # the rows of a micro-batch
+FEW_SIZES = 6  # of micro-batches, that need no filling
 SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
 
 
@@ -63,17 +66,43 @@ class Shapes:
         return Tokens(*(self._largest(part.sum(1), part, self.rows) for part in (self.sources, self.targets)))
 
     @lru_cache(maxsize=64)  # noqa: B019  a plan asks for few sizes, again and again; both live as long as the plan
-    def micro(self, batch_size: int) -> Tokens:
-        """Tokens of the largest micro-batch of at most `batch_size` rows."""
-        starts = np.arange(0, self.rows, batch_size)
-        sums = [np.add.reduceat(part, starts, axis=1).max(1) for part in (self.sources, self.targets)]
+    def has_few_sizes(self, batch_size: int) -> bool:
+        """Whether micro-batches of `batch_size` rows have so few sums of tokens that they need no filling."""
+        sizes = [len(np.unique(self._sums(part, batch_size))) for part in (self.sources, self.targets)]
+        return self.is_complete and self.max_tokens is None and max(sizes) <= FEW_SIZES
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def micro(self, batch_size: int, fills: bool = False) -> Tokens:
+        """Tokens of the largest micro-batch of at most `batch_size` rows; `fills`: with its filler."""
         found = [
-            self._largest(each, part, batch_size) for each, part in zip(sums, (self.sources, self.targets), strict=True)
+            self._largest(self._sums(part, batch_size).max(1), part, batch_size)
+            for part in (self.sources, self.targets)
         ]
         if self.max_tokens is not None:
             bounds = self.longest_row.source, self.longest_row.target
             found = [min(size, max(self.max_tokens, bound)) for size, bound in zip(found, bounds, strict=True)]
-        return Tokens(*found)
+        return Tokens(*map(filled_tokens, found)) if fills else Tokens(*found)
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def together(self, batch_size: int, count: int, fills: bool) -> Tokens:
+        """Tokens of at most `count` micro-batches of one step; `fills`: with their fillers."""
+        micro = self.micro(batch_size, fills)
+        most = micro.source * count, micro.target * count
+        sides = zip(most, (self.sources, self.targets), (self.step.source, self.step.target), strict=True)
+        return Tokens(
+            *(min(size, self._filled_step(part, batch_size) if fills else step) for size, part, step in sides)
+        )
+
+    def _filled_step(self, part: NDArray[np.int64], batch_size: int) -> int:
+        """Tokens of all micro-batches of the largest step, with their fillers."""
+        sums = self._sums(part, batch_size)
+        sizes, places = np.unique(sums, return_inverse=True)
+        filled = np.array([filled_tokens(int(size)) if size else 0 for size in sizes])[places.reshape(sums.shape)]
+        return self._largest(filled.sum(1), filled, filled.shape[1])
+
+    def _sums(self, part: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+        """Tokens of each micro-batch of each step."""
+        return np.add.reduceat(part, np.arange(0, self.rows, batch_size), axis=1)
 
     def _largest(self, sums: NDArray[np.int64], part: NDArray[np.int64], rows: int) -> int:
         largest = int(sums.max())
@@ -87,6 +116,12 @@ class Shapes:
         starts = np.arange(0, self.rows, batch_size)
         places = (int(both.sum(1).argmax()), int(np.add.reduceat(both, starts, axis=1).max(1).argmax()))
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def widest_micro(self, batch_size: int) -> Micro:
+        """The rows of the micro-batch with the most tokens."""
+        steps = self.worst_steps(batch_size)
+        return max((micro for step in steps for micro in step), key=lambda rows: sum(map(sum, rows)))
 
     def _cut(self, place: int, batch_size: int) -> list[Micro]:
         rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) if row[0]]

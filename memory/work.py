@@ -109,6 +109,8 @@ class Choice:
         malloc: "small" or "fast", see `devices.malloc`.
         shards: processes that share weights and optimizer state; 1: each holds all.
         offload_boundaries: whether boundaries of blocks that are recomputed wait in the host's memory.
+        fills_tokens: whether the tokens of micro-batches are filled up to few sizes (`limits.filled_tokens`); rows whose
+            micro-batches are all of few sizes need none.
     """
 
     batch_size_per_gpu: int
@@ -122,6 +124,7 @@ class Choice:
     malloc: str = "fast"
     shards: int = 1
     offload_boundaries: bool = False
+    fills_tokens: bool = True
 
     @property
     def boundary(self) -> str:
