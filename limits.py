@@ -1,8 +1,8 @@
 """Which sizes do tiles, chunks and fillings have? The one place that the engine and its plan read them from.
 
 Whatever reaches the kernels of a backend comes from a small set of sizes: CPU libraries, MPS and compilers keep
-something for each new one. Lengths of attention and sums of tokens are therefore rounded up on scales that grow
-geometrically. Nothing here imports torch.
+something for each new one. Lengths of rows in attention are therefore rounded up on a scale that grows geometrically, and
+the token sums of a run's micro-batches to a few sizes that its plan chooses. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ from dataclasses import dataclass
 
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
 LEAST_LENGTH = 8  # of queries and keys in a tile
-FINE_LENGTH = 64  # from here on two sizes an octave, below one
-LEAST_FILLED = 64  # tokens of a micro-batch
-FILLED_PER_OCTAVE = 8  # sizes of token sums between a power of two and the next
+SQUARE_LENGTH = 64  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
+LEAST_FILLED = 16  # tokens of a micro-batch
+FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
 
 
 def padded_length(length: int) -> int:
-    """Queries or keys of a row, rounded up: 8, 16, 32, 64, 96, 128, 192, 256, 384, ..."""
-    size = max(LEAST_LENGTH, 1 << (length - 1).bit_length())
-    return size * 3 // 4 if size > FINE_LENGTH and length <= size * 3 // 4 else size
+    """Keys of a long row, rounded up: 64, 128, 192, 256, 384, 512, ..., two sizes an octave."""
+    size = 1 << (length - 1).bit_length()
+    return size * 3 // 4 if size > 2 * SQUARE_LENGTH and length <= size * 3 // 4 else max(SQUARE_LENGTH, size)
 
 
-def filled_tokens(tokens: int) -> int:
-    """Tokens of a micro-batch, rounded up: multiples of 64 to 512, then eight sizes an octave; at most an eighth more."""
+def filled_tokens(tokens: int, sizes: Sequence[int] = ()) -> int:
+    """Tokens of a micro-batch, rounded up to one of `sizes`, which ascend.
+
+    Where none is large enough: to a multiple of 16, from 128 on four sizes an octave.
+    """
+    for size in sizes:
+        if size >= tokens:
+            return size
     step = max(LEAST_FILLED, (1 << (tokens - 1).bit_length()) // 2 // FILLED_PER_OCTAVE)
     return -(-tokens // step) * step
 
@@ -55,7 +61,7 @@ def row_groups(
     """
     alike: dict[tuple[int, int], list[int]] = {}
     for row, (queries, keys) in enumerate(zip(query_lengths, key_lengths, strict=True)):
-        alike.setdefault((padded_length(queries), padded_length(keys)), []).append(row)
+        alike.setdefault(_padded(queries, keys, num_heads), []).append(row)
     for (queries, keys), rows in sorted(alike.items()):
         places, first = _most_places(num_heads, width, queries, keys), 0
         while first < len(rows):
@@ -67,13 +73,25 @@ def row_groups(
             first += places
 
 
+def _padded(queries: int, keys: int, num_heads: int) -> tuple[int, int]:
+    """Padded queries and keys of a row: as many of both where both are few, else blocks of queries over all keys."""
+    longest = max(queries, keys)
+    if longest <= SQUARE_LENGTH:
+        size = max(LEAST_LENGTH, 1 << (longest - 1).bit_length())
+        return size, size
+    keys = padded_length(keys)
+    block = _block(num_heads, SQUARE_LENGTH, keys)
+    return -(-queries // block) * block, keys
+
+
 def _most_places(num_heads: int, width: int, num_queries: int, num_keys: int) -> int:
-    of_one = num_heads * max(num_queries * num_keys, (num_queries + 2 * num_keys) * width)
-    most = max(1, TILE_ELEMENTS // of_one)
+    if max(num_queries, num_keys) > SQUARE_LENGTH:
+        return 1
+    most = max(1, TILE_ELEMENTS // (num_heads * num_keys * max(num_keys, 3 * width)))
     return 1 << (most.bit_length() - 1) // 2 * 2
 
 
 def _block(num_heads: int, num_queries: int, num_keys: int) -> int:
-    """Queries of a tile: all of a row, or a power of two that keeps the scores in the tile's size."""
-    most = TILE_ELEMENTS // (num_heads * num_keys)
-    return num_queries if num_queries <= most else 1 << max(LEAST_LENGTH, most).bit_length() - 1
+    """Queries of a tile: a power of two, fewer than `SQUARE_LENGTH` where the scores would outgrow the tile's size."""
+    most = max(LEAST_LENGTH, TILE_ELEMENTS // (num_heads * num_keys))
+    return min(num_queries, SQUARE_LENGTH, 1 << most.bit_length() - 1)

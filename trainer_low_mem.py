@@ -214,8 +214,7 @@ class LowMemTrainer:
 
     def _to_slice(self, batch: Batch) -> Slice:
         pad_token_id = self.walk.model.config.pad_token_id
-        fills = self.keeper.plan.choice.fills_tokens
-        return to_slice(batch, pad_token_id, self.device.torch_device, fills)
+        return to_slice(batch, pad_token_id, self.device.torch_device, self.keeper.plan.choice.sizes)
 
     def _record_step(self, number: int, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
         self.state.tokens += tokens

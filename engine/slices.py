@@ -11,6 +11,7 @@ from torch import Tensor
 from data.collate import Batch, PreferenceBatch
 from devices.base import place
 from limits import filled_tokens
+from memory.shapes import Sizes
 from model.loss import IGNORED
 from model.rows import Rows
 
@@ -66,17 +67,19 @@ class Slice:
         return torch.cat([part.view(self.answers, -1, part.shape[1]).sum(0) for part in (rows, filler)])
 
 
-def to_slice(batch: Batch, pad_token_id: int, device: torch.device, fills: bool = True) -> Slice:
+def to_slice(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes | None = ((), ())) -> Slice:
     """Lay a padded batch end to end: only its real tokens reach the device.
 
     Args:
-        fills: whether both sides are filled up to a size from `limits.filled_tokens`, with tokens that no row sees and no
-            label judges, so that products meet few sizes.
+        sizes: what source and target are filled up to (`limits.filled_tokens`), with tokens that no row sees and no label
+            judges, so that products meet few sizes; None: they stay as they are.
     """
     keys = torch.from_numpy(np.ascontiguousarray(batch.keys))
     answers = len(batch.target_lengths) // len(batch.input_lengths)
     lengths = [tuple(int(n) for n in side) for side in (batch.input_lengths, batch.target_lengths)]
-    fillers = [filled_tokens(sum(side)) - sum(side) if fills else 0 for side in lengths]
+    fillers = [0, 0]
+    if sizes is not None:
+        fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
     source, target = (Rows(side, filler=filler) for side, filler in zip(lengths, fillers, strict=True))
     labels = torch.from_numpy(batch.labels)
     decoder_ids = torch.full_like(labels, pad_token_id)

@@ -136,8 +136,10 @@ class _Tiles:
         return room[first : first + count].view(-1, group.num_keys, self.width)
 
     def seen(self, group: Group, part: slice) -> int:
-        """Keys that the queries `part` look at: none behind the last of them where attention is causal."""
-        return min(group.num_keys, group.num_queries - part.start) if self.causal else group.num_keys
+        """Keys that the queries `part` look at: of all but the first tile none behind them where attention is causal."""
+        if not self.causal or part.start == 0:
+            return group.num_keys
+        return min(group.num_keys, group.num_queries - part.start)
 
     def window_start(self, group: Group, part: slice) -> int:
         """Where the bias of the first of the queries `part` begins."""
