@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
 LEAST_LENGTH = 8  # of queries and keys in a tile
-SQUARE_LENGTH = 64  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
+SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
 
 
 def padded_length(length: int) -> int:
-    """Keys of a long row, rounded up: 64, 128, 192, 256, 384, 512, ..., two sizes an octave."""
+    """Keys of a long row, rounded up: 128, 192, 256, 384, 512, ..., two sizes an octave."""
     size = 1 << (length - 1).bit_length()
-    return size * 3 // 4 if size > 2 * SQUARE_LENGTH and length <= size * 3 // 4 else max(SQUARE_LENGTH, size)
+    return size * 3 // 4 if size > SQUARE_LENGTH and length <= size * 3 // 4 else max(SQUARE_LENGTH, size)
 
 
 def filled_tokens(tokens: int, sizes: Sequence[int] = ()) -> int:
