@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from devices import processor
+from devices.processor import AVX2, AVX512_BF16, Processor
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_machine_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Speeds that tests measure are not those of the user's runs; child processes inherit it."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module", params=[AVX2, AVX512_BF16], ids=["slow bf16", "fast bf16"])
+def processor_class(request: pytest.FixtureRequest) -> Iterator[Processor]:
+    """What is planned for: once a processor without bf16 units and once one with them, of two threads, wherever tests run."""
+    from devices.base import Device
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor, "here", lambda *_, **__: request.param)
+        patch.setattr(Device, "threads", 2)
+        yield request.param
 
 
 @pytest.fixture
