@@ -14,6 +14,7 @@ from loguru import logger
 from config import Config
 from data.templates import Template
 from memory.cleanup import CleanupRecord
+from memory.duration import Renewal
 from memory.monitor import Monitor
 from memory.plan import Plan
 from memory.prediction import Choice, weight_counts
@@ -21,7 +22,7 @@ from memory.recovery import RecoveryRecord
 from settings import counted
 from training.evaluation import Evaluation
 from training.preference import is_preference_run
-from training.progress import Progress, Reading
+from training.progress import Progress, Reading, about
 from training.report import Summary, next_commands, plan_rows, summary_rows
 from training.samples import Sample
 from training.tracking import MetricsFile, open_log
@@ -41,6 +42,7 @@ class Journal:
     def __init__(self, config: Config, start_step: int, monitor: Monitor, is_main: bool) -> None:
         run, train = config.run, config.train
         self.monitor = monitor
+        self._renewal: Renewal | None = None
         self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
         open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
         self.metrics = MetricsFile(
@@ -67,6 +69,7 @@ class Journal:
         """What will be done, and the plan for it."""
         self.metrics.write("start", step=step, run_name=config.run.run_name, settings=config.as_dict())
         self.plan(plan)
+        self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         self.progress.table("plan", plan_rows(plan, weight_counts(config.model)["total"]))
 
     def plan(self, plan: Plan) -> None:
@@ -86,6 +89,10 @@ class Journal:
             reading.step, reading.loss, reading.learning_rate, reading.tokens_per_second,
         )  # fmt: skip
         self.progress.step(reading)
+        left = None if self._renewal is None else self._renewal.after_step(seconds)
+        if left is not None:
+            self.metrics.write("time", step=reading.step, **asdict(left))
+            self.tell(f"step {reading.step}: {about(left.seconds, left.low, left.high)} left, from the steps so far")
 
     def evaluation(
         self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
