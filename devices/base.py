@@ -144,13 +144,17 @@ class Device(ABC):
     def warm_up(self) -> None:
         """Run the first products, whose libraries stay: what is measured behind this includes them.
 
+        In the sizes of `multiply_rate`, so that a process holds the same whether or not speeds were measured in it.
+
         Memory: 2 x largest_side^2 elements, freed on return.
         """
         for dtype in self.rated_dtypes:
             is_slow = FAST_FACTOR * self.nominal_rate(dtype) < self.nominal_rate(torch.float32)
-            side = FIRST_SIDE if is_slow else self.largest_side
-            square = torch.full((side, side), 0.5, dtype=dtype, device=self.torch_device)
-            square @ square
+            side, last = FIRST_SIDE, FIRST_SIDE if is_slow else self.largest_side
+            while side <= last:
+                square = torch.full((side, side), 0.5, dtype=dtype, device=self.torch_device)
+                square @ square
+                side *= 2
         self.synchronize()
 
     def multiply_rate(self, dtype: torch.dtype) -> float:

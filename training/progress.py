@@ -155,7 +155,8 @@ def duration(seconds: float) -> str:
 
 def about(seconds: float, low: float, high: float) -> str:
     """Show an estimate as people read it: `about 3 h 20 min, between 2 h 50 min and 4 h`."""
-    return f"about {_roughly(seconds)}, between {_roughly(low)} and {_roughly(high)}"
+    middle, least, most = _roughly(seconds), _roughly(low), _roughly(high)
+    return f"about {middle}" if least == most else f"about {middle}, between {least} and {most}"
 
 
 def _roughly(seconds: float) -> str:

@@ -93,7 +93,10 @@ def test_the_first_products_are_run_in_every_dtype_and_slow_ones_are_tiny(monkey
     for kind in (AVX2, AVX512_BF16):
         monkeypatch.setattr(processor, "here", lambda kind=kind: kind)
         CpuDevice().warm_up()
-    assert sides == [(FP32, LAST_SIDE), (BF16, FIRST_SIDE), (FP32, LAST_SIDE), (BF16, LAST_SIDE)]
+    all_sides = [FIRST_SIDE * 2**n for n in range(5)]
+    wide, narrow = [(FP32, side) for side in all_sides], [(BF16, side) for side in all_sides]
+    assert all_sides[-1] == LAST_SIDE
+    assert sides == [*wide, narrow[0], *wide, *narrow]
 
 
 def test_the_real_cpu_answers():
