@@ -131,3 +131,7 @@ def _cpuinfo(root: Path) -> str:
         return (root / "proc/cpuinfo").read_text(errors="replace")
     except OSError:
         return ""
+
+
+if __name__ == "__main__":  # a check tells on which processor it ran
+    print(f"processor: {describe_here()}")

@@ -77,7 +77,15 @@ class Journal:
         self.metrics.write("plan", **plan.as_dict())
 
     def step(self, reading: Reading, tokens: int, seconds: float, choice: Choice, extra: dict[str, float]) -> None:
-        """One optimizer step; `extra` are further figures of it."""
+        """One optimizer step; `extra` are further figures of it. Once, after the first ones, the time that is left."""
+        left = None if self._renewal is None else self._renewal.after_step(seconds)
+        if left is not None:
+            extra = {
+                **extra,
+                "seconds_left": left.seconds,
+                "seconds_left_low": left.low,
+                "seconds_left_high": left.high,
+            }
         self.metrics.write(
             "step", step=reading.step, loss=reading.loss, learning_rate=reading.learning_rate, tokens=tokens,
             seconds=round(seconds, 4), tokens_per_second=round(reading.tokens_per_second, 1),
@@ -89,9 +97,7 @@ class Journal:
             reading.step, reading.loss, reading.learning_rate, reading.tokens_per_second,
         )  # fmt: skip
         self.progress.step(reading)
-        left = None if self._renewal is None else self._renewal.after_step(seconds)
         if left is not None:
-            self.metrics.write("time", step=reading.step, **asdict(left))
             self.tell(f"step {reading.step}: {about(left.seconds, left.low, left.high)} left, from the steps so far")
 
     def evaluation(
