@@ -31,7 +31,7 @@ class Pace:
             reads and adds to all gradients as part of the products. rounding_passes, cast_passes: where storage and products
             differ, of rounding, and of the casts of a walk.
         memory_rate: bytes a second of those passes. copy_rate: between device and host, hidden behind the computation.
-        visit_seconds: of a block and a micro-batch, forward or back, whatever its size.
+        visit_seconds: of a block and a micro-batch, forward or back, whatever its size. step_seconds: of a step likewise.
         evaluation: share of `efficiency` that forward alone reaches.
         save_rate: bytes a second of a checkpoint. build_rate: weights a second, made or loaded at the start.
         spread, nominal_spread: share by which a run may take longer, or less, than told: with measured rates, without.
@@ -39,7 +39,7 @@ class Pace:
 
     efficiency: float = 0.5
     half_tokens: float = 64
-    wide: int = 512
+    wide: float = 512
     small_malloc: float = 0.73
     update_passes: float = 6
     walk_passes: float = 2
@@ -48,6 +48,7 @@ class Pace:
     memory_rate: float = 8e9
     copy_rate: float = 10e9
     visit_seconds: float = 0.0
+    step_seconds: float = 0.0
     evaluation: float = 1.0
     save_rate: float = 3e8
     build_rate: float = 1e8
@@ -55,15 +56,16 @@ class Pace:
     nominal_spread: float = 0.5
 
 
+GUESSED = {"spread": 0.5, "nominal_spread": 1.0}  # where no step was measured
 # class of what computes -> its record; only "fp32 products" was fitted to measured steps, the others start from it
 PACES = {
     AVX2.name: Pace(),
-    AVX512_BF16.name: Pace(),
-    AMX_BF16.name: Pace(),
-    ARM_BF16.name: Pace(),
-    ARM_PLAIN.name: Pace(),
-    "cuda": Pace(half_tokens=1024, wide=0),
-    "mps": Pace(),
+    AVX512_BF16.name: Pace(**GUESSED),
+    AMX_BF16.name: Pace(**GUESSED),
+    ARM_BF16.name: Pace(**GUESSED),
+    ARM_PLAIN.name: Pace(**GUESSED),
+    "cuda": Pace(half_tokens=1024, wide=0, **GUESSED),
+    "mps": Pace(**GUESSED),
 }
 
 
@@ -164,7 +166,7 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     computing = (3.0 * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
     computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.visit_seconds
     copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
-    passing = 4 * count * _passes(pace, choice) / choice.shards / pace.memory_rate
+    passing = 4 * count * _passes(pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
     return max(computing + 0.05 * copying, copying) + passing + exchange
 
 
