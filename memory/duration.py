@@ -7,9 +7,9 @@ class; after the first steps it is told again, from what they took.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from config import Config
+from config import PREFERENCES, Config
 from memory.generation import MOST_ROWS
 from memory.moments import SAMPLE_TOKENS
 from memory.speed import PACES, Pace, evaluation_seconds, typical_seconds, writing_seconds
@@ -17,6 +17,7 @@ from memory.work import Choice, Machine, Work, dtype_bytes, state_bytes
 from settings import AUTO
 
 RENEWED_STEPS = 20  # after so many steps the time is told again
+WITHOUT_REFERENCE = "orpo"  # the preference loss that compares with no other model
 UNTIMED_STEPS = 3  # the first of them warm caches up
 RENEWED_SPREAD = 0.1  # at least: what steps scatter may be more
 
@@ -27,6 +28,7 @@ class Schedule:
 
     Args:
         steps: to go. evaluations, saves: how many. evaluation_rows: of one evaluation, on this process.
+        reference_steps: whose rows a reference model sees, too, before the run or in its steps.
         sample_tokens: of the longest answer at the end. scored_batches: of answers, in each evaluation; scored_tokens: of the
             longest of them.
     """
@@ -38,6 +40,7 @@ class Schedule:
     sample_tokens: int = 0
     scored_batches: int = 0
     scored_tokens: int = 0
+    reference_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,11 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     evaluations = turns(int(train.eval_steps)) if rows else set()
     saves = evaluations | turns(int(train.save_steps))
     begins = int(first_step == 0 and rows > 0)
+    refers = config.data.objective == PREFERENCES and config.preference.preference_loss != WITHOUT_REFERENCE
     return Schedule(
-        last - first_step, len(evaluations) + begins, len(saves), rows, written, -(-scored // MOST_ROWS), answer_tokens
-    )
+        last - first_step, len(evaluations) + begins, len(saves), rows, written, -(-scored // MOST_ROWS), answer_tokens,
+        last - first_step if refers else 0,
+    )  # fmt: skip
 
 
 def predict_times(work: Work, choice: Choice, machine: Machine, schedule: Schedule, pace: Pace | None = None) -> Times:
@@ -115,11 +120,13 @@ def predict_times(work: Work, choice: Choice, machine: Machine, schedule: Schedu
     adapters = work.trained.adapters if work.trained else 0  # saved alone, in fp32
     weights = 4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)
     saved = weights + state_bytes(work, choice.storage)
+    referred = replace(work, evaluation=work.step_shapes)
     around = (
         schedule.evaluations * evaluation
         + schedule.saves * saved / choice.shards / pace.save_rate
         + work.counts["total"] / pace.build_rate
         + schedule.sample_tokens * answers
+        + schedule.reference_steps * evaluation_seconds(referred, choice, machine, work.rows, pace)
     )
     return Times(step, around, schedule, pace.nominal_spread if spread_by_class else pace.spread)
 

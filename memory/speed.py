@@ -163,7 +163,9 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
         count, machine.num_processes, choice.shards, dtype_bytes(choice.storage), dtype_bytes(choice.compute)
     )
     again = recompute * _again_flops(work.model, amount)
-    computing = (3.0 * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
+    # forward, and back to what comes before; gradients of weights are formed for those alone that learn
+    passes = 2.0 + min(1.0, work.learns["total"] / count)
+    computing = (passes * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
     computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.visit_seconds
     copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
     passing = 4 * count * _passes(pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +15,11 @@ from devices import processor
 from devices.processor import AVX2, AVX512_BF16, Processor
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_machine_file(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Speeds that tests measure are not those of the user's runs; child processes inherit it."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+def pytest_configure(config: pytest.Config) -> None:
+    """Speeds that tests measure are not those of the user's runs; child processes inherit the folder."""
+    folder = tempfile.mkdtemp(prefix="frugalt5-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["XDG_CACHE_HOME"] = folder  # before test modules copy the environment
 
 
 @pytest.fixture(scope="module", params=[AVX2, AVX512_BF16], ids=["slow bf16", "fast bf16"])

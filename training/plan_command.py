@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
 
-from config import PREFERENCES, Config, DoesNotFit
+from config import PREFERENCES, Config, DoesNotFit, UserError
 from data.loader import StepLoader
 from data.objectives import lengths_of
 from data.prepare import find_prepared
@@ -71,7 +72,10 @@ def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: i
     Rows of prepared data count with their own lengths, others as the longest.
     """
     config = copy.deepcopy(config)
-    prepared = None if config.data.train_file is None else find_prepared(config)
+    prepared = None
+    if config.data.train_file is not None:
+        with suppress(UserError):  # a plan may be made for data that is elsewhere
+            prepared = find_prepared(config)
     if prepared is None and config.train.max_steps == AUTO:
         return chosen
     work, held_out = make_work(config, machine, source, target), config.train.eval_rows

@@ -36,6 +36,12 @@ def test_what_is_left_of_a_run_is_counted() -> None:
     assert (later.steps, later.evaluations, later.saves, later.evaluation_rows) == (40, 2, 2, 3)
     assert schedule_of(settings_of(), 0, held_out=0, answer_tokens=64).evaluations == 0
     assert schedule_of(settings_of(), 100, held_out=9, answer_tokens=64).steps == 0
+    asked = {"train_file": "x", "finetune_from": "y", "max_steps": 100}
+    dpo, orpo = (
+        load("dpo", {**asked, "eval_steps": 30, "save_steps": 50, **more}) for more in ({}, {"preference_loss": "orpo"})
+    )
+    assert schedule_of(dpo, 40, held_out=9, answer_tokens=64).reference_steps == 60
+    assert schedule_of(orpo, 40, held_out=9, answer_tokens=64).reference_steps == 0
     scored = schedule_of(settings_of(eval_generate_rows=100), 0, held_out=1000, answer_tokens=48)
     assert (scored.scored_batches, scored.scored_tokens) == (2, 48)
 
@@ -57,7 +63,7 @@ def test_everything_around_the_steps_takes_its_time() -> None:
     assert plain.total().seconds == pytest.approx(100 * plain.step + plain.around)
     for more in (
         replace(SCHEDULE, evaluations=6), replace(SCHEDULE, saves=8), replace(SCHEDULE, evaluation_rows=128),
-        replace(SCHEDULE, sample_tokens=64), replace(SCHEDULE, scored_batches=2, scored_tokens=32),
+        replace(SCHEDULE, sample_tokens=64), replace(SCHEDULE, reference_steps=9), replace(SCHEDULE, scored_batches=2, scored_tokens=32),
     ):  # fmt: skip
         assert predict_times(WORK, CHOICE, MACHINE, more).around > plain.around
 
