@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.results import ROOT, markdown
+from benchmarks.results import markdown, picture_place
 from memory.units import MIB, format_size
 
-PICTURE = ROOT / "docs" / "images" / "contract.png"
 ROOM_ABOVE_BUDGET = 0.05  # of the hard limit
 
 
@@ -35,7 +34,7 @@ def accuracy_body(cases: list[dict[str, Any]]) -> str:
         for case in done
     ]  # fmt: skip
     head = f"{len(done)} configurations; predicted over measured peak (anonymous memory of the process): {'; '.join(lines)}."
-    return f"{head}\n\n![predicted and measured](images/contract.png)\n\n" + markdown(
+    return f"{head}\n\n![predicted and measured]({picture_place('contract')[1]})\n\n" + markdown(
         ["configuration", "measured", "predicted before the probe", "after"], rows
     )
 
@@ -56,8 +55,9 @@ def draw_picture(cases: list[dict[str, Any]]) -> None:
     axes.plot(ends, ends, "-", color="grey", linewidth=0.8)
     axes.set(xlabel="measured peak, MiB", ylabel="predicted peak, MiB", xscale="log", yscale="log")
     axes.legend()
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=120, bbox_inches="tight")
+    picture, _ = picture_place("contract")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120, bbox_inches="tight")
 
 
 def keeping_body(cases: list[dict[str, Any]]) -> str:

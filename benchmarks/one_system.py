@@ -29,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def compute_dtype() -> torch.dtype:
-    """The dtype whose products are fast here, by measurement."""
+    """The dtype whose products are fast here, by the class of the processor."""
     return DEVICE.choose_compute_dtype().dtype
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.results import PAGE, markdown, write_section
+from benchmarks.results import PAGE, markdown, picture_place, write_section
 from settings import counted
 
 DASHES = ("-", "--", "-.", ":")
@@ -86,7 +85,7 @@ def write_page(
 ) -> None:
     """Write picture and section, one for each size of model; `page` None: docs/benchmarks.md."""
     page, name = page or PAGE, f"quality-{study['size']}"
-    picture = page.parent / "images" / f"{name}.png"
+    picture, link = picture_place(name, page)
     seeds = len({run["seed"] for run in results})
     text = Path(study["text"]).name if study["text"] else "the built-in sample"
     heading = f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {counted(seeds, 'seed')}"
@@ -94,7 +93,7 @@ def write_page(
     swept = ", ".join(sorted(rates))
     found = f"The learning rates of {swept} were found by a sweep on a fifth of the tokens. " if rates else ""
     body = table(results, reference)
-    body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({os.path.relpath(picture, page.parent)})"
+    body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({link})"
     print(f"\n{heading}\n{body}")
     figures = json.loads(json.dumps(list(results)), parse_constant=lambda word: None)  # NaN is no JSON
     write_section(name, heading, body, {"study": study, "rates": rates, "runs": figures}, page)

@@ -7,8 +7,8 @@
 Each system runs in a child process of its own, alone, in turn. Printed: tokens/s, the peak of the process (anonymous memory
 of the tree; VmHWM, with pages of files, beside it), the ratios to the peer with their spread, and the share of what this
 machine multiplies at best: three times the products of a forward a second, to the measured rate of products, in the dtype
-that each system computes in. Recomputed products do not count. `tuned` takes bf16 only where bf16 products were measured to be
-faster than fp32 ones: without AMX or AVX512-BF16 it would take hours.
+that each system computes in. Recomputed products do not count. `tuned` takes bf16 only on processors with units for it:
+without AMX or AVX512-BF16 it would take hours.
 """
 
 from __future__ import annotations

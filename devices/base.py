@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
+from devices import processor
 from devices.copies import HostCopies
+from devices.processor import FAST_FACTOR
 
-FAST_FACTOR = 1.1  # a 16-bit product must beat fp32 by this much to be worth its rounding
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.
 FIRST_SIDE, LAST_SIDE, LONG_SECONDS, REPEAT_SECONDS = 64, 1024, 4e-3, 15e-3
@@ -37,6 +38,11 @@ class DtypeChoice:
     dtype: torch.dtype
     reason: str
     as_requested: bool  # False: tell the user once what is used instead
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a dtype without its library: "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
@@ -110,9 +116,50 @@ class Device(ABC):
 
     # -- speed and dtype
 
+    @property
+    def speed_class(self) -> str:
+        """The class of what computes: of the processor, or "cuda" or "mps"."""
+        return processor.here().name
+
+    @property
+    def computes_on(self) -> str:
+        """What computes, by name and class: whose measured speeds are whose."""
+        return processor.describe_here()
+
+    @property
+    def rated_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes that a run may compute in."""
+        return (torch.float32, torch.bfloat16)
+
+    @property
+    def threads(self) -> int:
+        """Threads that products use."""
+        return torch.get_num_threads()
+
+    def nominal_rate(self, dtype: torch.dtype) -> float:
+        """FLOP/s of products that such a device reaches: a fact of its class, which decides; 0 where nothing trains in it."""
+        return processor.here().rate(name_of(dtype), self.threads)
+
+    def warm_up(self) -> None:
+        """Run the first products, whose libraries stay: what is measured behind this includes them.
+
+        In the sizes of `multiply_rate`, so that a process holds the same whether or not speeds were measured in it.
+
+        Memory: 2 x largest_side^2 elements, freed on return.
+        """
+        for dtype in self.rated_dtypes:
+            is_slow = FAST_FACTOR * self.nominal_rate(dtype) < self.nominal_rate(torch.float32)
+            side, last = FIRST_SIDE, FIRST_SIDE if is_slow else self.largest_side
+            while side <= last:
+                square = torch.full((side, side), 0.5, dtype=dtype, device=self.torch_device)
+                square @ square
+                side *= 2
+        self.synchronize()
+
     def multiply_rate(self, dtype: torch.dtype) -> float:
         """Multiplications and additions a second of a square matrix product, measured once, in about 0.1 s.
 
+        For estimates of time and for people: a busy machine makes it less, so that nothing may be decided by it.
         Memory: at most 2 x largest_side^2 elements, freed on return.
         """
         if dtype not in self._rates:
@@ -160,7 +207,7 @@ class Device(ABC):
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 never, T5 overflows in it."""
-        if self.multiply_rate(torch.bfloat16) >= FAST_FACTOR * self.multiply_rate(torch.float32):
+        if self.nominal_rate(torch.bfloat16) > FAST_FACTOR * self.nominal_rate(torch.float32):
             return (torch.bfloat16, torch.float32)
         return (torch.float32,)
 

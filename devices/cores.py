@@ -1,8 +1,10 @@
-"""How many cores may this process use? Torch is not needed to know."""
+"""How many cores may this process use, and with how many does it compute? Torch is not needed to know."""
 
 from __future__ import annotations
 
 import os
+
+from settings import AUTO
 
 
 def usable_cores() -> int:
@@ -10,3 +12,19 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux alone
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def computing_threads(asked: int | str = AUTO) -> int:
+    """Threads that products use: as asked for, else as the environment says, else a thread for each real core.
+
+    Args:
+        asked: `num_threads`.
+    """
+    if asked != AUTO:
+        return int(asked)
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if said.isdigit() and int(said):
+        return int(said)
+    import psutil  # a run has it anyway; other readers of this file need not
+
+    return max(1, min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores()))

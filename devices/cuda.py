@@ -16,6 +16,15 @@ from devices.base import Device
 from devices.copies import CudaCopies, HostCopies
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
+# First capability -> nominal FLOP/s of large products on one multiprocessor: fp32 (TF32 where the card has it), 16 bits.
+# They rank ways to run, and are a guess from what such cards are known to reach; speeds for people are measured.
+MULTIPROCESSOR_RATES = {
+    (0, 0): (0.1e12, 0.1e12),
+    (7, 0): (0.16e12, 0.9e12),
+    (8, 0): (1.0e12, 2.2e12),
+    (8, 6): (0.4e12, 0.9e12),
+    (9, 0): (2.8e12, 5.0e12),
+}
 
 
 def why_missing() -> str:
@@ -40,6 +49,8 @@ class CudaDevice(Device):
     name = "cuda"
     is_separate_memory = copies_beside = True
     largest_side = 4096  # smaller products do not fill the multiprocessors
+    speed_class = "cuda"
+    threads = 1
     out_of_memory_words = (
         "cuda out of memory",
         "hip out of memory",
@@ -86,6 +97,27 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    @property
+    def computes_on(self) -> str:
+        return torch.cuda.get_device_name(self.torch_device)
+
+    @property
+    def rated_dtypes(self) -> tuple[torch.dtype, ...]:
+        both = (torch.float32, torch.bfloat16)
+        return (*both, torch.float16) if self.multiplies_fp16() else both
+
+    def nominal_rate(self, dtype: torch.dtype) -> float:
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        wide, narrow = MULTIPROCESSOR_RATES[max(first for first in MULTIPROCESSOR_RATES if first <= capability)]
+        is_fast = {torch.bfloat16: torch.bfloat16 in self.fast_dtypes(), torch.float16: self.multiplies_fp16()}
+        rate = narrow if is_fast.get(dtype) else wide
+        return rate * torch.cuda.get_device_properties(self.torch_device).multi_processor_count
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        self.cleanup()  # neither the products nor their peak belong to the run
+        self.reset_peak()
 
     def _measure_rate(self, dtype: torch.dtype) -> float:
         rate = super()._measure_rate(dtype)

@@ -1,7 +1,8 @@
 """What does torch find here, and how fast is it? Its build, and of every device memory, products and bandwidth.
 
-Everything is measured on the device itself in about a second: a name or a capability flag says nothing of a machine
-that is shared, throttled or emulates a dtype.
+Everything is measured on the device itself in about a second: a name or a capability flag says nothing of the speed of
+a machine that is shared or throttled. The speeds are kept (`devices.machine_file`) for estimates of time; what a run
+computes in is told as it is decided, by facts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 
 from devices import cpu, cuda, mps
-from devices.base import Device
+from devices.base import Device, name_of
+from devices.measuring import measure
 from settings import AUTO
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,9 +57,13 @@ def device_facts(requested: str = AUTO) -> list[dict[str, Any]]:
 
 
 def measured(device: Device) -> dict[str, Any]:
-    """Memory in bytes, products in FLOP/s by dtype, copying in bytes/s, and the dtype that a run would take."""
-    rates = {str(dtype).removeprefix("torch."): device.multiply_rate(dtype) for dtype in DTYPES}
+    """Memory in bytes, products in FLOP/s by dtype, copying in bytes/s, and the dtype that a run would take.
+
+    `rates` are measured, `nominal` those of its class.
+    """
     choice = device.choose_compute_dtype()
+    measured_now = measure(device)
+    rates = {name_of(dtype): device.multiply_rate(dtype) for dtype in DTYPES}
     return {
         "name": device.name,
         "missing": "",
@@ -65,10 +71,13 @@ def measured(device: Device) -> dict[str, Any]:
         "is_separate_memory": device.is_separate_memory,
         "total_bytes": device.memory_total_bytes(),
         "free_bytes": device.memory_free_bytes(),
+        "class": device.speed_class,
         "rates": rates,
+        "nominal": {name_of(dtype): device.nominal_rate(dtype) for dtype in device.rated_dtypes},
+        "measured": measured_now.date,
         "multiplies_fp16": device.multiplies_fp16(),
         "copies_beside": device.copies_beside,
         "copy_rate": device.copy_rate(),
-        "compute": str(choice.dtype).removeprefix("torch."),
+        "compute": name_of(choice.dtype),
         "reason": choice.reason,
     }

@@ -26,6 +26,10 @@ from devices.base import Device
 
 BF16_MACOS = 14  # the first macOS whose MPS has bfloat16
 BF16_CHIP = 3  # M1 and M2 emulate bfloat16: it saves memory there, no time
+# Nominal FLOP/s of fp32 products of a plain chip, and what Pro, Max and Ultra have of its units: a guess, not measured.
+PLAIN_RATE = 2.5e12
+CHIP_FACTORS = {"Pro": 2.0, "Max": 4.0, "Ultra": 8.0}
+BF16_FACTOR, EMULATED_FACTOR = 1.3, 0.7  # of the rate of fp32
 
 
 def read_sysctl(name: str) -> bytes | None:
@@ -56,10 +60,14 @@ def mac_hardware() -> str:
     return "rosetta" if _sysctl_flag("hw.optional.arm64") else "intel"
 
 
+def _brand() -> str:
+    """The chip's name, such as "Apple M4 Max"; empty where there is none."""
+    return (read_sysctl("machdep.cpu.brand_string") or b"").decode(errors="replace").strip("\0")
+
+
 def chip_generation() -> int:
     """The number behind the M of the chip's name; 0 where it has none."""
-    brand = (read_sysctl("machdep.cpu.brand_string") or b"").decode(errors="replace")
-    match = re.search(r"Apple M(\d+)", brand)
+    match = re.search(r"Apple M(\d+)", _brand())
     return int(match.group(1)) if match else 0
 
 
@@ -84,6 +92,8 @@ class MpsDevice(Device):
 
     name = "mps"
     largest_side = 2048
+    speed_class = "mps"
+    threads = 1
     out_of_memory_words = (
         "mps backend out of memory",
         "invalid buffer size",
@@ -96,8 +106,7 @@ class MpsDevice(Device):
         self._peak_bytes = 0
 
     def describe(self) -> str:
-        brand = (read_sysctl("machdep.cpu.brand_string") or b"Apple GPU").decode(errors="replace").strip("\0")
-        return f"MPS ({brand}, macOS {platform.mac_ver()[0]})"
+        return f"MPS ({_brand() or 'Apple GPU'}, macOS {platform.mac_ver()[0]})"
 
     def memory_now_bytes(self) -> int:
         now = torch.mps.driver_allocated_memory()
@@ -130,6 +139,15 @@ class MpsDevice(Device):
 
     def synchronize(self) -> None:
         torch.mps.synchronize()
+
+    @property
+    def computes_on(self) -> str:
+        return _brand()
+
+    def nominal_rate(self, dtype: torch.dtype) -> float:
+        units = next((factor for word, factor in CHIP_FACTORS.items() if word in _brand()), 1.0)
+        narrow = BF16_FACTOR if torch.bfloat16 in self.fast_dtypes() else EMULATED_FACTOR
+        return PLAIN_RATE * units * {torch.float32: 1.0, torch.bfloat16: narrow}.get(dtype, 0.0)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         macos = int((platform.mac_ver()[0] or "0").split(".")[0])

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from config import Config
-from memory.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds
+from memory.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.trained import trained_counts
 from memory.units import MIB
 
@@ -78,7 +78,8 @@ def _with_sizes(work: Work, choice: Choice) -> Choice:
 
 
 def _priced(label: str, work: Work, choice: Choice, machine: Machine) -> Alternative:
-    peak, seconds = peak_of(predict(work, choice, machine))[1], predict_seconds(work, choice, machine)
+    peak = peak_of(predict(work, choice, machine))[1]
+    seconds = typical_seconds(work, choice, machine.as_measured())
     fits = peak <= machine.budget_bytes
     return Alternative(label, choice.batch_size_per_gpu, choice.kept_blocks, peak, seconds, fits)
 

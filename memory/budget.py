@@ -44,6 +44,7 @@ class Budget:
     binding: str  # name of the limit that decides host_bytes
     margin_bytes: int  # left free below the binding limit; 0 where the user's figure binds
     warnings: tuple[str, ...] = ()  # what the user asked for and cannot have; to be said once
+    installed_bytes: int | None = None  # what this rank could have on an empty machine; None: not known
 
     def describe(self) -> str:
         """Say in one line what may be taken and why."""
@@ -80,7 +81,10 @@ def measure_budget(
             warnings.append(_too_much(asked, f"{lowest.what} allows {format_size(host)} here; that is used instead"))
     on_device = _device_bytes(flag, device, host, warnings)
     ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
-    return Budget(host, on_device, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings))
+    return Budget(
+        host, on_device, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
+        installed_bytes(local_processes, root=root, pid=pid),
+    )  # fmt: skip
 
 
 def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> list[Limit]:
@@ -95,6 +99,13 @@ def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None 
     if address_space is not None:
         limits.append(Limit("address space (ulimit -v)", address_space))  # of each process, so not shared
     return limits
+
+
+def installed_bytes(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> int:
+    """What one rank could have if nothing else ran: the RAM, and what control groups allow. It does not change as others work."""
+    pid = os.getpid() if pid is None else pid
+    groups = [group.limit_bytes for group in group_limits(pid, root)]
+    return min([_total_bytes(root), *groups]) // local_processes
 
 
 def free_host_bytes(*, root: Path = ROOT, pid: int | None = None) -> int:
@@ -141,9 +152,22 @@ def _available_bytes(root: Path) -> int:
         import psutil
 
         return int(psutil.virtual_memory().available)
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
+    kib = _kib_of(lines)
     before_3_14 = kib.get("MemFree", 0) + kib.get("Buffers", 0) + kib.get("Cached", 0)
     return kib.get("MemAvailable", before_3_14) * 1024
+
+
+def _total_bytes(root: Path) -> int:
+    try:
+        return _kib_of((root / "proc/meminfo").read_text().splitlines())["MemTotal"] * 1024
+    except (OSError, KeyError):
+        import psutil
+
+        return int(psutil.virtual_memory().total)
+
+
+def _kib_of(lines: list[str]) -> dict[str, int]:
+    return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
 
 
 def _address_space(pid: int, root: Path) -> int | None:

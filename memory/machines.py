@@ -1,38 +1,46 @@
-"""Which machine is planned for: this one, looked at without torch, or another one by name or file?"""
+"""Which machine is planned for: this one, looked at without torch, or another one by name or file?
+
+What a run computes in and how it goes is decided by facts: the class of the processor, its threads, its memory. Speeds that
+were measured here stand beside them, for estimates of time.
+"""
 
 from __future__ import annotations
 
 import difflib
-import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from config import UserError
-from memory.budget import host_limits, margin_of
+from devices import machine_file, processor
+from devices.cores import computing_threads
+from memory.budget import host_limits, installed_bytes, margin_of
 from memory.prediction import BASE_BYTES, Machine
 from memory.units import parse_size
 from precedence import PRESETS_DIR
 from settings import AUTO, read_settings_file
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
-MEASURED_SIDE = 768  # of the product that measures the rate: large enough for full speed, a few milliseconds
-BF16_UNITS = {"amx_bf16": 8.0, "avx512_bf16": 2.0}  # processor flag -> speed of bf16 products in units of fp32
-NO_BF16_UNITS = 0.01
+DTYPES = ("float32", "bfloat16")
 
 
-def this_machine(budget: int | str = AUTO) -> Machine:
-    """This machine's memory and speed, in a fraction of a second and without torch; its CPU, also where it has a GPU.
+def this_machine(budget: int | str = AUTO, threads: int | str = AUTO) -> Machine:
+    """This machine's memory and class, in a fraction of a second and without torch; its CPU, also where it has a GPU.
 
     Args:
-        budget: `memory_budget`.
+        budget: `memory_budget`. threads: `num_threads`.
     """
     lowest = min(limit.bytes for limit in host_limits())
     offered = lowest - margin_of(lowest)
     taken = offered if budget == AUTO else min(int(budget), offered)
-    rate = _product_rate()
-    return Machine(taken, lowest, BASE_BYTES, (("float32", rate), ("bfloat16", rate * _bf16_factor())))
+    # with a budget that is named, what other programs hold does not change the run
+    available = lowest if budget == AUTO else installed_bytes()
+    kind, count = processor.here(), computing_threads(threads)
+    known = machine_file.read(machine_file.key_of("cpu", processor.describe_here()))
+    return Machine(
+        taken, available, BASE_BYTES, tuple((dtype, kind.rate(dtype, count)) for dtype in DTYPES), speed_class=kind.name,
+        measured=() if known is None else known.rates_with(count),
+    )  # fmt: skip
 
 
 def target_machine(name: str, budget: int | str = AUTO) -> Machine:
@@ -55,30 +63,10 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
         )
     try:
         available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0
-        rates = tuple((dtype, float(about["rates"][dtype])) for dtype in ("float32", "bfloat16"))
+        rates = tuple((dtype, float(about["rates"][dtype])) for dtype in DTYPES)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"--target = {name}, {error} is missing or wrong; needed: available and base (sizes), rates (float32 and bfloat16, FLOP/s)"
         ) from None
     taken = available if budget == AUTO else min(int(budget), available)
     return Machine(taken, available, base, rates)
-
-
-def _product_rate() -> float:
-    """FLOP/s of an fp32 product."""
-    import numpy as np
-
-    square = np.ones((MEASURED_SIDE, MEASURED_SIDE), np.float32)
-    seconds = []
-    for _ in range(4):  # the first also starts the threads
-        began = time.perf_counter()
-        square @ square
-        seconds.append(time.perf_counter() - began)
-    return 2 * MEASURED_SIDE**3 / min(seconds)
-
-
-def _bf16_factor() -> float:
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    words = flags.group(1).split() if flags else []
-    return max((factor for flag, factor in BF16_UNITS.items() if flag in words), default=NO_BF16_UNITS)

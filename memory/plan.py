@@ -3,6 +3,8 @@
 `plan` lists the ways a step can run (micro-batch, slices or accumulation, graphs kept, dtype of the weights at rest),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest; in mode ultra the smallest of those
 that are nearly as fast. The effective batch is never touched. The formulas are in `memory.prediction`.
+Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
+machine; those that were measured tell times. A run that is resumed computes in what it began with.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
-from memory.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict, predict_seconds
+from memory.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict, predict_seconds, typical_seconds
 from memory.refusal import refusal
 from memory.shapes import Shapes
 from memory.trained import trained_counts
@@ -24,6 +26,7 @@ from settings import AUTO
 
 TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
+Dtypes = tuple[str, str]  # of the weights at rest, of products
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
 ULTRA_SECONDS = 1.05  # of the fastest step: what mode ultra gives for the least memory
 
@@ -34,9 +37,11 @@ class Plan:
 
     Args:
         components: name -> bytes at the peak, largest first. phases: phase -> predicted peak bytes.
-        seconds: predicted duration of a step. num_blocks: of the model.
+        seconds: predicted duration of a step, with measured speeds where there are any. num_blocks: of the model.
         phase_parts: phase -> name -> bytes, of every phase.
         unprobed_peak_bytes: what was predicted for this choice before a probe measured it; None: there was none.
+        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.duration`; None: its length is
+            not known.
     """
 
     choice: Choice
@@ -50,6 +55,9 @@ class Plan:
     reasons: tuple[str, ...] = ()
     phase_parts: dict[str, dict[str, int]] = field(default_factory=dict)
     unprobed_peak_bytes: int | None = None
+    seconds_total: float | None = None
+    seconds_low: float | None = None
+    seconds_high: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -95,10 +103,10 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     )  # fmt: skip
 
 
-def choices(config: Config, machine: Machine, work: Work) -> Iterator[Choice]:
-    """All ways to run the step that the settings allow."""
+def choices(config: Config, machine: Machine, work: Work, dtypes: Dtypes | None = None) -> Iterator[Choice]:
+    """All ways to run the step that the settings allow; `dtypes`: those alone."""
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
-    for storage, compute in _dtypes(config, machine):
+    for storage, compute in [dtypes] if dtypes else _dtypes(config, machine):
         for micro in _micro_batches(config, work):
             count, sizes = math.ceil(work.rows / micro), work.step_shapes.sizes(micro)
             for num_walks, shards in _walks_and_shards(config, machine, count):
@@ -147,13 +155,13 @@ def _walks_and_shards(config: Config, machine: Machine, count: int) -> list[tupl
     return [*whole, *sharded]
 
 
-def _dtypes(config: Config, machine: Machine) -> list[tuple[str, str]]:
-    if config.memory.mixed_precision == "fp16" and machine.rate("float16") < 1.2 * machine.rate("float32"):
+def _dtypes(config: Config, machine: Machine) -> list[Dtypes]:
+    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast("float16"):
         raise UserError(
             "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
             "(bf16 halves the weights and computes in what is fast)"
         )
-    fast = "bfloat16" if machine.rate("bfloat16") > 1.2 * machine.rate("float32") else "float32"
+    fast = "bfloat16" if machine.multiplies_fast("bfloat16") else "float32"
     ways = {
         "no": [("float32", "float32")],
         "bf16": [("bfloat16", fast)],
@@ -165,7 +173,7 @@ def _dtypes(config: Config, machine: Machine) -> list[tuple[str, str]]:
     return _base_dtypes(config.lora.lora_base, ways, fast) if config.lora.lora_rank else ways
 
 
-def _base_dtypes(asked: str, ways: list[tuple[str, str]], fast: str) -> list[tuple[str, str]]:
+def _base_dtypes(asked: str, ways: list[Dtypes], fast: str) -> list[Dtypes]:
     """The same for the frozen weights under adapters, which may also lie in int8."""
     named = {"fp32": ("float32", "float32"), "bf16": ("bfloat16", fast), "int8": ("int8", fast)}
     return [*ways, named["int8"]] if asked == AUTO else [named[asked]]
@@ -200,6 +208,7 @@ def plan(
     source_tokens: int | None = None,
     target_tokens: int | None = None,
     earlier: Choice | None = None,
+    dtypes: Dtypes | None = None,
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
 ) -> Plan:
@@ -207,22 +216,29 @@ def plan(
 
     Args:
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
-        earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order.
+        earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
+            does not, its dtypes are, as long as any way in them fits.
+        dtypes: of weights and products, which are settled; None: the plan chooses.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
     Raises:
         DoesNotFit: no way fits; names the least peak and the cheapest changes.
+        UserError: the run that is resumed computes in what this device does not.
     """
     work = replace(make_work(config, machine, source_tokens, target_tokens), shapes=shapes, evaluation=evaluation)
-    goes_on = earlier and _fits(work, earlier, machine) and _is_as_asked(config, machine, earlier)
-    ways = [earlier] if earlier and goes_on else list(choices(config, machine, work))
+    began = _dtypes_of(config, machine, earlier) if earlier else None
+    goes_on = earlier and began and _fits(work, earlier, machine) and _shares_as_asked(config, machine, earlier)
+    ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or dtypes))
     fastest = _fastest(work, machine, ways)
+    if fastest is None and began and not goes_on:
+        ways = list(choices(config, machine, work))
+        fastest = _fastest(work, machine, ways)
     if fastest is None:
         least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
         raise DoesNotFit(*refusal(config, work, machine, least))
     is_ultra = config.memory.memory_mode == "ultra"
     chosen = _smallest_of_fast(work, machine, ways, fastest) if is_ultra else fastest
     best = _priced(config, machine, work, chosen)
-    return replace(best, reasons=_reasons(best, machine))
+    return replace(best, reasons=(*_reasons(best, machine), *_dtype_reasons(config, best.choice, machine, began)))
 
 
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
@@ -275,7 +291,7 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
     highest, peak = peak_of(phases)
     components = dict(sorted(phases[highest].items(), key=lambda item: -item[1]))
     totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
-    seconds = predict_seconds(work, choice, machine)
+    seconds = typical_seconds(work, choice, machine.as_measured())
     blocks = work.model.num_layers + work.model.num_decoder_layers
     return Plan(
         choice, effective_batch(config, machine), machine.budget_bytes, peak, components, totals, seconds, blocks,
@@ -295,11 +311,22 @@ def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
     return is_beside and peak <= machine.budget_bytes and rows >= work.rows > rows - choice.batch_size_per_gpu
 
 
-def _is_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
-    """Whether an earlier choice shares weights, and computes in, what is asked for now."""
+def _dtypes_of(config: Config, machine: Machine, earlier: Choice) -> Dtypes | None:
+    """What the resumed run stores and computes in; None where another precision is asked for now."""
     precision = "fp16" if earlier.compute == "float16" else "no" if earlier.storage == "float32" else "bf16"
-    is_precise = config.memory.mixed_precision in (AUTO, precision) or config.lora.lora_rank > 0
-    return is_precise and earlier.shards in {shards for _, shards in _walks_and_shards(config, machine, 1)}
+    if config.memory.mixed_precision not in (AUTO, precision) and not config.lora.lora_rank:
+        return None
+    if earlier.compute == "float16" and not machine.rate("float16"):
+        raise UserError(
+            "--is_keep_training = True, the run computes in fp16, which is not trained in on this device; allowed: a GPU "
+            "with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
+        )
+    return earlier.storage, earlier.compute
+
+
+def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
+    """Whether an earlier choice shares weights out as is asked for now."""
+    return earlier.shards in {shards for _, shards in _walks_and_shards(config, machine, 1)}
 
 
 def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
@@ -310,6 +337,22 @@ def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
         f"first guess by available memory: micro-batch {micro} x {accumulation}",
         f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
     ]
-    if choice.storage != choice.compute:
-        notes.append(f"{choice.storage} at rest saves memory; products in {choice.storage} are slow here")
     return tuple(notes)
+
+
+def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:
+    """Why it computes in what it does: the class of what computes, or the run that is resumed."""
+    kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
+    if began and began != (choice.storage, choice.compute):
+        yield (
+            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it goes on stored "
+            f"in {choice.storage} and computed in {choice.compute}"
+        )
+    elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
+        slow = "" if is_fast else ", which is slow here"
+        yield f"computes in {choice.compute}, as the run began{slow} ({kind})"
+    elif choice.compute == "bfloat16":
+        yield f"computes in bfloat16: such products are fast here ({kind})"
+    elif choice.compute == "float32" and config.memory.mixed_precision != "no":
+        at_rest = "" if choice.storage == "float32" else f"; {choice.storage} at rest saves memory"
+        yield f"computes in float32: products in bfloat16 are slow here ({kind}){at_rest}"

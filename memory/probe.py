@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import platform
@@ -18,11 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from config import Config
+from devices import processor
+from devices.cores import computing_threads
 from memory.prediction import CORRECTION, FIXED, Choice, changeable
 from memory.shapes import Micro
 
@@ -31,9 +35,12 @@ START = f"""import sys
 sys.path.insert(0, {ROOT!r})
 from devices.environment import prepare_environment
 prepare_environment()  # before torch is imported
+from memory.probe import limit_processor_time
+limit_processor_time(int(sys.argv[1]))
 from training.probing import serve
 serve()"""
 KILLED = "killed by the system for its memory"
+WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; behind that it hangs
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
 FORMAT = 3  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
@@ -122,7 +129,8 @@ def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: floa
 
     Args:
         cache_dir: where results are kept; None: nowhere.
-        time_limit: seconds after which the child is ended and nothing is known.
+        time_limit: seconds of processor time, of each thread, after which the child is ended and nothing is known. A busy
+            machine does not use them up faster; where the system does not count them (Windows), seconds of the clock.
     Returns:
         the figures, or why there are none: the child was killed, failed, or took too long. It never raises for that.
     """
@@ -137,6 +145,17 @@ def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: floa
         fresh.write_text(json.dumps(asdict(result)), encoding="utf8")
         os.replace(fresh, place)
     return result
+
+
+def limit_processor_time(seconds: int) -> None:
+    """Let the system end this process once it has computed for so long; nothing where it cannot (Windows)."""
+    with suppress(ImportError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (seconds if most == resource.RLIM_INFINITY else min(seconds, most), most)
+        )
 
 
 def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]]) -> float:
@@ -163,7 +182,7 @@ def fingerprint(request: ProbeRequest) -> str:
     settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
     facts = [
         FORMAT, settings, asdict(request.choice), request.steps, request.evaluation, request.base is None, request.data is None,
-        platform.machine(), _processor(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
+        platform.machine(), sorted(processor.flags_of() or [platform.processor()]), processor.here().describe(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
         importlib.metadata.version("torch"), _code_state(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]
@@ -173,14 +192,6 @@ def _code_state() -> list[str]:
     """Digests of the files that decide what a step takes: their change makes old figures worthless."""
     files = sorted(path for wing in ("model", "engine") for path in (Path(ROOT) / wing).rglob("*.py"))
     return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files]
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor()
-    lines = cpuinfo.read_text(errors="replace").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("flags")), "")
 
 
 def _read(place: Path | None) -> ProbeResult | None:
@@ -200,14 +211,18 @@ def _alone(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _run(request: ProbeRequest, time_limit: float) -> ProbeResult:
     began = time.perf_counter()
+    allowed = math.ceil(time_limit * computing_threads(request.config.run.num_threads))
+    too_long = f"took longer than {time_limit:.0f} s of processor time"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", START], input=pickle.dumps(request), capture_output=True, timeout=time_limit, check=False,
-            env=_alone(os.environ),
+            [sys.executable, "-c", START, str(allowed)], input=pickle.dumps(request), capture_output=True, check=False,
+            timeout=time_limit * (WAITING_FACTOR if hasattr(signal, "SIGXCPU") else 1), env=_alone(os.environ),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return ProbeResult(seconds=time_limit, failed=f"took longer than {time_limit:.0f} s")
+        return ProbeResult(seconds=time.perf_counter() - began, failed=too_long)
     seconds = time.perf_counter() - began
+    if hasattr(signal, "SIGXCPU") and done.returncode == -signal.SIGXCPU:
+        return ProbeResult(seconds=seconds, failed=too_long)
     if done.returncode in (-signal.SIGINT, 130):
         raise KeyboardInterrupt
     if done.returncode == -getattr(signal, "SIGKILL", 9):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from config import T5ModelConfig
+from devices.processor import AVX2, FAST_FACTOR
 from memory.shapes import Shapes
 from memory.trained import Trained
 from memory.units import MIB
@@ -23,7 +24,9 @@ class Machine:
         budget_bytes: what the process tree of one rank may take.
         available_bytes: what is free, for the old table of first guesses.
         base_bytes: the process before the model is built, data and tokenizer loaded.
-        rates: dtype name ("float32", "bfloat16") -> measured FLOP/s of matrix products.
+        rates: dtype name ("float32", "bfloat16") -> nominal FLOP/s of matrix products of such a machine: facts, which decide.
+        speed_class: of what computes, see `memory.speed`.
+        measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
         libraries_bytes: what libraries take behind the base. pads_attention: whether attention pads rows (CUDA).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
@@ -41,10 +44,20 @@ class Machine:
     widens_whole: bool = False
     host_bytes: int = 0
     correction: float = 1.0
+    speed_class: str = AVX2.name
+    measured: tuple[tuple[str, float], ...] = ()
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s of `dtype`, 0 where unknown."""
+        """Nominal FLOP/s of `dtype`, 0 where nothing trains in it."""
         return dict(self.rates).get(dtype, 0.0)
+
+    def multiplies_fast(self, dtype: str) -> bool:
+        """Whether products in a dtype of 16 bits pay here."""
+        return self.rate(dtype) > FAST_FACTOR * self.rate("float32")
+
+    def as_measured(self) -> Machine:
+        """The same machine with the speeds that were measured, where they were: to tell times, never to choose."""
+        return replace(self, rates=tuple((dtype, dict(self.measured).get(dtype, rate)) for dtype, rate in self.rates))
 
 
 @dataclass(frozen=True)

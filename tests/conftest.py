@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from devices import processor
+from devices.processor import AVX2, AVX512_BF16, Processor
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Speeds that tests measure are not those of the user's runs; child processes inherit the folder."""
+    folder = tempfile.mkdtemp(prefix="frugalt5-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["XDG_CACHE_HOME"] = folder  # before test modules copy the environment
+
+
+@pytest.fixture(scope="module", params=[AVX2, AVX512_BF16], ids=["slow bf16", "fast bf16"])
+def processor_class(request: pytest.FixtureRequest) -> Iterator[Processor]:
+    """What is planned for: once a processor without bf16 units and once one with them, of two threads, wherever tests run."""
+    from devices.base import Device
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor, "here", lambda *_, **__: request.param)
+        patch.setattr(Device, "threads", 2)
+        yield request.param
 
 
 @pytest.fixture

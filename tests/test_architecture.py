@@ -187,6 +187,18 @@ def test_nothing_is_left_for_later(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_measured_speeds_decide_nothing(path: Path) -> None:
+    """They are taken in devices/, and read where times are told; a choice that read them would change on a busy machine."""
+    text, place = path.read_text(encoding="utf8"), title(path)
+    if wing_of(module_of(path)) != "devices":
+        assert "multiply_rate" not in text and "copy_rate(" not in text, place
+    if re.search(r"\bas_measured\(", text):
+        assert place in {"memory/work.py", "memory/plan.py", "memory/alternatives.py", "memory/duration.py"}
+    if place == "memory/plan.py":
+        assert text.count("as_measured(") == 1, "of a plan's seconds alone"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
 def test_sizes_are_shown_in_one_place(path: Path) -> None:
     """Bytes inside; only memory/units.py turns them into GiB for people."""
     if title(path) != "memory/units.py":

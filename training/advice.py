@@ -11,7 +11,6 @@ from typing import Any
 
 from memory.units import GIB, format_size
 
-FAST = 1.1  # a 16-bit product must be faster by this to be used
 CROWDED = 1.5  # runnable processes per core from which speeds mean little
 HELD_SHARE = 0.2  # of a GPU's memory; its driver and our own context take some
 SLOW_DISK = 100e6  # bytes a second
@@ -72,11 +71,11 @@ def _about_devices(devices: list[dict[str, Any]], torch: dict[str, Any], bf16_un
         return
     best = here[0]
     rates = best["rates"]
-    if rates["bfloat16"] >= FAST * rates["float32"]:
+    if best["compute"] == "bfloat16":
         times = rates["bfloat16"] / rates["float32"]
         yield f"{best['name']} multiplies bf16 {times:.1f} times as fast as fp32: mixed_precision=auto computes in bf16"
     else:
-        times = rates["float32"] / rates["bfloat16"]
+        times = max(1.0, rates["float32"] / rates["bfloat16"])
         is_x86 = best["name"] == "cpu" and torch.get("cpu_capability", "").startswith("AVX")
         units = "no AMX or AVX512-BF16 units" if is_x86 and not bf16_units else "no fast bf16 units"
         yield (

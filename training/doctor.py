@@ -90,7 +90,7 @@ def look_at_devices(requested: str = AUTO) -> tuple[dict[str, Any], str]:
 
 
 def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
-    """What a plan needs to know of the device that a run would take; rates as measured there.
+    """What a plan needs to know of the device that a run would take: nominal rates, and beside them those measured there.
 
     Raises:
         UserError: the device asked for is not here.
@@ -102,10 +102,12 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
         names = ", ".join(dict.fromkeys(device["name"] for device in here))
         raise UserError(f"--device = {asked}, is not here; here: {names}; use one of them or auto")
     machine = this_machine(config.memory.memory_budget)
-    rates = {name: rate for name, rate in chosen["rates"].items() if name != "float16" or chosen["multiplies_fp16"]}
+    nominal = chosen["nominal"]
     machine = replace(
         machine,
-        rates=tuple(rates.items()),
+        rates=tuple(nominal.items()),
+        measured=tuple((name, rate) for name, rate in chosen["rates"].items() if name in nominal),
+        speed_class=chosen["class"],
         pads_attention=chosen["name"] == "cuda",
         widens_whole=chosen["name"] != "cpu",
     )

@@ -38,8 +38,7 @@ def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     load = "" if system["load"] is None else f", load {system['load']:g}"
     yield "system", f"{system['platform']}, Python {system['python']}"
     yield "processor", f"{system['processor']}, {counted(system['cores'], 'core')}{quota}{load}"
-    if system["bf16_units"]:
-        yield "", f"bf16 units: {system['bf16_units']}"
+    yield "", f"class: {system['class']} ({system['instructions']})"
     yield "RAM", f"{format_size(memory['total_bytes'])}, {format_size(memory['available_bytes'])} available"
     used = f"{format_size(memory['swap_used_bytes'])} of {format_size(memory['swap_total_bytes'])} in use"
     yield "swap", used if memory["swap_total_bytes"] else "none"

@@ -22,9 +22,9 @@ from typing import Any
 
 import psutil
 
+from devices import processor
 from devices.cores import usable_cores
 from memory.budget import host_limits, margin_of
-from memory.machines import BF16_UNITS
 from memory.units import MIB
 
 PACKAGES = ("torch", "accelerate", "pyarrow", "tokenizers", "safetensors", "numpy")
@@ -59,17 +59,17 @@ def take_inventory(folder: Path, root: Path = ROOT) -> dict[str, Any]:
 
 def system_facts(root: Path = ROOT) -> dict[str, Any]:
     """Platform, Python, processor, cores that this process may use, and the share of them that a quota leaves."""
-    cpuinfo = _read(root / "proc/cpuinfo")
-    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
-    words = flags.group(1).split() if flags else []
+    flags = processor.flags_of(root)
+    kind = processor.here(root=root)
     return {
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "processor": model.group(1).strip() if model else platform.processor() or platform.machine(),
+        "processor": processor.name_of(root),
+        "class": kind.name,
+        "instructions": kind.instructions,
         "cores": usable_cores(),
         "core_quota": _core_quota(root),
-        "bf16_units": next((unit for unit in BF16_UNITS if unit in words), None) if flags else None,
+        "bf16_units": kind.name if flags and kind.multiplies_bf16_fast else None,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 

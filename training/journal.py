@@ -5,7 +5,8 @@ The trainer says what has happened; which of the three hears of it, and in which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +15,7 @@ from loguru import logger
 from config import Config
 from data.templates import Template
 from memory.cleanup import CleanupRecord
+from memory.duration import Renewal
 from memory.monitor import Monitor
 from memory.plan import Plan
 from memory.prediction import Choice, weight_counts
@@ -21,7 +23,7 @@ from memory.recovery import RecoveryRecord
 from settings import counted
 from training.evaluation import Evaluation
 from training.preference import is_preference_run
-from training.progress import Progress, Reading
+from training.progress import Progress, Reading, about, duration
 from training.report import Summary, next_commands, plan_rows, summary_rows
 from training.samples import Sample
 from training.tracking import MetricsFile, open_log
@@ -33,14 +35,24 @@ class Journal:
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
         monitor: whose records go into metrics.jsonl.
-        is_main: other processes tell nothing.
+        is_main: other processes tell nothing. clock: seconds that only grow.
     Raises:
         UserError: `log_dir` cannot be written.
     """
 
-    def __init__(self, config: Config, start_step: int, monitor: Monitor, is_main: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        start_step: int,
+        monitor: Monitor,
+        is_main: bool,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         run, train = config.run, config.train
-        self.monitor = monitor
+        self.monitor, self._clock = monitor, clock
+        self._renewal: Renewal | None = None
+        self._began, self._promise = clock(), ""
         self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
         open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
         self.metrics = MetricsFile(
@@ -67,6 +79,10 @@ class Journal:
         """What will be done, and the plan for it."""
         self.metrics.write("start", step=step, run_name=config.run.run_name, settings=config.as_dict())
         self.plan(plan)
+        self._began = self._clock()
+        if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
+            self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
+        self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         self.progress.table("plan", plan_rows(plan, weight_counts(config.model)["total"]))
 
     def plan(self, plan: Plan) -> None:
@@ -74,7 +90,15 @@ class Journal:
         self.metrics.write("plan", **plan.as_dict())
 
     def step(self, reading: Reading, tokens: int, seconds: float, choice: Choice, extra: dict[str, float]) -> None:
-        """One optimizer step; `extra` are further figures of it."""
+        """One optimizer step; `extra` are further figures of it. Once, after the first ones, the time that is left."""
+        left = None if self._renewal is None else self._renewal.after_step(seconds)
+        if left is not None:
+            extra = {
+                **extra,
+                "seconds_left": left.seconds,
+                "seconds_left_low": left.low,
+                "seconds_left_high": left.high,
+            }
         self.metrics.write(
             "step", step=reading.step, loss=reading.loss, learning_rate=reading.learning_rate, tokens=tokens,
             seconds=round(seconds, 4), tokens_per_second=round(reading.tokens_per_second, 1),
@@ -86,6 +110,8 @@ class Journal:
             reading.step, reading.loss, reading.learning_rate, reading.tokens_per_second,
         )  # fmt: skip
         self.progress.step(reading)
+        if left is not None:
+            self.tell(f"step {reading.step}: {about(left.seconds, left.low, left.high)} left, from the steps so far")
 
     def evaluation(
         self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
@@ -136,8 +162,11 @@ class Journal:
     def end(self, summary: Summary, config: Config, prompt: str) -> None:
         """The summary, and what may be typed next."""
         figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
-        self.metrics.write("end", step=summary.steps, **figures)
-        self.progress.table("done", summary_rows(summary))
+        taken = self._clock() - self._began
+        self.metrics.write("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
+        rows = summary_rows(summary)
+        told = [("time", f"{duration(taken)} since the plan, which said {self._promise}")] if self._promise else []
+        self.progress.table("done", [*rows[:-1], *told, rows[-1]])
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or is_preference_run(config)
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))

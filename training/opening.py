@@ -51,7 +51,10 @@ class Opening:
             DoesNotFit: no way fits.
         """
         begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
-        return make_plan(begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead)
+        settled = self.plan.choice.storage, self.plan.choice.compute  # the weights are there, and computed with
+        return make_plan(
+            begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled
+        )
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:

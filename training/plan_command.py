@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 
-from config import PREFERENCES, Config, DoesNotFit
+from config import PREFERENCES, Config, DoesNotFit, UserError
+from data.loader import StepLoader
 from data.objectives import lengths_of
+from data.prepare import find_prepared
+from data.step_lengths import step_lengths
 from data.task import decide
 from memory.alternatives import Alternative, cheapest_changes, other_ways
+from memory.duration import predict_times, schedule_of
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan, make_work, plan
 from memory.prediction import Machine, weight_counts
+from memory.shapes import Shapes
 from memory.units import format_size
 from settings import AUTO
 from training.progress import Progress, duration
 from training.report import plan_rows
+from training.schedules import resolve_steps
 
 MODES = ("standard", "low", "ultra")
 MOST_CHANGES = 3
@@ -33,12 +40,12 @@ def show(config: Config) -> None:
     """
     target = config.plan.target
     budget = config.memory.memory_budget
-    machine = this_machine(budget) if target == AUTO else target_machine(target, budget)
+    machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
     objective = config.data.objective if config.data.objective != AUTO else _objective(config)
     lengths = lengths_of(config.data, objective)
     source, answer = lengths.input_tokens, lengths.target_tokens
     both = answer * (2 if objective == PREFERENCES else 1)  # a row of preferences has two answers
-    chosen = plan(config, machine, source_tokens=source, target_tokens=both)
+    chosen = timed(config, machine, plan(config, machine, source_tokens=source, target_tokens=both), source, both)
     others = {mode: _in_mode(config, machine, mode, source, both) for mode in MODES}
     work = make_work(config, machine, source, both)
     ways = other_ways(work, machine, chosen.choice)
@@ -51,12 +58,48 @@ def show(config: Config) -> None:
     progress = Progress(1)
     where = "this machine" if target == AUTO else target
     title = f"plan of {config.model_preset} on {where}, {source} + {both} tokens ({objective})"
-    progress.table(title, plan_rows(chosen, weight_counts(config.model)["total"]))
+    progress.table(title, [*plan_rows(chosen, weight_counts(config.model)["total"]), *_untimed(chosen)])
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, found, chosen) for mode, found in others.items()])
     head = ("way", "micro-batch", "graphs kept", "peak", "speed")
     progress.table("other ways", [head, *(_way_row(way, chosen) for way in ways)])
     progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in changes])
+
+
+def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: int) -> Plan:
+    """The plan with how long a run would take: known where its steps are, by flag or because its data is prepared.
+
+    Rows of prepared data count with their own lengths, others as the longest.
+    """
+    config = copy.deepcopy(config)
+    prepared = None
+    if config.data.train_file is not None:
+        with suppress(UserError):  # a plan may be made for data that is elsewhere
+            prepared = find_prepared(config)
+    if prepared is None and config.train.max_steps == AUTO:
+        return chosen
+    work, held_out = make_work(config, machine, source, target), config.train.eval_rows
+    if prepared is None:
+        resolve_steps(config.train, chosen.effective_batch_size, 0)
+    else:
+        train, validation = (
+            StepLoader(split, prepared.objective, config) for split in (prepared.train_dir, prepared.validation_dir)
+        )
+        held_out = validation.num_rows
+        resolve_steps(config.train, chosen.effective_batch_size, train.num_rows)
+        steps = range(int(config.train.max_steps))
+        found = step_lengths(train, prepared.train_dir, steps, chosen.effective_batch_size)
+        work = replace(work, shapes=Shapes(found.sources, found.targets, found.is_complete))
+    schedule = schedule_of(config, 0, held_out, target)
+    total = predict_times(work, chosen.choice, machine, schedule).total()
+    return replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
+
+
+def _untimed(chosen: Plan) -> list[tuple[str, str]]:
+    if chosen.seconds_total is not None:
+        return []
+    step = f"about {duration(chosen.seconds)} a step" if chosen.seconds >= 1 else f"about {chosen.seconds:.2f} s a step"
+    return [("time", f"{step}; of the whole run: prepare its data first, or name --max_steps")]
 
 
 def _objective(config: Config) -> str:

@@ -12,21 +12,21 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from data.step_lengths import StepLengths, evaluation_lengths, step_lengths
-from devices.base import Device
-from memory.budget import Budget, free_host_bytes
-from memory.plan import Plan, effective_batch, plan
+from devices.base import Device, name_of
+from devices.measuring import known_speed, measure
+from memory.budget import FLAG, Budget, free_host_bytes
+from memory.duration import predict_times, schedule_of
+from memory.plan import Dtypes, Plan, effective_batch, make_work, plan
 from memory.prediction import CORRECTION, Choice, Machine
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
 from memory.shapes import Shapes
 from memory.units import MIB, format_size
 from settings import AUTO, DoesNotFit
 from training.launch import local_rank, rank
-from training.startup import Start, resolve_schedule
+from training.schedules import resolve_steps
+from training.startup import Start
 
-RATES = (torch.float32, torch.bfloat16)
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
 MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
 Ahead = tuple[Shapes, Shapes]  # of the run's steps, and of its evaluation
@@ -41,12 +41,14 @@ def make_plan(
     num_processes: int,
     *,
     ahead: Ahead | None = None,
+    dtypes: Dtypes | None = None,
     may_probe: bool = False,
 ) -> Plan:
     """Choose micro-batch, slices, kept graphs and dtypes; a resumed run keeps its choice where it still fits.
 
     Args:
         base_bytes: what the process takes already. ahead: from `look_ahead`; None: it looks.
+        dtypes: of weights and products, of a run that goes on in another way; None: as the settings and the device say.
         may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
@@ -54,34 +56,44 @@ def make_plan(
     machine = machine_of(device, budget, base_bytes, num_processes)
     shapes, evaluation = ahead or shapes_of(begin, machine)
     choice = begin.state.choice
-    planner = _Planner(begin, machine, shapes, evaluation)
+    planner = _Planner(begin, machine, shapes, evaluation, dtypes)
     chosen = planner.plan(Choice(**choice) if choice else None)
     if not may_probe:
-        return chosen
+        return planner.timed(chosen)
     asked = begin.config.memory.probe
     is_near = chosen.peak_bytes > PROBE_FROM * machine.budget_bytes
     # the child counts to the same budget and the same limits of the system
     beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
     fits_beside = beside is None or chosen.peak_bytes <= beside
     if asked is True or (asked == AUTO and is_near and fits_beside):
-        return planner.probed(chosen, beside)
-    return chosen
+        chosen = planner.probed(chosen, beside)
+    return planner.timed(chosen)
 
 
 def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int) -> Ahead:
-    """Lengths of the rows that come. To read them loads libraries that stay: look before what the process takes is measured."""
+    """Lengths of the rows that come; and the first products, and their speed where no run has measured it.
+
+    All of this loads libraries that stay: look before what the process takes is measured.
+    """
+    device.warm_up()
+    if rank() == 0 and known_speed(device) is None:
+        measure(device)
     return shapes_of(begin, machine_of(device, budget, 0, num_processes))
 
 
 def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: int) -> Machine:
     """What the plan needs to know of this machine. Args as of `make_plan`."""
     separate = device.is_separate_memory and budget.device_bytes is not None
-    rates = (*RATES, torch.float16) if device.multiplies_fp16() else RATES
+    known = known_speed(device)
+    # with a budget that is named, what other programs hold does not change the run
+    available = budget.available_bytes if budget.binding != FLAG else budget.installed_bytes or budget.available_bytes
     return Machine(
         budget_bytes=int(budget.device_bytes or 0) if separate else budget.host_bytes,
-        available_bytes=budget.available_bytes,
+        available_bytes=available,
         base_bytes=0 if separate else base_bytes,
-        rates=tuple((str(dtype).removeprefix("torch."), device.multiply_rate(dtype)) for dtype in rates),
+        rates=tuple((name_of(dtype), device.nominal_rate(dtype)) for dtype in device.rated_dtypes),
+        speed_class=device.speed_class,
+        measured=() if known is None else known.rates_with(device.threads),
         num_processes=num_processes,
         pads_attention=device.name == "cuda",
         widens_whole=device.name != "cpu",
@@ -93,7 +105,7 @@ def shapes_of(begin: Start, machine: Machine) -> Ahead:
     """Lengths of the rows of all steps that are to come, and of evaluation's."""
     config, rows = begin.config, effective_batch(begin.config, machine)
     resolved = copy.deepcopy(config)
-    resolve_schedule(resolved, rows, begin.loader.num_rows)
+    resolve_steps(resolved.train, rows, begin.loader.num_rows)
     steps = range(begin.state.step, max(begin.state.step + 1, int(resolved.train.max_steps)))
     found = step_lengths(begin.loader, begin.prepared.train_dir, steps, rows, machine.num_processes)
     evaluation = evaluation_lengths(begin.validation, config.train.eval_rows, machine.num_processes)
@@ -107,15 +119,29 @@ def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:
 class _Planner:
     """Plans one run on one machine, again and again as the probe tells more."""
 
-    def __init__(self, begin: Start, machine: Machine, shapes: Shapes, evaluation: Shapes) -> None:
+    def __init__(
+        self, begin: Start, machine: Machine, shapes: Shapes, evaluation: Shapes, dtypes: Dtypes | None = None
+    ) -> None:
         self.begin, self.machine, self.shapes, self.evaluation = begin, machine, shapes, evaluation
+        self.dtypes = dtypes
+
+    def timed(self, chosen: Plan) -> Plan:
+        """The plan with how long the run will take from here on."""
+        begin, machine = self.begin, self.machine
+        config = copy.deepcopy(begin.config)
+        resolve_steps(config.train, chosen.effective_batch_size, begin.loader.num_rows)
+        longest = begin.validation.longest
+        schedule = schedule_of(config, begin.state.step, begin.validation.num_rows, longest[1], machine.num_processes)
+        work = replace(make_work(config, machine, *longest), shapes=self.shapes, evaluation=self.evaluation)
+        total = predict_times(work, chosen.choice, machine, schedule).total()
+        return replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
 
     def plan(self, earlier: Choice | None) -> Plan:
         """The fastest plan that fits, or the earlier one where it still does."""
         source_tokens, target_tokens = map(max, self.begin.loader.longest, self.begin.validation.longest)
         return plan(
             self.begin.config, self.machine, source_tokens=source_tokens, target_tokens=target_tokens, earlier=earlier,
-            shapes=self.shapes, evaluation=self.evaluation,
+            dtypes=self.dtypes, shapes=self.shapes, evaluation=self.evaluation,
         )  # fmt: skip
 
     def probed(self, chosen: Plan, beside: int | None) -> Plan:
@@ -152,7 +178,8 @@ class _Planner:
 
     def _smaller(self, chosen: Plan, most_bytes: int) -> Plan | None:
         """A plan with the same malloc that a child can measure within `most_bytes`; None: there is none."""
-        smaller = _Planner(self.begin, replace(self.machine, budget_bytes=most_bytes), self.shapes, self.evaluation)
+        machine = replace(self.machine, budget_bytes=most_bytes)
+        smaller = _Planner(self.begin, machine, self.shapes, self.evaluation, self.dtypes)
         with suppress(DoesNotFit):
             trial = smaller.plan(None)
             return trial if trial.choice.malloc == chosen.choice.malloc else None

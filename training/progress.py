@@ -153,6 +153,26 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02} h"
 
 
+def about(seconds: float, low: float, high: float) -> str:
+    """Show an estimate as people read it: `about 3 h 20 min, between 2 h 50 min and 4 h`."""
+    middle, least, most = _roughly(seconds), _roughly(low), _roughly(high)
+    return f"about {middle}" if least == most else f"about {middle}, between {least} and {most}"
+
+
+def _roughly(seconds: float) -> str:
+    """As fine as an estimate can be: seconds up to 90, minutes up to 1 h, tens of minutes up to 2 days, then hours."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        hours, tens = divmod(round(seconds / 600), 6)
+        return f"{hours} h {10 * tens} min" if tens else f"{hours} h"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} days {hours} h" if hours else f"{days} days"
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Pad all cells but the last of each row to the width of their column."""
     widths: dict[int, int] = {}

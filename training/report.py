@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memory.plan import Plan
 from memory.units import format_size
 from settings import counted
-from training.progress import duration
+from training.progress import about, duration
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "reference", "load", "evaluation", "train", "save")  # shown at the end
@@ -48,6 +48,8 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
         ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),
     ]
     rows += [(f"  {name}", format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
+    if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
+        rows.append(("time", about(plan.seconds_total, plan.seconds_low, plan.seconds_high)))
     return rows + [("why", reason) for reason in plan.reasons]
 
 

@@ -1,4 +1,4 @@
-"""Which learning rate does a step have? A pure function of the step's number, so that resuming needs no state.
+"""How many steps has a run, and which learning rate has each? A pure function of its number: resuming needs no state.
 
 Steps count from 1. Every schedule but one_cycle begins with a linear warm-up that reaches the peak at `warmup_steps`.
 Sources: inverse square root, Raffel et al. 2020, section 3.1.2; cosine, Loshchilov & Hutter 2017, here down to zero
@@ -11,7 +11,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from config import TrainConfig
+from settings import AUTO
+
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
+
+
+def resolve_steps(train: TrainConfig, effective_batch_size: int, rows: int) -> None:
+    """Replace every `auto` of steps by its number, in place.
+
+    Args:
+        rows: of the training data.
+    """
+    train.effective_batch_size = effective_batch_size
+    if train.max_steps == AUTO:
+        epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
+        train.max_steps = max(1, math.ceil(rows * epochs / effective_batch_size))
+    steps = int(train.max_steps)
+    if train.warmup_steps == AUTO:
+        train.warmup_steps = min(10_000, steps // 10)
+    if train.eval_steps == AUTO:
+        train.eval_steps = max(1, min(1000, steps // 5))
+    if train.save_steps == AUTO:
+        train.save_steps = max(1, min(1000, steps // 10))
 
 
 def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:

@@ -24,6 +24,7 @@ from training.adapters import check_trained, home_of
 from training.checkpoints import Checkpoints
 from training.metrics import metric_names
 from training.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
+from training.schedules import resolve_steps
 from training.state import TrainingState, read_training_state
 
 # what defines the numbers of a run: a resumed run may not differ in these
@@ -258,17 +259,7 @@ def _fit_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, not
 def resolve_schedule(config: Config, effective_batch_size: int, rows: int) -> None:
     """Replace every `auto` of steps and schedule by its number, in place."""
     train = config.train
-    train.effective_batch_size = effective_batch_size
-    if train.max_steps == AUTO:
-        epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
-        train.max_steps = max(1, math.ceil(rows * epochs / effective_batch_size))
-    steps = int(train.max_steps)
-    if train.warmup_steps == AUTO:
-        train.warmup_steps = min(10_000, steps // 10)
-    if train.eval_steps == AUTO:
-        train.eval_steps = max(1, min(1000, steps // 5))
-    if train.save_steps == AUTO:
-        train.save_steps = max(1, min(1000, steps // 10))
+    resolve_steps(train, effective_batch_size, rows)
     if train.learning_rate == AUTO:
         adapts = config.lora.lora_rank > 0 and train.optimizer == "adamw"
         train.learning_rate = ADAPTER_RATE if adapts else PEAK_LEARNING_RATES[train.optimizer]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import quality, quality_page
+from benchmarks import quality, quality_page, results
 from benchmarks.quality import (
     REFERENCE,
     TIERS,
@@ -59,13 +59,14 @@ def test_page_and_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     study = {"size": "small", "tokens": 20_000_000, "text": None, "rows": 16, "length": 256}
     quality_page.write_page(study, RESULTS, {}, REFERENCE.name, tmp_path / "page.md")
-    assert "(images/quality-small.png)" in (tmp_path / "page.md").read_text(encoding="utf8")
-    assert (tmp_path / "images" / "quality-small.png").stat().st_size > 10_000
+    picture, link = results.picture_place("quality-small", tmp_path / "page.md")
+    assert f"({link})" in (tmp_path / "page.md").read_text(encoding="utf8")
+    assert picture.stat().st_size > 10_000
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    raw = (tmp_path / "benchmarks" / "quality-small.json").read_text(encoding="utf8")
+    raw = (tmp_path / "benchmarks" / results.class_folder() / "quality-small.json").read_text(encoding="utf8")
     assert json.loads(raw, parse_constant=refuse)["figures"]["runs"][-1]["loss"] is None
 
 

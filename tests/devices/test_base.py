@@ -5,11 +5,12 @@ import time
 import pytest
 import torch
 
-from devices import base
+from devices import base, processor
 from devices.base import FIRST_SIDE, LAST_SIDE, LONG_SECONDS
 from devices.cpu import CpuDevice
 from devices.cuda import CudaDevice
 from devices.mps import MpsDevice
+from devices.processor import AMX_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from settings import UserError
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 
@@ -52,7 +53,6 @@ def test_waiting_for_a_busy_machine_is_not_taken_for_a_slow_dtype():
     undisturbed = device._time_product
     device._time_product = lambda square: undisturbed(square) + 0.013  # in every product a thread waits for its core
     assert device.multiply_rate(FP32) > 5e10
-    assert device.fast_dtypes() == (FP32,)
 
 
 def test_a_fast_dtype_is_measured_with_a_large_product_and_once():
@@ -61,23 +61,42 @@ def test_a_fast_dtype_is_measured_with_a_large_product_and_once():
     assert device.sides[0] == FIRST_SIDE and device.sides.count(LAST_SIDE) >= 3
 
 
+@pytest.mark.parametrize("measured", [{BF16: 1e6, FP32: 1e12}, {BF16: 1e12, FP32: 1e6}], ids=["slow", "fast"])
 @pytest.mark.parametrize(
-    ("bf16_rate", "requested", "dtype", "as_requested"),
+    ("kind", "requested", "dtype", "as_requested"),
     [
-        (2e12, "auto", BF16, True),
-        (2e12, "bf16", BF16, True),
-        (2e12, "no", FP32, True),
-        (2e12, "fp16", BF16, False),
-        (1e9, "auto", FP32, True),
-        (1e9, "bf16", FP32, False),
-        (1e9, "fp16", FP32, False),
-        (3e11, "auto", FP32, True),
+        (AVX512_BF16, "auto", BF16, True),
+        (AVX512_BF16, "bf16", BF16, True),
+        (AVX512_BF16, "no", FP32, True),
+        (AVX512_BF16, "fp16", BF16, False),
+        (AVX2, "auto", FP32, True),
+        (AVX2, "bf16", FP32, False),
+        (AVX2, "fp16", FP32, False),
+        (AMX_BF16, "auto", BF16, True),
+        (ARM_PLAIN, "auto", FP32, True),
     ],
 )
-def test_compute_dtype_follows_the_measured_speed(bf16_rate, requested, dtype, as_requested):
-    choice = Timed({BF16: bf16_rate, FP32: 3e11}).choose_compute_dtype(requested)
+def test_compute_dtype_follows_the_class_whatever_is_measured(
+    monkeypatch, kind, requested, dtype, as_requested, measured
+):
+    monkeypatch.setattr(processor, "here", lambda: kind)
+    device = Timed(measured)
+    device.multiply_rate(BF16), device.multiply_rate(FP32)
+    choice = device.choose_compute_dtype(requested)
     assert (choice.dtype, choice.as_requested) == (dtype, as_requested)
     assert ("bf16" if dtype == BF16 else "fp32") in choice.reason
+
+
+def test_the_first_products_are_run_in_every_dtype_and_slow_ones_are_tiny(monkeypatch):
+    sides = []
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: sides.append((a.dtype, a.shape[0])))
+    for kind in (AVX2, AVX512_BF16):
+        monkeypatch.setattr(processor, "here", lambda kind=kind: kind)
+        CpuDevice().warm_up()
+    all_sides = [FIRST_SIDE * 2**n for n in range(5)]
+    wide, narrow = [(FP32, side) for side in all_sides], [(BF16, side) for side in all_sides]
+    assert all_sides[-1] == LAST_SIDE
+    assert sides == [*wide, narrow[0], *wide, *narrow]
 
 
 def test_the_real_cpu_answers():

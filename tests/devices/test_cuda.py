@@ -6,6 +6,8 @@ import torch
 from devices import cuda
 from devices.base import Device
 from devices.cuda import CudaDevice
+from memory.budget import Budget
+from training.planning import machine_of
 
 GIB = 2**30
 
@@ -48,6 +50,29 @@ def test_bf16_where_the_card_has_it(gpu, monkeypatch, native, expected):
 def test_fp16_is_fast_from_volta_on(gpu, monkeypatch, capability, fast):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert gpu.multiplies_fp16() == fast
+
+
+@pytest.mark.parametrize(
+    ("capability", "bf16", "fast"),
+    [
+        ((6, 1), False, set()),
+        ((7, 5), False, {"float16"}),
+        ((8, 0), True, {"float16", "bfloat16"}),
+        ((8, 9), True, {"float16", "bfloat16"}),
+        ((9, 0), True, {"float16", "bfloat16"}),
+        ((12, 0), True, {"float16", "bfloat16"}),
+    ],
+)
+def test_the_capability_decides_what_the_plan_computes_in(gpu, monkeypatch, capability, bf16, fast):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+    sizes = type("Properties", (), {"multi_processor_count": 100})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sizes)
+    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: pytest.fail("nothing may be measured"))
+    budget = Budget(GIB, GIB, GIB, (), "flag", 0)
+    machine = machine_of(gpu, budget, 0, 1)
+    assert {name for name, _ in machine.rates if machine.multiplies_fast(name)} == fast
+    assert machine.rate("float32") >= 1e13 and machine.speed_class == "cuda" and machine.measured == ()
 
 
 @pytest.mark.parametrize(("exact", "word"), [(True, "highest"), (False, "high")])

@@ -13,8 +13,9 @@ from devices.cpu import CpuDevice
 from devices.inventory import look
 from devices.mps import MpsDevice
 from memory import budget
-from memory.budget import Limit, margin_of, measure_budget
+from memory.budget import Budget, Limit, margin_of, measure_budget
 from settings import UserError
+from training.planning import machine_of
 
 GIB = 2**30
 ONE = (1).to_bytes(4, sys.byteorder)
@@ -87,7 +88,10 @@ def test_apple_silicon_needs_a_torch_and_macos_that_have_it(monkeypatch):
 )
 def test_bf16_where_the_chip_does_it_fast(monkeypatch, brand, macos, expected):
     mac(monkeypatch, "apple_silicon", macos, brand)
-    assert MpsDevice().choose_compute_dtype("auto").dtype == expected
+    device = MpsDevice()
+    assert device.choose_compute_dtype("auto").dtype == expected
+    machine = machine_of(device, Budget(GIB, GIB, GIB, (), "flag", 0), 0, 1)
+    assert machine.multiplies_fast("bfloat16") == (expected == torch.bfloat16) and machine.speed_class == "mps"
 
 
 @pytest.mark.parametrize(

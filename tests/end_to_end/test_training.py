@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from memory.duration import RENEWED_STEPS
 from tests.end_to_end.conftest import STEPS, World
 from tests.end_to_end.running import Place
 
@@ -60,7 +61,14 @@ def test_metrics_hold_what_programs_read(pretrained: World) -> None:
     assert [event["event"] for event in events[:2]] == ["start", "plan"] and events[-1]["event"] == "end"
     assert [event["step"] for event in events if event["event"] == "eval"] == [0, 12, STEPS]
     assert {event["kind"] for event in events if event["event"] == "cleanup"} <= {"light", "full"}
+    plan = events[1]
+    assert 0 < plan["seconds_low"] < plan["seconds_total"] < plan["seconds_high"]
+    (renewed,) = [event["step"] for event in events if "seconds_left" in event]
+    assert renewed == RENEWED_STEPS, "the time that is left is told anew, once"
+    screen = (pretrained.place.folder / "screen.txt").read_text(encoding="utf8")
+    assert f"step {RENEWED_STEPS}: about" in screen and "since the plan, which said about" in screen
     end = events[-1]
+    assert end["seconds_since_plan"] > 0
     assert 0 < end["measured_peak_bytes"] <= end["budget_bytes"]
     assert end["best_eval_loss"] == min(event["loss"] for event in events if event["event"] == "eval")
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from config import Config, load
+from devices import processor
 from memory.alternatives import cheapest_changes, other_ways
+from memory.machines import DTYPES
 from memory.plan import make_work, plan
 from memory.prediction import Machine, peak_of, predict
 from memory.units import GIB, MIB
+
+pytestmark = pytest.mark.usefixtures("processor_class")
 
 
 def settings_of(**flags: Any) -> Config:
@@ -16,12 +22,12 @@ def settings_of(**flags: Any) -> Config:
 
 
 def machine(budget: int) -> Machine:
-    return Machine(budget, 16 * 10**9, 200 * MIB, (("float32", 1.5e11), ("bfloat16", 1e9)))
+    return Machine(budget, 16 * 10**9, 200 * MIB, tuple((dtype, processor.here().rate(dtype, 2)) for dtype in DTYPES))
 
 
 def test_the_planned_way_is_the_fastest_that_fits() -> None:
     config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256)
-    where = machine(3 * GIB)
+    where = machine(int(1.7 * GIB))
     chosen = plan(config, where)
     ways = other_ways(make_work(config, where, None, None), where, chosen.choice)
     assert ways[0].label == "planned" and ways[0].peak_bytes == chosen.peak_bytes

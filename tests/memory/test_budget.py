@@ -124,3 +124,12 @@ def test_free_bytes_are_the_least_limit_less_what_is_held(tmp_path):
 def test_this_machine_has_a_budget():
     got = measure_budget("auto", CPU)
     assert 0 < got.host_bytes < got.available_bytes and budget.free_host_bytes() > 0
+
+
+def test_what_is_installed_does_not_change_as_others_work(tmp_path):
+    for number, available in enumerate((16 * GIB, 2 * GIB)):
+        machine = FakeMachine(tmp_path / str(number), available=available, anon=GIB)
+        assert ask(machine).installed_bytes == 32 * GIB and ask(machine, ranks=4).installed_bytes == 8 * GIB
+        machine.groups("0::/job\n")
+        machine.v2("job", limit=8 * GIB, used=5 * GIB)
+        assert ask(machine).installed_bytes == 8 * GIB

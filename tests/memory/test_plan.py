@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config import Config, DoesNotFit, T5ModelConfig, load
+from devices import processor
+from devices.processor import AMX_BF16, AVX512, Processor
 from memory.plan import ULTRA_SECONDS, choices, effective_batch, make_work, plan, table_guess
 from memory.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds, weight_counts
 from memory.units import GIB, MIB
@@ -19,8 +21,13 @@ from precedence import model_presets
 GB = 1000**3
 
 
-def machine(budget: int, available: int = 16 * GB, bf16: float = 1e9, processes: int = 1) -> Machine:
-    return Machine(budget, available, 170 * MIB, (("float32", 1.5e11), ("bfloat16", bf16)), processes)
+pytestmark = pytest.mark.usefixtures("processor_class")
+
+
+def machine(budget: int, available: int = 16 * GB, kind: Processor | None = None, processes: int = 1) -> Machine:
+    kind = kind or processor.here()
+    rates = tuple((dtype, kind.rate(dtype, 2)) for dtype in ("float32", "bfloat16"))
+    return Machine(budget, available, 170 * MIB, rates, processes, speed_class=kind.name)
 
 
 def settings_of(**flags: Any) -> Config:
@@ -109,9 +116,9 @@ def test_refuses_with_the_cheapest_changes() -> None:
 
 def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:
     config = settings_of(model_preset="t5-base", effective_batch_size=2)
-    fast = plan(config, machine(8 * GIB, bf16=2e12)).choice
+    fast = plan(config, machine(8 * GIB, kind=AMX_BF16)).choice
     assert (fast.storage, fast.compute) == ("bfloat16", "bfloat16")
-    roomy, tight = plan(config, machine(8 * GIB)).choice, plan(config, machine(int(1.15 * GIB))).choice
+    roomy, tight = (plan(config, machine(int(size * GIB), kind=AVX512)).choice for size in (8, 1.15))
     assert (roomy.storage, roomy.compute) == ("float32", "float32")
     assert (tight.storage, tight.compute) == ("bfloat16", "float32")
 

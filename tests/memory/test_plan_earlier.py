@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from config import load
+from config import UserError, load
 from memory.plan import Plan, plan
 from memory.prediction import Choice, Machine
 from memory.units import GIB, MIB
@@ -36,3 +36,50 @@ def test_other_dtypes_too() -> None:
     stored = replace(EARLIER, storage="bfloat16", compute="float32")
     assert planned(stored, mixed_precision="bf16").choice == stored
     assert planned(stored, mixed_precision="no").choice.storage == "float32"
+
+
+SLOW, FAST = (("float32", 1e11), ("bfloat16", 2e9)), (("float32", 1e11), ("bfloat16", 3e11))
+NARROW, MIXED, WIDE = ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32")
+
+
+def on(rates: tuple[tuple[str, float], ...], dtypes: tuple[str, str], budget: int = 8 * GIB, **flags: Any) -> Plan:
+    earlier = Choice(16, 1, 1, 3, 4, *dtypes, 32 * MIB, "fast")
+    config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16, **flags})
+    machine = Machine(budget, 8 * GIB, rates=rates)
+    return plan(config, machine, source_tokens=256, target_tokens=64, earlier=earlier)
+
+
+@pytest.mark.parametrize("rates", [SLOW, FAST])
+@pytest.mark.parametrize("dtypes", [NARROW, MIXED, WIDE])
+@pytest.mark.parametrize("budget", [8 * GIB, 700 * MIB])
+def test_a_run_computes_in_what_it_began_with_on_any_processor(
+    rates: tuple[tuple[str, float], ...], dtypes: tuple[str, str], budget: int
+) -> None:
+    found = on(rates, dtypes, budget)
+    assert (found.choice.storage, found.choice.compute) == dtypes
+    assert found.choice.batch_size_per_gpu == 16 or budget < GIB, (
+        "a smaller way is taken where the earlier does not fit"
+    )
+    says = " ".join(found.reasons)
+    assert ("as the run began" in says) == (dtypes[1] != ("bfloat16" if rates is FAST else "float32"))
+    assert ("slow here" in says) == (rates is SLOW)
+
+
+def test_a_run_that_fits_in_no_way_of_its_own_says_what_it_goes_on_in() -> None:
+    found = on(SLOW, WIDE, 520 * MIB)
+    assert (found.choice.storage, found.choice.compute) == MIXED
+    (sentence,) = [reason for reason in found.reasons if reason.startswith("the run was")]
+    assert "in which nothing fits here now: it goes on stored in bfloat16" in sentence
+
+
+def test_fp16_is_not_trained_in_where_the_device_has_none() -> None:
+    with pytest.raises(UserError, match="the run computes in fp16, which is not trained in on this device"):
+        on(FAST, ("float32", "float16"))
+    assert on(FAST, ("float32", "float16"), mixed_precision="bf16").choice.compute == "bfloat16"
+
+
+def test_a_smaller_way_within_a_run_keeps_its_dtypes() -> None:
+    config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16})
+    for dtypes in (NARROW, MIXED, WIDE):
+        made = plan(config, Machine(8 * GIB, 8 * GIB, rates=SLOW), dtypes=dtypes)
+        assert (made.choice.storage, made.choice.compute) == dtypes

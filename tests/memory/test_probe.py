@@ -63,7 +63,11 @@ def test_what_changes_memory_changes_the_fingerprint() -> None:
     assert fingerprint(request_of(dataclasses.replace(CHOICE, kept_blocks=0))) != base
 
 
-def test_a_child_that_fails_is_no_end(tmp_path: Path) -> None:
+def test_a_child_that_fails_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computes = (
+        "import sys; from memory.probe import limit_processor_time; limit_processor_time(int(sys.argv[1]))\nwhile 1: 0"
+    )
+    monkeypatch.setattr("memory.probe.START", computes)
     slow = probe(request_of(), tmp_path, time_limit=0.05)
     assert "took longer" in slow.failed and not slow.was_killed
     assert not list(tmp_path.rglob("*.json")), "a failure is not kept"

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from config import Config, DoesNotFit, load
+from devices import processor
+from memory.machines import DTYPES
 from memory.plan import plan
 from memory.prediction import Machine
 from memory.units import GIB, MIB, parse_size
+
+pytestmark = pytest.mark.usefixtures("processor_class")
 
 
 def settings_of(**flags: Any) -> Config:
@@ -18,7 +22,7 @@ def settings_of(**flags: Any) -> Config:
 
 
 def machine(budget: int) -> Machine:
-    return Machine(budget, 16 * GIB, 170 * MIB, (("float32", 1.5e11), ("bfloat16", 1e9)))
+    return Machine(budget, 16 * GIB, 170 * MIB, tuple((dtype, processor.here().rate(dtype, 2)) for dtype in DTYPES))
 
 
 CASES: list[tuple[dict[str, Any], int]] = [

@@ -8,11 +8,13 @@ GIB = 2**30
 CPU = {
     "name": "cpu", "missing": "", "about": "CPU, 4 threads", "is_separate_memory": False, "total_bytes": 0, "free_bytes": 0,
     "rates": {"float32": 1.5e11, "bfloat16": 1.2e12, "float16": 3e9}, "copy_rate": 2e10, "compute": "bfloat16", "reason": "",
+    "class": "amx_bf16", "nominal": {"float32": 1e11, "bfloat16": 1e12}, "measured": "2026-01-01",
     "multiplies_fp16": False, "copies_beside": False,
 }  # fmt: skip
 GPU = {
     **CPU, "name": "cuda", "about": "cuda:0 (NVIDIA Test)", "is_separate_memory": True, "total_bytes": 24 * GIB,
     "free_bytes": 20 * GIB, "rates": {"float32": 3e13, "bfloat16": 1.2e14, "float16": 1.2e14}, "copy_rate": 9e11,
+    "class": "cuda", "nominal": {"float32": 4e13, "bfloat16": 9e13, "float16": 9e13},
     "multiplies_fp16": True, "copies_beside": True,
 }  # fmt: skip
 NO_GPU = {"name": "cuda", "missing": "this build of torch has no CUDA"}
@@ -23,7 +25,7 @@ def report(**changes: Any) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": {
             "platform": "Linux 6.1 x86_64", "python": "3.12.1", "processor": "Test CPU", "cores": 4, "core_quota": None,
-            "bf16_units": "amx_bf16", "load": 0.1,
+            "class": "amx_bf16", "instructions": "AMX tiles", "bf16_units": "amx_bf16", "load": 0.1,
         },
         "memory": {
             "total_bytes": 16 * GIB, "available_bytes": 12 * GIB, "swap_total_bytes": 2 * GIB, "swap_used_bytes": 0,

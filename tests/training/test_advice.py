@@ -24,8 +24,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a quota": ({"system__core_quota": 2.0}, ("a quota leaves 2 of 4 cores", "--num_threads=2")),
     "few threads": ({"torch__threads": 1}, ("torch uses 1 of 4 cores", "--num_threads=4")),
     "a busy machine": ({"system__load": 9.0}, ("9 processes want 4 cores",)),
-    "bf16 units that torch does not use": ({"devices": [{**CPU, "rates": SLOW}]}, ("no fast bf16 units: bf16 products take 50 times",)),
-    "no bf16 units": ({"system__bf16_units": None, "devices": [{**CPU, "rates": SLOW}]}, ("no AMX or AVX512-BF16", "50 times as long", "--mixed_precision=bf16")),
+    "bf16 units that torch does not use": ({"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no fast bf16 units: bf16 products take 50 times",)),
+    "no bf16 units": ({"system__bf16_units": None, "devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no AMX or AVX512-BF16", "50 times as long", "--mixed_precision=bf16")),
     "a full disk": ({"disk__free_bytes": GIB}, ("/data has 1.00 GiB free", "--output_dir")),
     "a slow disk": ({"disk__read_rate": 2e7}, ("the disk reads", "--cache_dir")),
     "another allocator": ({"malloc__is_glibc": False, "malloc__library": "Darwin"}, ("the allocator is Darwin",)),
@@ -70,7 +70,7 @@ def test_a_healthy_machine_hears_what_its_device_does_fast() -> None:
 
 
 def test_the_first_device_that_is_here_counts() -> None:
-    said = advice_for(report(devices=[NO_GPU, {**CPU, "rates": SLOW}], system__bf16_units=None))
+    said = advice_for(report(devices=[NO_GPU, {**CPU, "rates": SLOW, "compute": "float32"}], system__bf16_units=None))
     assert len(said) == 1 and said[0].startswith("cpu has no AMX")
 
 

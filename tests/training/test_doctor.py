@@ -75,13 +75,16 @@ def test_devices_are_asked_in_a_child_and_its_failure_is_a_sentence(monkeypatch:
     assert "did not answer" in look_at_devices()[1]
 
 
-def test_the_plan_gets_the_rates_of_the_device_that_a_run_would_take() -> None:
+def test_the_plan_gets_the_class_of_the_device_that_a_run_would_take() -> None:
     config = load("doctor", {"memory_budget": "8G"})
     on_cpu = machine_of(config, [NO_GPU, CPU])
-    assert on_cpu.rate("bfloat16") == 1.2e12 and on_cpu.base_bytes == this_machine().base_bytes
+    assert (on_cpu.rate("bfloat16"), on_cpu.as_measured().rate("bfloat16")) == (1e12, 1.2e12)
+    assert on_cpu.speed_class == "amx_bf16"
+    assert on_cpu.base_bytes == this_machine().base_bytes
     on_gpu = machine_of(config, [GPU, CPU])
-    assert (on_gpu.rate("float32"), on_gpu.budget_bytes, on_gpu.base_bytes) == (3e13, 8 * GIB, 0)
-    assert (on_cpu.rate("float16"), on_gpu.rate("float16")) == (0.0, 1.2e14), "fp16 counts where it can be trained in"
+    assert (on_gpu.rate("float32"), on_gpu.budget_bytes, on_gpu.base_bytes) == (4e13, 8 * GIB, 0)
+    assert on_gpu.as_measured().rate("float32") == 3e13
+    assert (on_cpu.as_measured().rate("float16"), on_gpu.rate("float16")) == (0.0, 9e13), "where it can be trained in"
     assert on_cpu.host_bytes == 0 < on_gpu.host_bytes
     assert machine_of(load("doctor", {}), [GPU, CPU]).budget_bytes == 20 * GIB
     with pytest.raises(UserError, match="--device = mps, is not here; here: cpu"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from devices import processor
 from memory.units import GIB, MIB
 from training import inventory
 from training.inventory import disk_facts, large_processes, malloc_facts, memory_facts, system_facts, take_inventory
@@ -34,10 +36,15 @@ def test_this_machine_is_told_in_plain_values(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the measurement leaves nothing"
 
 
-def test_processor_and_its_units_are_read(tmp_path: Path) -> None:
-    root = write(tmp_path, proc__cpuinfo="model name\t: Xeon Test\nflags\t\t: avx2 avx512_bf16 amx_bf16\n")
+def test_processor_and_its_units_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write(
+        tmp_path, proc__cpuinfo="model name\t: Xeon Test\nflags\t\t: avx2 avx512f avx512_bf16 amx_tile amx_bf16\n"
+    )
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for name in (*processor.ISA_VARIABLES, "ATEN_CPU_CAPABILITY"):
+        monkeypatch.delenv(name, raising=False)
     facts = system_facts(root)
-    assert (facts["processor"], facts["bf16_units"]) == ("Xeon Test", "amx_bf16")
+    assert (facts["processor"], facts["class"], facts["bf16_units"]) == ("Xeon Test", "amx_bf16", "amx_bf16")
     assert system_facts(tmp_path / "empty")["bf16_units"] is None
 
 

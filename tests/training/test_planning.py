@@ -12,16 +12,22 @@ import devices
 from config import load
 from data.loader import StepLoader
 from data.prepare import prepare
-from memory.budget import Budget
+from devices import machine_file
+from devices.base import Device
+from memory.budget import FLAG, Budget
+from memory.plan import Plan
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from memory.units import GIB, MIB
 from settings import DoesNotFit
 from training import planning
 from training.planning import make_plan
+from training.progress import about
+from training.report import plan_rows
 from training.startup import Start
 from training.state import TrainingState
 
 BASE = 200 * MIB
+pytestmark = pytest.mark.usefixtures("processor_class")
 
 
 @pytest.fixture
@@ -120,7 +126,7 @@ def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch
     monkeypatch.setattr(planning, "probe", probe)
     begin.config.memory.probe = True
     begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
-    base = 40 * MIB
+    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     budget = plain.peak_bytes + MIB
     chosen = plan_of(begin, budget, base, may_probe=True)
@@ -143,10 +149,63 @@ def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytes
     begin.config.memory.probe = True
     monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
     begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
-    base = 40 * MIB
+    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     try:
         killed = plan_of(begin, int(plain.peak_bytes * 1.02), base, may_probe=True)
     except DoesNotFit:
         return
     assert killed.choice != plain.choice
+
+
+def decided(chosen: Plan) -> dict[str, Any]:
+    return {name: value for name, value in chosen.as_dict().items() if not name.startswith("seconds")}
+
+
+@pytest.mark.parametrize("rates", [{"float32": 1e15, "bfloat16": 1.0}, {"float32": 1.0, "bfloat16": 1e15}])
+def test_measured_speeds_tell_times_and_decide_nothing(
+    begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[str, float]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    device = devices.pick("cpu", 0)
+    budgets = [GIB, BASE + 100 * MIB]
+    plain = [plan_of(begin, budget) for budget in budgets]
+    machine_file.keep(machine_file.key_of("cpu", device.computes_on), device.computes_on, 2, rates)
+    falsified = [plan_of(begin, budget) for budget in budgets]
+    assert [decided(chosen) for chosen in falsified] == [decided(chosen) for chosen in plain]
+    assert all(one.seconds != other.seconds for one, other in zip(plain, falsified, strict=True))
+
+
+def test_a_machine_that_is_measured_as_slow_plans_the_same(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = plan_of(begin, GIB)
+    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: 1.0)
+    assert plan_of(begin, GIB) == plain
+
+
+def test_a_run_is_measured_once(begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    asked: list[object] = []
+    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(asked.append(dtype) or 1e10))
+    for _ in range(2):
+        planning.look_ahead(begin, devices.pick("cpu", 0), Budget(GIB, None, GIB, (), "flag", 0), 1)
+    assert len(asked) == 2, "two dtypes, once"
+
+
+@pytest.mark.parametrize(("binding", "rows"), [(FLAG, 32), ("available RAM", 8)])
+def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(begin: Start, binding: str, rows: int) -> None:
+    begin.config.train.effective_batch_size = "auto"
+    for available in (12 * 10**9, 5 * 10**9):
+        budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=16 * 10**9)
+        machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
+        assert planning.effective_batch(begin.config, machine) == rows
+
+
+def test_the_time_of_the_run_is_told(begin: Start) -> None:
+    chosen = plan_of(begin, GIB)
+    assert chosen.seconds_total is not None and chosen.seconds_low is not None and chosen.seconds_high is not None
+    assert 2 * chosen.seconds < chosen.seconds_total
+    assert chosen.seconds_low < chosen.seconds_total < chosen.seconds_high
+    assert ("time", about(chosen.seconds_total, chosen.seconds_low, chosen.seconds_high)) in plan_rows(chosen, 1)
+    begin.state.step = 1
+    later = plan_of(begin, GIB)
+    assert later.seconds_total is not None and later.seconds_total < chosen.seconds_total

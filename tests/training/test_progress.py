@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.progress import Progress, Reading, aligned, duration
+from training.progress import Progress, Reading, about, aligned, duration
 
 
 def reading(step: int, **changes: Any) -> Reading:
@@ -132,3 +132,17 @@ def test_rows_of_different_length() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("range_of", "words"),
+    [
+        ((12_000, 10_200, 14_400), "about 3 h 20 min, between 2 h 50 min and 4 h"),
+        ((40, 30, 55), "about 40 s, between 30 s and 55 s"),
+        ((1000, 700, 1400), "about 17 min, between 12 min and 23 min"),
+        ((200_000, 170_000, 260_000), "about 2 days 8 h, between 47 h 10 min and 3 days"),
+        ((0.2, 0.1, 0.3), "about 1 s"),
+    ],
+)
+def test_an_estimate_is_told_as_finely_as_it_is(range_of: tuple[float, float, float], words: str) -> None:
+    assert about(*range_of) == words

@@ -1,0 +1,89 @@
+"""How fast was this machine when it was measured? A small file of speeds, for estimates of time and for nothing else.
+
+Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it. No choice reads it: a
+file that is missing, old or wrong changes what is told of the time, and nothing that is computed.
+Source: XDG Base Directory Specification (XDG_CACHE_HOME).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER, NAME = "frugalt5", "machine.json"
+WAY = "square products of growing side, the best of several times"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Speeds of one device.
+
+    Args:
+        processor: its name. threads: that the products used; 1 on a GPU.
+        rates: dtype name -> FLOP/s of products with these threads.
+        date: of the measurement. way: how it was measured.
+    """
+
+    processor: str
+    threads: int
+    rates: dict[str, float]
+    date: str
+    way: str = WAY
+
+    def rates_with(self, threads: int) -> tuple[tuple[str, float], ...]:
+        """The rates with another number of threads: in proportion."""
+        return tuple((dtype, rate * threads / self.threads) for dtype, rate in self.rates.items())
+
+
+def place(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the file lies."""
+    home = environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / FOLDER / NAME
+
+
+def key_of(device: str, processor: str) -> str:
+    """The name of a device's entry: homes are shared between machines.
+
+    Args:
+        device: "cpu", "cuda" or "mps". processor: its name and, on a CPU, its class, which the environment may lower.
+    """
+    return f"{device}: {processor}"
+
+
+def read(key: str) -> Measured | None:
+    """What was measured; None where nothing was, or where the file is not what this module has written."""
+    try:
+        entry = json.loads(place().read_text(encoding="utf8"))[key]
+        found = Measured(
+            str(entry["processor"]), int(entry["threads"]), {str(k): float(v) for k, v in entry["rates"].items()},
+            str(entry["date"]), str(entry["way"]),
+        )  # fmt: skip
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    is_sound = found.threads > 0 and all(math.isfinite(rate) and rate > 0 for rate in found.rates.values())
+    return found if is_sound and found.rates else None
+
+
+def keep(key: str, processor: str, threads: int, rates: Mapping[str, float]) -> Measured:
+    """Write what was measured now; where no file can be written, the next run measures again."""
+    measured = Measured(processor, threads, dict(rates), time.strftime("%Y-%m-%d"))
+    path = place()
+    try:
+        try:
+            entries: Any = json.loads(path.read_text(encoding="utf8"))
+        except (OSError, ValueError):
+            entries = {}
+        entries = {**(entries if isinstance(entries, dict) else {}), key: asdict(measured)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{NAME}.{os.getpid()}")
+        fresh.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf8")
+        os.replace(fresh, path)
+    except OSError:
+        pass
+    return measured
