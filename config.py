@@ -202,6 +202,7 @@ class TrainConfig:
         AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True
     )
     keep_latest_n_ckp: int = setting(2, "checkpoints kept beside the best one", kind=int, low=1)
+    detect_anomaly: bool = setting(False, "name the block in which a number first became inf or nan (slow)", kind=bool)
     log_steps: int = setting(10, "steps between two lines on a screen that is no terminal", kind=int, low=1)
     sample_rows: int = setting(3, "answers generated from validation rows at the end", kind=int, unit="rows", low=0)
     early_stopping_evals: int = setting(

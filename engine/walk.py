@@ -40,6 +40,10 @@ def no_trim() -> None:
     """What is free stays with the allocator."""
 
 
+def no_check(loss: Tensor) -> None:
+    """Any loss goes backward."""
+
+
 @dataclass
 class _Stage:
     """One stop of the walk: weights, for each slice the function that uses them, and the dtype of what it passes on."""
@@ -91,6 +95,7 @@ class Walk:
         self.model, self.keep, self.residency, self.loss_settings = model, keep, residency, loss
         self.dropout_rate, self.objective = dropout_rate, objective or Objective()
         self.scaling, self.boundaries, self.trim = scaling, boundaries or Boundaries(), trim
+        self.check_loss: Callable[[Tensor], object] = no_check  # may break the walk off before backward
         self.boundary_dtype = boundary_dtype or residency.compute_dtype
         self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
 
@@ -128,6 +133,7 @@ class Walk:
 
         self.trim()
         total, grads = self._loss(hidden, slices, total_labels)
+        self.check_loss(total)
         del hidden
         grads = self._backward(decoder_trace, grads, on_ready)
         self._leave(model.decoder, grads, [s.decoder_ids for s in slices], decoder_drop)

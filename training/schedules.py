@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from config import TrainConfig
+
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
 
@@ -39,6 +41,14 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     if schedule == "cosine":
         return _half_cosine(peak, 0.0, (step - warmup) / (max_steps + 1 - warmup))
     raise ValueError(f"no such schedule: {schedule}")
+
+
+def planned_rate(step: int, train: TrainConfig) -> float:
+    """The same as the settings of a run ask for it, with no auto left in them."""
+    return learning_rate(
+        step, schedule=train.lr_schedule, peak=float(train.learning_rate),
+        warmup_steps=int(train.warmup_steps), max_steps=int(train.max_steps),
+    )  # fmt: skip
 
 
 def _one_cycle(step: int, peak: float, warmup: int, max_steps: int) -> float:

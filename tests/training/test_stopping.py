@@ -45,7 +45,7 @@ def test_without_patience_a_run_never_stops() -> None:
 
 def test_what_is_no_number_is_never_the_best() -> None:
     best = BestMetric("loss", patience=3)
-    assert [new for new, _ in run(best, [math.nan, math.inf, 5.0, math.nan])] == [False, True, True, False]
+    assert [new for new, _ in run(best, [math.nan, math.inf, 5.0, math.nan])] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("cut", range(8))
