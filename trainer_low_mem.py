@@ -45,7 +45,7 @@ from training.runs import publish
 from training.samples import score_answers, show_samples
 from training.saving import is_sound, save
 from training.schedules import planned_rate
-from training.startup import at_checkpoint
+from training.startup import rolled_back
 from training.stopping import BestMetric, lowest_of
 
 
@@ -143,7 +143,7 @@ class LowMemTrainer:
     def _loop(self) -> None:
         train = self.config.train
         max_steps = int(train.max_steps)
-        self._loop_seconds, self._loop_tokens = 0.0, 0
+        self._loop_seconds, self._loop_tokens, self.has_saved = 0.0, 0, False
         if self.state.step == 0:
             self._evaluate()
         while self.state.step < max_steps and not self.best.should_stop:
@@ -151,7 +151,7 @@ class LowMemTrainer:
             number = self.state.step + 1
             with self.monitor.phase("train"):
                 if not self._step(number):
-                    continue  # the plan is smaller now; the state says where to go on
+                    continue
             self.state.step = number
             if self.keeper.after_step(number):
                 self._follow_plan()
@@ -172,7 +172,7 @@ class LowMemTrainer:
             self.journal.tell(remark)
 
     def _step(self, number: int) -> bool:
-        """One optimizer step. False: memory did not suffice; it is to be run again."""
+        """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
         began = time.perf_counter()
         rate = planned_rate(number, self.config.train) * self.divergence.rate_factor
         batches = self._micro_batches(number)
@@ -186,14 +186,12 @@ class LowMemTrainer:
             is_lost = not self.update.is_finite
         except StepFailed:
             pass  # the sum below says so as well
-        except NotFinite as error:
-            self._abandon(error)
-            is_lost = True
         except Exception as error:
-            if not self.device.is_out_of_memory(error) or self.engine.shards is not None:
+            is_lost = isinstance(error, NotFinite)
+            if not is_lost and (not self.device.is_out_of_memory(error) or self.engine.shards is not None):
                 raise
             self._abandon(error)
-            failure = error
+            failure = None if is_lost else error
         loss, failed, begun, lost = sum_over(
             self.accelerator, loss, float(failure is not None), float(self.update.has_begun), float(is_lost)
         )
@@ -230,8 +228,9 @@ class LowMemTrainer:
         )  # fmt: skip
 
     def _to_slice(self, batch: Batch) -> Slice:
-        pad_token_id = self.walk.model.config.pad_token_id
-        return to_slice(batch, pad_token_id, self.device.torch_device, self.device.token_multiple)
+        return to_slice(
+            batch, self.walk.model.config.pad_token_id, self.device.torch_device, self.device.token_multiple
+        )
 
     def _record_step(self, number: int, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
         self.state.tokens += tokens
@@ -250,10 +249,7 @@ class LowMemTrainer:
     # --- when memory does not suffice ---
 
     def _recover(self, failure: Exception | None, number: int, is_changed: bool) -> None:
-        """After an out-of-memory error (`failure`, None: another rank's): a smaller way there, the same rows again on all.
-
-        Where weights of the step are updated already, on any rank, all go back to a checkpoint.
-        """
+        """After an out-of-memory error, here or (None) on another rank: a smaller way there, the same rows again on all."""
         if failure is not None:
             self.keeper.after_out_of_memory(failure, "train", number)
         _, exhausted = self._stop_asked()
@@ -272,7 +268,7 @@ class LowMemTrainer:
         rows = self.divergence.rows(self.start.loader, self.keeper.plan.effective_batch_size)
         self.journal.left_out(number, rows, first_told(self.accelerator, self.checks.first))
         if self.divergence.is_stuck and not is_changed and self.state.step == self.last_good:
-            raise UserError(why_hopeless(self.start.base, self.keeper.plan.choice.compute))
+            self._end_diverged(number, is_hopeless=True)  # no rate changes what the weights there are give
         if self.divergence.is_stuck:
             self._slow_down(number)
         elif is_changed:
@@ -281,18 +277,24 @@ class LowMemTrainer:
     def _slow_down(self, number: int) -> None:
         """Go on from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
         if not self.divergence.slow_down():
-            last = self.checkpoints.best() or self.checkpoints.latest()
-            if last is not None:
-                publish(last, self.start.run_dir, self.is_main)
-            raise UserError(why_diverged(self.config.train.learning_rate, number, last and self.start.run_dir))
+            self._end_diverged(number)
         self._roll_back(f"step {number} is not finite: the learning rate is now {self.divergence.rate_factor:g} of it")
+
+    def _end_diverged(self, number: int, is_hopeless: bool = False) -> NoReturn:
+        """Publish what is good, and say what to change."""
+        last = self.checkpoints.best() or self.checkpoints.latest()
+        if is_hopeless and not self.has_saved:
+            raise UserError(why_hopeless(self.start.base, self.keeper.plan.choice.compute))
+        if last is not None:
+            publish(last, self.start.run_dir, self.is_main)
+        rate, folder = self.config.train.learning_rate, last and self.start.run_dir
+        raise UserError(why_diverged(rate, number, self.divergence.rate_factor, folder))
 
     def _roll_back(self, reason: str) -> None:
         """Go on from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
         latest = agree_on(self.accelerator, self.checkpoints.latest())
-        start = self.beginning if latest is None else at_checkpoint(self.beginning, latest)
-        first, left_out = self.state.first_eval_loss, self.divergence.state()
-        self.start = replace(start, state=replace(start.state, first_eval_loss=first, divergence=left_out))
+        self.state.divergence = self.divergence.state()
+        self.start = rolled_back(self.beginning, latest, self.state)
         del self.engine, self.walk, self.update, self.reducer
         self.keeper.before("rolling back", self.start.state.step)
         self._build()
@@ -313,8 +315,7 @@ class LowMemTrainer:
         return stop + exhausted > 0, exhausted > 0
 
     def _give_up(self) -> NoReturn:
-        saved = self.checkpoints.latest()
-        resume = f"; step {self.last_good} is saved in {self.start.run_dir}" if saved else ""
+        resume = f"; step {self.last_good} is saved in {self.start.run_dir}" if self.checkpoints.latest() else ""
         raise DoesNotFit((self.keeper.exhausted or "another process has nothing left to shrink") + resume)
 
     # --- around the step ---
@@ -362,7 +363,7 @@ class LowMemTrainer:
             problem = self.mirror.push(self.start.run_dir, path)
             if problem is not None:
                 self.journal.tell(problem)
-        self.last_good = self.state.step
+        self.last_good, self.has_saved = self.state.step, True
         return True
 
     def _finish(self) -> Summary:

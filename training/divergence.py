@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from data.loader import StepLoader
-from settings import counted
 
 MOST_IN_A_ROW = 3  # batches that may be to blame for themselves
 MOST_HALVINGS = 5  # 1/32 of the learning rate asked for
@@ -83,8 +82,10 @@ class Divergence:
     def slow_down(self) -> bool:
         """Halve the learning rate; False: that was done often enough."""
         self.in_a_row = 0
+        if self.halvings == MOST_HALVINGS:
+            return False
         self.halvings += 1
-        return self.halvings <= MOST_HALVINGS
+        return True
 
     def rows(self, loader: StepLoader, effective_batch_size: int) -> list[int]:
         """Numbers of the training rows of the batch passed over last."""
@@ -108,7 +109,7 @@ def why_hopeless(base: Path | None, compute: str) -> str:
     Args:
         base: folder it was loaded from; None: it was just made. compute: dtype of the products.
     """
-    what = f"the losses of {counted(MOST_IN_A_ROW, 'batch')} in a row are inf or nan before a weight was changed"
+    what = f"the losses of {MOST_IN_A_ROW} batches in a row are inf or nan before a weight was changed"
     if compute == "float16":
         return (
             f"--mixed_precision = fp16, {what}: T5's activations have left fp16's range; allowed: no, bf16; "
@@ -119,14 +120,16 @@ def why_hopeless(base: Path | None, compute: str) -> str:
     return f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
 
 
-def why_diverged(learning_rate: float | str, step: int, published: Path | None) -> str:
+def why_diverged(learning_rate: float | str, step: int, rate_factor: float, published: Path | None) -> str:
     """The problem where less and less of the learning rate has not helped.
 
     Args:
-        learning_rate: that was asked for. step: where it failed last. published: folder of the last good model, if any.
+        learning_rate: that was asked for. rate_factor: of which this was left.
+        step: where it failed last. published: folder of the last good model, if any.
     """
+    slower = f", also with {rate_factor:g} of it" if rate_factor < 1.0 else ""
     ending = f"the model of the last good checkpoint is in {published}" if published else "no model is published"
     return (
-        f"--learning_rate = {learning_rate}, the run diverges at step {step}: its numbers become inf or nan, also with "
-        f"1/{2**MOST_HALVINGS} of it; take a smaller one or auto, a longer --warmup_steps, or --max_grad_norm=1; {ending}"
+        f"--learning_rate = {learning_rate}, the run diverges at step {step}: its numbers become inf or nan{slower}; "
+        f"take a smaller one or auto, a longer --warmup_steps, or --max_grad_norm=1; {ending}"
     )

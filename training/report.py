@@ -81,7 +81,8 @@ def summary_rows(summary: Summary) -> Rows:
         rows.insert(1, ("evaluation loss", f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
     if s.skipped_batches or s.rate_factor < 1:
         slower = f", learning rate x {s.rate_factor:g}" if s.rate_factor < 1 else ""
-        rows.append(("not finite", f"{counted(s.skipped_batches, 'batch')} left out{slower}"))
+        batches = f"{s.skipped_batches:,} batch{'es' * (s.skipped_batches != 1)}"
+        rows.append(("inf or nan", f"{batches} left out{slower}"))
     return [*rows, ("model", s.model_dir)]
 
 
