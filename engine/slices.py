@@ -42,7 +42,10 @@ class Slice:
     @property
     def memory(self) -> Rows:
         """The layout of the encoder's output as the decoder sees it: once for each answer."""
-        return self.source if self.answers == 1 else Rows(self.source.lengths * self.answers)
+        if self.answers == 1:
+            return self.source
+        keys = self.source.keys  # adapters may drop what they read of it: the same for both answers
+        return Rows(self.source.lengths * self.answers, None if keys is None else keys.repeat(self.answers))
 
     def spread(self, memory: Tensor) -> Tensor:
         """The encoder's output (N, D) for each answer: (N answers, D)."""
