@@ -218,7 +218,7 @@ class LowMemTrainer:
         """Free a step that was broken off; the other processes stop at the same place. Sharded ones all stop by themselves."""
         drop_frames(error)
         if self.engine.shards is None:
-            self.reducer.abandon(self.walk.hand_over_order(), self.walk.residency)
+            self.reducer.abandon(self.walk.hand_over_order(), self.walk.zero_gradients)
 
     def _micro_batches(self, number: int) -> list[Batch]:
         return self.start.loader.micro_batches(

@@ -224,6 +224,14 @@ class Walk:
             groups += [list(stage.parameters()) for stage in reversed(stages)]
         return [*groups, self._shared_weights()]
 
+    def zero_gradients(self, weights: Sequence[nn.Parameter]) -> None:
+        """Give weights the gradients of their shapes and dtypes that `gradients` would hand over, all zero."""
+        biases = [stack.bias.table for stack in (self.model.encoder, self.model.decoder) if stack.bias is not None]
+        shared = {id(table) for table in biases}  # used outside of visits, as they are stored
+        with self.residency.visit([weight for weight in weights if id(weight) not in shared]):
+            for weight in weights:
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+
     def _shared_weights(self) -> list[nn.Parameter]:
         model = self.model
         biases = [stack.bias.table for stack in (model.encoder, model.decoder) if stack.bias is not None]
