@@ -172,7 +172,10 @@ class TrainConfig:
     warmup_steps: int | str = setting(
         AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True
     )
-    weight_decay: float = setting(0.0, "decoupled weight decay, times the learning rate", kind=float, low=0.0, high=1.0)
+    weight_decay: float = setting(
+        0.0, "decoupled weight decay, times the learning rate; not of norms, position biases and DoRA's lengths",
+        kind=float, low=0.0, high=1.0,
+    )  # fmt: skip
     layerwise_decay: float = setting(
         1.0, "factor on the learning rate from a block to the one below it, embedding last; 1: all learn alike", kind=float, above=0.0, high=1.0
     )  # fmt: skip
