@@ -27,6 +27,7 @@ from engine.reach import Reach, reach_of
 from engine.residency import Residency
 from engine.scaling import LossScaling
 from engine.slices import Slice
+from engine.token_gradients import add_token_gradients
 from model.dropout import Dropout
 from model.loss import LossSettings, token_losses
 from model.quantization import embed
@@ -306,9 +307,10 @@ class Walk:
             return
         buffer = self.residency.open_gradient(weight)
         with torch.no_grad():
-            for index, (rows, drop) in enumerate(zip(ids, drops, strict=True)):
-                buffer.index_add_(0, rows, stack.enter(grads[index], drop).to(buffer.dtype))
-                grads[index] = None  # type: ignore[call-overload]
+            for index, drop in enumerate(drops):
+                grads[index] = stack.enter(grads[index], drop)
+            add_token_gradients(buffer, ids, grads)
+        grads.clear()
         del buffer
         self.residency.close_gradient(weight)
 
