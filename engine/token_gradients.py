@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SLAB_ELEMENTS = 1 << 19  # 2 MB in fp32: of the gradients that are summed together, and of their sums
+SLAB_ELEMENTS = 1 << 20  # 4 MB in fp32: of the gradients that are summed together, and of their sums
 
 
 def add_token_gradients(table: Tensor, ids: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -22,7 +22,7 @@ def add_token_gradients(table: Tensor, ids: Sequence[Tensor], gradients: Sequenc
     Args:
         table: (V, D) gradient of the embedding.
         ids: (N,) int64 of each micro-batch. gradients: (N, D) of each.
-    Memory: 8 MB; beside the table and the gradients, nothing as wide as D.
+    Memory: 16 MB; beside the table and the gradients, nothing as wide as D.
     """
     if table.dtype == torch.float32 and table.device.type != "cuda":
         for rows, part in zip(ids, gradients, strict=True):
