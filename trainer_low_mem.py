@@ -228,9 +228,8 @@ class LowMemTrainer:
         )  # fmt: skip
 
     def _to_slice(self, batch: Batch) -> Slice:
-        return to_slice(
-            batch, self.walk.model.config.pad_token_id, self.device.torch_device, self.device.token_multiple
-        )
+        pad_token_id = self.walk.model.config.pad_token_id
+        return to_slice(batch, pad_token_id, self.device.torch_device, self.keeper.plan.choice.sizes)
 
     def _record_step(self, number: int, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
         self.state.tokens += tokens

@@ -59,7 +59,6 @@ class Device(ABC):
     name: str  # "cpu", "cuda" or "mps"
     copies_beside = False  # whether copies to and from the host run beside the computation
     is_separate_memory = False  # whether its tensors lie outside the machine's RAM
-    token_multiple = 1  # tokens of a micro-batch are filled up to a multiple of this, so that few shapes occur
     out_of_memory_words: tuple[str, ...] = ()  # lower case; the backend's own messages
     largest_side = LAST_SIDE  # of the products that are measured: a device with more units needs more work to show them
 

@@ -12,6 +12,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+# Compiled products that oneDNN, and torch above it, keep for each shape: 1,024 each where nothing is said, and up to a
+# megabyte a shape. A run meets fewer than this (`limits`), and what it meets only once goes again.
+PRODUCT_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 # torch's own 1.7 and 1.4 of the recommended working set can exceed the RAM: the machine swaps where an error would help
 HIGH_DEFAULT, LOW_SHARE = 0.8, 0.75
 
@@ -27,7 +30,7 @@ def prepare_environment(
         the variables that were set here.
     """
     # Arrow's own pool keeps freed memory out of malloc_trim's reach
-    wanted = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+    wanted = {"ARROW_DEFAULT_MEMORY_POOL": "system", **PRODUCT_CACHES}
     if platform == "darwin":
         wanted |= {"PYTORCH_ENABLE_MPS_FALLBACK": "1", **_watermarks(environ)}
     if platform == "linux" and (root / "dev/nvidiactl").exists() and "PYTORCH_CUDA_ALLOC_CONF" not in environ:

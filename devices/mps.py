@@ -83,7 +83,6 @@ class MpsDevice(Device):
     """The GPU of an Apple Silicon Mac; its memory is a share of the RAM."""
 
     name = "mps"
-    token_multiple = 64
     largest_side = 2048
     out_of_memory_words = (
         "mps backend out of memory",

@@ -104,7 +104,7 @@ def log_odds(log_probability: Tensor) -> Tensor:
 
 def answer_log_probabilities(losses: Tensor, part: Slice) -> Tensor:
     """Sum the negative token losses (N',) of each answer: (2, P), float64 on the CPU, chosen first."""
-    sums = [-answer.sum() for answer in losses.detach().cpu().double().split(part.target.lengths)]
+    sums = [-answer.sum() for answer in part.target.split(losses.detach().cpu().double())]
     return torch.stack(sums).view(2, -1)
 
 
@@ -143,7 +143,7 @@ class PreferenceObjective(Objective):
         plain = LossSettings(settings.chunk_bytes)
         policy = answer_log_probabilities(token_losses(hidden, head, part.labels, plain), part)
         total, slopes = self._judge(policy, part)
-        per_token = torch.repeat_interleave(-slopes.reshape(-1), torch.tensor(part.target.lengths))
+        per_token = -slopes.reshape(-1)[part.target.row_of_token(slopes.device)]  # fillers have no label
         weights = per_token.float().to(hidden.device)
         _, grad = loss_and_gradients(hidden, head, part.labels, scale, plain, grad_head, weights)
         return total.float().to(hidden.device), grad

@@ -320,7 +320,7 @@ class Walk:
             return None
         longest = max((s.source if stack is self.model.encoder else s.target).longest for s in slices)
         with torch.no_grad():
-            bias = stack.bias(longest).to(self.residency.compute_dtype)
+            bias = stack.bias(longest)  # fp32, so that the gradients of all blocks add up in it
         return bias.requires_grad_(stack.bias.table.requires_grad)
 
     def _finish_bias(self, stack: Stack, bias: Tensor | None) -> None:

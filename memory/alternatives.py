@@ -68,7 +68,13 @@ def _cut(work: Work, choice: Choice, rows: int) -> Choice:
     """The choice with other micro-batches; what passed through a block together still does."""
     count = math.ceil(work.rows / rows)
     together, walks = (count, 1) if choice.num_walks == 1 else (1, count)
-    return replace(choice, batch_size_per_gpu=rows, num_slices=together, num_walks=walks)
+    return _with_sizes(work, replace(choice, batch_size_per_gpu=rows, num_slices=together, num_walks=walks))
+
+
+def _with_sizes(work: Work, choice: Choice) -> Choice:
+    """The choice, its micro-batches filled up to what suits this work."""
+    source, target = work.step_shapes.sizes(choice.batch_size_per_gpu)
+    return replace(choice, source_sizes=source, target_sizes=target)
 
 
 def _priced(label: str, work: Work, choice: Choice, machine: Machine) -> Alternative:
@@ -86,7 +92,8 @@ def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choic
         those that fit, cheapest first, and then those that do not, the smallest first.
     """
     peak = peak_of(predict(work, choice, machine))[1]
-    priced = [_priced(flag, changed, way, machine) for flag, way, changed in _ideas(config, work, choice)]
+    ideas = _ideas(config, work, choice)
+    priced = [_priced(flag, changed, _with_sizes(changed, way), machine) for flag, way, changed in ideas]
     helpful = [change for change in priced if peak - change.peak_bytes > MIB]
 
     def order(change: Alternative) -> tuple[bool, int, int]:

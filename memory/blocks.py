@@ -9,15 +9,47 @@ Shapes: n encoder and m decoder tokens of a micro-batch, D d_model, I = H K inne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
-from memory.shapes import Tokens
+from limits import row_groups
+from memory.shapes import Micro, Tokens
 
-TILE_ELEMENTS = 512 * 1024  # as model.attention has it; a test holds them equal
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
+INDEX_BYTES = 4  # of a gathered token's place
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What one attention works with beside q, k and v, in numbers.
+
+    Args:
+        queries, keys: places of all groups of rows, padded.
+        scores: of the largest tile. block: its queries. gathered: queries, keys and values of the largest tile, tokens.
+    """
+
+    queries: int
+    keys: int
+    scores: int
+    block: int
+    gathered_queries: int
+    gathered_keys: int
+
+    @classmethod
+    def of(cls, query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, width: int) -> Tiling:
+        """The tiling of these rows (`limits.row_groups`)."""
+        groups = list(row_groups(query_lengths, key_lengths, num_heads, width))
+        return cls(
+            sum(group.places * group.num_queries for group in groups),
+            sum(group.places * group.num_keys for group in groups),
+            max(num_heads * group.places * group.block * group.num_keys for group in groups),
+            max(group.block for group in groups),
+            max(group.places * group.block for group in groups),
+            max(group.places * group.num_keys for group in groups),
+        )
 
 
 @dataclass(frozen=True)
@@ -27,7 +59,7 @@ class Blocks:
     Args:
         model: its shape. e: bytes of the compute dtype. dropout: whether training drops.
         tokens: of the micro-batch; longest: of its longest row. is_padded: attention goes through padded rows (CUDA).
-        rows: of the micro-batch, for padded attention. answers: decoder rows of one encoder row, see `engine.slices`.
+        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.slices`.
     """
 
     model: T5ModelConfig
@@ -35,7 +67,7 @@ class Blocks:
     dropout: bool
     tokens: Tokens
     longest: Tokens
-    rows: int = 1
+    rows: Micro
     is_padded: bool = False
     answers: int = 1
 
@@ -89,15 +121,15 @@ class Blocks:
         """A visit outside of any graph."""
         d, i, _ = self._widths
         n = self.tokens.source
-        attention = n * (d + 4 * i) + max(self._scores(False, False), n * d)
+        attention = n * (d + 3 * i) + self._scores(False, False)
         return max(attention, n * 3 * d + self._inner(n))
 
     def decoder_forward(self) -> int:
         """The same for a decoder block."""
         d, i, _ = self._widths
         n, m = self._memory, self.tokens.target
-        attention = m * (d + 4 * i) + max(self._scores(True, False), m * d)
-        cross = m * (3 * d + 2 * i) + n * 2 * i + max(self._scores(True, True), m * d)
+        attention = m * (d + 3 * i) + self._scores(True, False)
+        cross = m * (3 * d + i) + n * 2 * i + self._scores(True, True)
         return max(attention, cross, m * 4 * d + self._inner(m))
 
     def _inner(self, tokens: int) -> int:
@@ -116,9 +148,7 @@ class Blocks:
         n = self.tokens.source
         in_feed_forward = n * (d + self._inner_gradients()) + self.model.d_model * f
         # the graph of feed-forward is gone by then
-        in_attention = (
-            n * (2 * d + 4 * i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
-        )
+        in_attention = n * (2 * d + i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
         return max(in_feed_forward, in_attention)
 
     def decoder_backward(self, weights: int) -> int:
@@ -127,8 +157,8 @@ class Blocks:
         n, m = self._memory, self.tokens.target
         gone = m * self._feed_forward_graph()
         in_feed_forward = m * (d + self._inner_gradients()) + self.model.d_model * f
-        in_cross = m * (2 * d + 2 * i) + n * 2 * i + max(self._score_gradients(True, True), n * 2 * d) + weights - gone
-        in_attention = m * (2 * d + 4 * i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
+        in_cross = m * (2 * d + i) + max(self._score_gradients(True, True), n * 2 * (d + i)) + weights - gone
+        in_attention = m * (2 * d + i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
         return max(in_feed_forward, in_cross, in_attention)
 
     def _inner_gradients(self) -> int:
@@ -138,36 +168,60 @@ class Blocks:
 
     # --- attention
 
-    def _tile(self, is_decoder: bool, is_cross: bool) -> tuple[int, int]:
-        """Elements of the scores of a tile, and its queries."""
-        heads = self.model.num_heads
-        queries = self.longest.target if is_decoder else self.longest.source
-        keys = self.longest.source if is_cross or not is_decoder else self.longest.target
-        if self.is_padded:
-            return self.rows * heads * queries * keys, queries
-        queries = min(queries, max(1, TILE_ELEMENTS // (heads * keys)))
-        return heads * queries * keys, queries
+    def _tiling(self, is_decoder: bool, is_cross: bool) -> Tiling:
+        sources, targets = zip(*self.rows, strict=True)
+        queries = targets if is_decoder else sources
+        keys = sources if is_cross or not is_decoder else targets
+        return _tiling_of(queries, keys, self.model.num_heads, self.model.d_kv)
+
+    def _padded_scores(self) -> int:
+        """Elements of the scores of padded rows (CUDA)."""
+        longest = max(self.longest.source, self.longest.target)
+        return len(self.rows) * self.model.num_heads * longest * longest
 
     def tile_bytes(self) -> int:
         """The most that the tiles of one attention take."""
-        return max(self._score_gradients(is_decoder, is_cross) for is_decoder, is_cross in ATTENTIONS)
+        return max(self._tile(*which, buffers=3) for which in ATTENTIONS)
+
+    def _tile(self, is_decoder: bool, is_cross: bool, buffers: int) -> int:
+        """The scores of a tile, so many times, and what is gathered for it: in forward 2, in backward 3."""
+        if self.is_padded:
+            return buffers * self._padded_scores() * self.e
+        tiling, width = self._tiling(is_decoder, is_cross), self._widths[1]
+        hashing = (HASH_BYTES + 1) * tiling.scores if self.dropout else 0
+        queries = tiling.gathered_queries * (2 if buffers > 2 else 1)
+        indices = INDEX_BYTES * self.model.num_heads * max(tiling.gathered_queries, tiling.gathered_keys)
+        skewed = tiling.scores + self.model.num_heads * tiling.block**2 if buffers > 2 and not is_cross else 0
+        return (
+            (buffers * tiling.scores + skewed) * self.e
+            + (queries + 2 * tiling.gathered_keys) * width
+            + hashing
+            + indices
+        )
 
     def _scores(self, is_decoder: bool, is_cross: bool) -> int:
-        """Buffers of one tile in forward."""
-        elements, queries = self._tile(is_decoder, is_cross)
+        """In forward: the padded output, and a tile, or the output."""
+        tile = self._tile(is_decoder, is_cross, buffers=2)
         if self.is_padded:
-            return 2 * elements * self.e
-        hashing = (HASH_BYTES + 1) * elements if self.dropout else 0
-        return 2 * elements * self.e + 2 * queries * self._widths[1] + hashing
+            return tile
+        n, i = self.tokens.target if is_decoder else self.tokens.source, self._widths[1]
+        room = self._tiling(is_decoder, is_cross).queries * i
+        return room + max(tile, n * (i + INDEX_BYTES * self.model.num_heads))
 
     def _score_gradients(self, is_decoder: bool, is_cross: bool) -> int:
-        """Buffers of one tile in backward: scores, weights, their gradient, and its diagonals where there is a bias."""
-        elements, queries = self._tile(is_decoder, is_cross)
+        """In backward: the padded gradients of q, k and v, and a tile, or one of them laid end to end."""
+        tile, i = self._tile(is_decoder, is_cross, buffers=3), self._widths[1]
+        n = self.tokens.target if is_decoder else self.tokens.source
         if self.is_padded:
-            return 3 * elements * self.e
-        skewed = 0 if is_cross else elements + self.model.num_heads * queries**2
-        hashing = (HASH_BYTES + 1) * elements if self.dropout else 0
-        return (3 * elements + skewed) * self.e + 3 * queries * self._widths[1] + hashing
+            return tile + 3 * n * i
+        tiling = self._tiling(is_decoder, is_cross)
+        room = (tiling.queries + 2 * tiling.keys) * i
+        return room + max(tile, n * (i + INDEX_BYTES * self.model.num_heads))
+
+
+@lru_cache(maxsize=256)
+def _tiling_of(queries: tuple[int, ...], keys: tuple[int, ...], num_heads: int, width: int) -> Tiling:
+    return Tiling.of(queries, keys, num_heads, width)
 
 
 def _sum(tensors: list[tuple[int, int]], below: int | None) -> int:

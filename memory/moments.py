@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 from memory.blocks import Blocks
+from memory.shapes import Sizes
 from memory.units import MIB
 from memory.work import Choice, Machine, Work, dtype_bytes, inner_width
 
@@ -23,6 +24,7 @@ UPDATE_CHUNK = 512 * 1024  # elements of an update, as engine.optimizers has it;
 UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
 ROUNDING_BYTES = 21
 PIECE_BYTES = 2 * MIB  # of a head that products widen in pieces, as model.quantization has it; a test holds them equal
+NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 SAMPLE_TOKENS = 64  # longest answer of the samples behind a run
 
 
@@ -31,9 +33,10 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
     drops = work.dropout and not is_evaluation
+    sizes = NO_SIZES if is_evaluation else choice.sizes
     return Blocks(
-        work.model, dtype_bytes(choice.compute), drops, shapes.micro(rows), shapes.longest_row, rows,
-        machine.pads_attention, work.answers,
+        work.model, dtype_bytes(choice.compute), drops, shapes.micro(rows, sizes), shapes.longest_row,
+        shapes.widest_micro(rows), machine.pads_attention, work.answers,
     )  # fmt: skip
 
 
@@ -45,11 +48,9 @@ class Moments:
         self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.boundary)
         self.counts, self.learns = work.counts, work.learns
         self.blocks = blocks_of(work, choice, machine)
-        micro, count = self.blocks.tokens, choice.num_slices
-        step = work.step_shapes.step
         # of all slices that pass through a block together
-        self.source = min(count * micro.source, step.source)
-        self.target = min(count * micro.target, step.target)
+        together = work.step_shapes.together(choice.batch_size_per_gpu, choice.num_slices, choice.sizes)
+        self.source, self.target = together.source, together.target
         # fp16 gradients are divided by the scale of the loss, and looked at, before any is used
         self.holds_all = work.hold_gradients or choice.num_walks > 1 or choice.compute == "float16"
         self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way

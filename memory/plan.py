@@ -100,13 +100,14 @@ def choices(config: Config, machine: Machine, work: Work) -> Iterator[Choice]:
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     for storage, compute in _dtypes(config, machine):
         for micro in _micro_batches(config, work):
-            count = math.ceil(work.rows / micro)
+            count, sizes = math.ceil(work.rows / micro), work.step_shapes.sizes(micro)
             for num_walks, shards in _walks_and_shards(config, machine, count):
                 for kept in _kept_blocks(config, total_blocks, num_walks):
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
                         evaluation = _evaluation_batch(config, machine, micro)
                         choice = Choice(
-                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc, shards
+                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc, shards,
+                            source_sizes=sizes[0], target_sizes=sizes[1],
                         )  # fmt: skip
                         yield from _with_offload(config, machine, work, choice)
 

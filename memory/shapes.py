@@ -14,8 +14,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from limits import LEAST_FILLED, filled_tokens
+
 Row = tuple[int, int]  # encoder and decoder tokens
 Micro = tuple[Row, ...]  # the rows of a micro-batch
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # of source and target tokens of a micro-batch, ascending
+MOST_SIZES = 6  # of the token sums of micro-batches, on each side
+MOST_CANDIDATES = 128  # that they are chosen from
 SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
 
 
@@ -63,17 +68,42 @@ class Shapes:
         return Tokens(*(self._largest(part.sum(1), part, self.rows) for part in (self.sources, self.targets)))
 
     @lru_cache(maxsize=64)  # noqa: B019  a plan asks for few sizes, again and again; both live as long as the plan
-    def micro(self, batch_size: int) -> Tokens:
-        """Tokens of the largest micro-batch of at most `batch_size` rows."""
-        starts = np.arange(0, self.rows, batch_size)
-        sums = [np.add.reduceat(part, starts, axis=1).max(1) for part in (self.sources, self.targets)]
+    def sizes(self, batch_size: int) -> Sizes:
+        """The few sizes that the token sums of micro-batches are filled up to with the fewest fillers."""
+        largest = self.micro(batch_size)
+        sums = [self._sums(part, batch_size) for part in (self.sources, self.targets)]
+        source, target = (
+            few_sizes(each[each > 0], most) for each, most in zip(sums, (largest.source, largest.target), strict=True)
+        )
+        return source, target
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def micro(self, batch_size: int, sizes: Sizes | None = None) -> Tokens:
+        """Tokens of the largest micro-batch of at most `batch_size` rows; filled up, where `sizes` are given."""
         found = [
-            self._largest(each, part, batch_size) for each, part in zip(sums, (self.sources, self.targets), strict=True)
+            self._largest(self._sums(part, batch_size).max(1), part, batch_size)
+            for part in (self.sources, self.targets)
         ]
         if self.max_tokens is not None:
             bounds = self.longest_row.source, self.longest_row.target
             found = [min(size, max(self.max_tokens, bound)) for size, bound in zip(found, bounds, strict=True)]
+        return Tokens(*(found if sizes is None else map(filled_tokens, found, sizes)))
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
+        """Tokens of at most `count` micro-batches of one step, filled up."""
+        micro = self.micro(batch_size, sizes)
+        found = []
+        for most, part, filled in zip((micro.source, micro.target), (self.sources, self.targets), sizes, strict=True):
+            values, places = np.unique(self._sums(part, batch_size), return_inverse=True)
+            values = np.array([filled_tokens(int(value), filled) if value else 0 for value in values])
+            sums = values[places.reshape(part.shape[0], -1)]
+            found.append(min(most * count, self._largest(sums.sum(1), sums, sums.shape[1])))
         return Tokens(*found)
+
+    def _sums(self, part: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+        """Tokens of each micro-batch of each step."""
+        return np.add.reduceat(part, np.arange(0, self.rows, batch_size), axis=1)
 
     def _largest(self, sums: NDArray[np.int64], part: NDArray[np.int64], rows: int) -> int:
         largest = int(sums.max())
@@ -88,9 +118,47 @@ class Shapes:
         places = (int(both.sum(1).argmax()), int(np.add.reduceat(both, starts, axis=1).max(1).argmax()))
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
 
+    @lru_cache(maxsize=64)  # noqa: B019
+    def widest_micro(self, batch_size: int) -> Micro:
+        """The rows of the micro-batch with the most tokens."""
+        steps = self.worst_steps(batch_size)
+        return max((micro for step in steps for micro in step), key=lambda rows: sum(map(sum, rows)))
+
     def _cut(self, place: int, batch_size: int) -> list[Micro]:
         rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) if row[0]]
         return [tuple(group) for group in _filled(rows, batch_size, self.max_tokens)]
+
+
+def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
+    """At most `MOST_SIZES` sizes, so that filling each sum up to the next one takes the fewest tokens in all.
+
+    Args:
+        sums: tokens of micro-batches, any shape, at least one. largest: that may come; not below any of them.
+    Returns:
+        ascending; the sums themselves where they are so few, else multiples of 16, the last at least `largest`.
+    """
+    values, counts = np.unique(np.append(sums, largest), return_counts=True)
+    if len(values) <= MOST_SIZES:
+        return tuple(values.tolist())
+    step = LEAST_FILLED
+    while len(edges := np.unique(-(-values // step) * step)) > MOST_CANDIDATES:
+        step *= 2
+    if len(edges) <= MOST_SIZES:
+        return tuple(edges.tolist())
+    up_to = np.searchsorted(values, edges, side="right")
+    number, tokens = (np.cumsum(x)[up_to - 1] for x in (counts, counts * values))
+    # fillers[i, j]: of all sums above edge i and up to edge j
+    fillers = edges * (number - number[:, None]) - (tokens - tokens[:, None])
+    fillers = np.where(np.arange(len(edges)) > np.arange(len(edges))[:, None], fillers, np.iinfo(np.int64).max // 2)
+    least, before = edges * number - tokens, []  # of all sums up to an edge, by so many sizes of which it is the last
+    for _ in range(MOST_SIZES - 1):
+        ways = least[:, None] + fillers
+        before.append(ways.argmin(0))
+        least = np.minimum(ways.min(0), np.iinfo(np.int64).max // 2)
+    found = [len(edges) - 1]
+    for choice in reversed(before):
+        found.append(int(choice[found[-1]]))
+    return tuple(edges[found[::-1]].tolist())
 
 
 def _filled(rows: Sequence[Row], batch_size: int, max_tokens: int | None) -> list[list[Row]]:

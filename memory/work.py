@@ -109,6 +109,7 @@ class Choice:
         malloc: "small" or "fast", see `devices.malloc`.
         shards: processes that share weights and optimizer state; 1: each holds all.
         offload_boundaries: whether boundaries of blocks that are recomputed wait in the host's memory.
+        source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
     """
 
     batch_size_per_gpu: int
@@ -122,6 +123,18 @@ class Choice:
     malloc: str = "fast"
     shards: int = 1
     offload_boundaries: bool = False
+    source_sizes: tuple[int, ...] = ()
+    target_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Lists, as JSON gives them, become tuples."""
+        for name in ("source_sizes", "target_sizes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What source and target tokens of a micro-batch are filled up to."""
+        return self.source_sizes, self.target_sizes
 
     @property
     def boundary(self) -> str:

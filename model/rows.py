@@ -1,16 +1,21 @@
 """How do the rows of a micro-batch lie in memory?
 
-End to end, without padding: token tensors have the shape (N, D), N being the sum of the rows' lengths. Everything but
-attention works on single tokens and needs to know no more; attention visits each row between its start and its end.
+End to end, without padding: token tensors have the shape (N, D), N being the sum of the rows' lengths, filled up with
+tokens that belong to no row, so that products meet few sizes (`limits.filled_tokens`). Everything but attention works on
+single tokens and needs to know no more; attention lays rows of like length side by side (`model.tiles`).
 So short rows cost what they are worth, and several rows in one sequence ("packing") need no masks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -21,47 +26,92 @@ class Rows:
     Args:
         lengths: tokens of each row, B numbers, each at least 1.
         keys: (B,) int64, one random number a row; all its dropout masks come from it. None: no dropout is possible.
+        filler: tokens behind the last row that belong to none: nothing attends to them, no label judges them.
+    Memory: indices are made when first asked for and live as long as the rows: 8 bytes a token each.
     """
 
     lengths: tuple[int, ...]
     keys: Tensor | None = None
+    filler: int = 0
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """Where each row begins: B numbers."""
-        starts, position = [], 0
-        for length in self.lengths:
-            starts.append(position)
-            position += length
-        return tuple(starts)
+        return tuple((np.cumsum(self.lengths) - self.lengths).tolist())
 
-    @property
-    def num_tokens(self) -> int:
-        """N: tokens of all rows."""
+    @cached_property
+    def row_tokens(self) -> int:
+        """Tokens of all rows, without the filler."""
         return sum(self.lengths)
 
     @property
+    def num_tokens(self) -> int:
+        """N: tokens of all rows and the filler."""
+        return self.row_tokens + self.filler
+
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest row."""
         return max(self.lengths)
 
-    def positions(self, device: torch.device) -> Tensor:
-        """(N,) int64: each token's place inside its row."""
-        return torch.cat([torch.arange(length, device=device) for length in self.lengths])
+    @cached_property
+    def _made(self) -> dict[Any, Any]:
+        """What has been made of these rows, by name and device."""
+        return {}
+
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once for these rows and kept as long as they live."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _index(self, name: str, device: torch.device, make: Callable[[], NDArray[np.int64]]) -> Tensor:
+        return self.cached((name, device), lambda: torch.from_numpy(make()).to(device))  # type: ignore[no-any-return]
 
     def row_of_token(self, device: torch.device) -> Tensor:
-        """(N,) int64: the row that each token belongs to."""
-        return torch.repeat_interleave(
-            torch.arange(len(self.lengths), device=device), torch.tensor(self.lengths, device=device)
-        )
+        """(N,) int64: the row that each token belongs to; the filler counts to the last one."""
+
+        def make() -> NDArray[np.int64]:
+            counts = np.array(self.lengths, np.int64)
+            counts[-1] += self.filler
+            return np.repeat(np.arange(len(counts)), counts)
+
+        return self._index("row", device, make)
+
+    def positions(self, device: torch.device) -> Tensor:
+        """(N,) int64: each token's place inside its row."""
+
+        def make() -> NDArray[np.int64]:
+            starts = np.repeat(np.array(self.starts, np.int64), self.lengths)
+            starts = np.pad(starts, (0, self.filler), mode="edge")
+            return np.arange(self.num_tokens) - starts
+
+        return self._index("position", device, make)
+
+    def _padded_places(self) -> NDArray[np.int64]:
+        """(B, longest): the token at each place of padded rows; N where there is none."""
+        places = np.arange(self.longest)
+        starts, lengths = np.array(self.starts)[:, None], np.array(self.lengths)[:, None]
+        return np.where(places < lengths, starts + places, self.num_tokens)
 
     def flatten(self, padded: Tensor) -> Tensor:
-        """Lay the valid tokens of (B, L, ...) end to end: (N, ...)."""
-        return torch.cat([padded[row, :length] for row, length in enumerate(self.lengths)])
+        """Lay the valid tokens of (B, L, ...) end to end, the filler being zeros: (N, ...)."""
+        width = padded.shape[1]
+
+        def make() -> NDArray[np.int64]:
+            rows = np.repeat(np.arange(len(self.lengths)), self.lengths) * width
+            return rows + np.arange(self.row_tokens) - np.repeat(np.array(self.starts, np.int64), self.lengths)
+
+        flat = padded.flatten(0, 1)[self._index(f"flat {width}", padded.device, make)]
+        return torch.cat([flat, flat.new_zeros(self.filler, *flat.shape[1:])]) if self.filler else flat
 
     def pad(self, flat: Tensor, value: float = 0.0) -> Tensor:
         """Spread (N, ...) over (B, longest, ...), the rest filled with `value`."""
-        padded = flat.new_full((len(self.lengths), self.longest, *flat.shape[1:]), value)
-        for row, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
-            padded[row, :length] = flat[start : start + length]
-        return padded
+        places = self._index("padded", flat.device, self._padded_places)
+        if self.row_tokens == places.numel():
+            return flat[: self.row_tokens].view(*places.shape, *flat.shape[1:])
+        return torch.cat([flat, flat.new_full((1, *flat.shape[1:]), value)])[places]
+
+    def split(self, values: Tensor) -> tuple[Tensor, ...]:
+        """What belongs to each row of (N, ...): B tensors."""
+        return values[: self.row_tokens].split(self.lengths)

@@ -41,19 +41,17 @@ class Evaluation:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
-def evaluate(
-    walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, device: torch.device, token_multiple: int = 1
-) -> Evaluation:
+def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, device: torch.device) -> Evaluation:
     """Run the batches forward, without dropout, and average over all processes.
 
     Args:
-        batches: this process's share. token_multiple: of `engine.slices.to_slice`.
+        batches: this process's share.
     Memory: one micro-batch of evaluation.
     """
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     walk.objective.clear()
     for batch in together(walk, batches, accelerator) if walk.residency.is_collective else batches:
-        part = to_slice(batch, walk.model.config.pad_token_id, device, token_multiple)
+        part = to_slice(batch, walk.model.config.pad_token_id, device)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
     loss, tokens, rows = sum_over(accelerator, *sums.tolist())
     metrics = mean_metrics(walk.objective, tokens, accelerator)
@@ -73,7 +71,7 @@ def evaluate_in_budget(
     while True:
         try:
             batches = start.validation.evaluation_batches(start.config.train.eval_rows, size, rank, count)
-            return evaluate(walk, batches, accelerator, device.torch_device, device.token_multiple)
+            return evaluate(walk, batches, accelerator, device.torch_device)
         except Exception as error:
             if not device.is_out_of_memory(error):
                 raise

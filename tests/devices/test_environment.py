@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.environment import HIGH, LOW, prepare_environment
+from devices.environment import HIGH, LOW, PRODUCT_CACHES, prepare_environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -61,7 +61,10 @@ def test_expandable_segments_where_there_is_an_nvidia_driver(tmp_path):
 def test_it_tells_what_it_has_set(tmp_path):
     environ = {"PYTORCH_ENABLE_MPS_FALLBACK": "0"}
     new = prepare_environment(environ, "darwin", tmp_path)
-    assert set(new) == {"ARROW_DEFAULT_MEMORY_POOL", HIGH, LOW} and environ["PYTORCH_ENABLE_MPS_FALLBACK"] == "0"
+    assert (
+        set(new) == {"ARROW_DEFAULT_MEMORY_POOL", *PRODUCT_CACHES, HIGH, LOW}
+        and environ["PYTORCH_ENABLE_MPS_FALLBACK"] == "0"
+    )
     assert prepare_environment(environ, "darwin", tmp_path) == {}
 
 

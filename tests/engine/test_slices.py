@@ -1,4 +1,4 @@
-"""A row of padding makes few shapes and no difference."""
+"""Fillers make few shapes and no difference."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from engine.residency import Residency
 from engine.slices import Slice, to_slice
 from engine.walk import Walk
 from model.loss import IGNORED, LossSettings
+from model.rows import Rows
 from tests.engine.small_models import FAMILIES, relative_error, small_model
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ def result(family: str, part: Slice, kept: int) -> tuple[float, dict[str, torch.
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kept", [0, 9])
 def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, kept: int) -> None:
-    plain, filled = (to_slice(batch(3, 5), 0, CPU, multiple) for multiple in (1, 16))
+    plain, filled = (to_slice(batch(3, 5), 0, CPU, sizes) for sizes in (None, ((), ())))
     assert plain.input_ids.shape != filled.input_ids.shape and plain.num_labels == filled.num_labels
     loss, gradients = result(family, plain, kept)
     other_loss, other_gradients = result(family, filled, kept)
@@ -43,20 +44,26 @@ def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, kept: int)
 
 
 def test_batches_of_many_lengths_have_few_shapes() -> None:
-    shapes = {
-        tuple(len(t) for t in (part.input_ids, part.decoder_ids, part.labels))
-        for seed in range(200)
-        if (part := to_slice(batch(3, seed), 0, CPU, 32))
-    }
-    sources = {shape[0] for shape in shapes}
-    assert all(size % 32 == 0 for shape in shapes for size in shape) and len(sources) <= 4
+    parts = [to_slice(batch(5, seed), 0, CPU, ((64, 96, 160), (80, 160))) for seed in range(200)]
+    assert {len(part.input_ids) for part in parts} == {64, 96, 160}
+    assert {len(part.decoder_ids) for part in parts} == {len(part.labels) for part in parts} == {80, 160}
 
 
-def test_the_row_of_padding_is_one_row_on_both_sides_that_no_label_judges() -> None:
+def test_fillers_belong_to_no_row_and_no_label_judges_them() -> None:
     rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 9), 6)]
-    part = to_slice(collate(rows, 0), 0, CPU, 4)
-    assert part.source.lengths == (8, 8) and part.target.lengths == (5, 7), "nothing is missing: 16 and 12 tokens"
-    part = to_slice(collate(rows, 0), 0, CPU, 16)
-    assert part.source.lengths == (8, 8, 16) and part.target.lengths == (5, 7, 4)
-    assert (part.labels[-4:] == IGNORED).all() and (part.input_ids[-16:] == 0).all() and part.num_labels == 12
-    assert part.source.keys is not None and part.source.keys.tolist() == [5, 6, 0]
+    part = to_slice(collate(rows, 0), 0, CPU, ((24,), (13, 20)))
+    assert part.source.lengths == (8, 8) and part.target.lengths == (5, 7)
+    assert (part.source.filler, part.target.filler) == (8, 1)
+    assert len(part.input_ids) == part.source.num_tokens == 24 and len(part.labels) == 13
+    assert (part.labels[12:] == IGNORED).all() and (part.input_ids[16:] == 0).all() and part.num_labels == 12
+
+
+def test_fillers_of_two_answers_stand_behind_all_rows() -> None:
+    """The encoder's output is spread over both answers, and its gradient gathered, with the fillers at the end."""
+    source = Rows((2, 3), filler=3)
+    part = Slice(torch.arange(8), torch.arange(9), torch.arange(9), source, Rows((2, 1, 3, 3)), answers=2)
+    memory = torch.arange(8.0)[:, None]
+    spread = part.spread(memory)
+    assert spread[:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
+    assert part.memory.lengths == (2, 3, 2, 3) and part.memory.num_tokens == 16
+    assert torch.equal(part.gather(spread), 2 * memory)

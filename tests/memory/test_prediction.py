@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import model.attention
 from config import T5ModelConfig
 from devices.malloc import M_MMAP_THRESHOLD, TUNINGS
 from engine.keep import Keep
@@ -18,7 +17,7 @@ from engine.residency import residency_for
 from engine.slices import Slice
 from engine.update import Update
 from engine.walk import Walk
-from memory import blocks, moments
+from memory import moments
 from memory.prediction import Choice, Machine, Work, changeable, peak_of, predict
 from memory.shapes import Shapes
 from memory.units import GIB, MIB
@@ -40,7 +39,6 @@ ROWS, SOURCE, TARGET = 4, 192, 64
 
 
 def test_constants_are_the_engines() -> None:
-    assert blocks.TILE_ELEMENTS == model.attention.TILE_ELEMENTS
     assert moments.UPDATE_CHUNK == CHUNK_ELEMENTS
     assert moments.PIECE_BYTES == 4 * quantization.CHUNK_ELEMENTS
     assert TUNINGS["fast"][M_MMAP_THRESHOLD] == moments.HEAP_BELOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memory.shapes import Shapes, Tokens
+from memory.shapes import Shapes, Tokens, few_sizes
 
 SOURCES = np.array([[2, 3, 9, 10], [4, 4, 4, 8]])
 TARGETS = np.array([[1, 1, 2, 5], [7, 1, 1, 0]])
@@ -39,3 +39,23 @@ def test_rows_of_one_length(batch_size: int) -> None:
     shapes = Shapes.longest(5, 7, 3)
     assert shapes.micro(batch_size) == Tokens(7 * batch_size, 3 * batch_size)
     assert sum(len(micro) for micro in shapes.worst_steps(batch_size)[0]) == 5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sizes_are_few_and_add_the_fewest_fillers(seed: int) -> None:
+    sums = np.random.default_rng(seed).integers(100, 900, 60)
+    sizes = few_sizes(sums, 950)
+    assert len(sizes) == 6 and sizes[-1] >= 950 and all(size % 16 == 0 for size in sizes)
+
+    def fillers(chosen: tuple[int, ...]) -> int:
+        return sum(min(size for size in chosen if size >= one) - one for one in [*sums.tolist(), 950])
+
+    edges = sorted({-(-int(one) // 16) * 16 for one in [*sums, 950]})
+    for place, size in enumerate(sizes[:-1]):  # moving any one of them makes it no better
+        others = [*sizes[:place], *sizes[place + 1 :]]
+        assert all(fillers(tuple(sorted([*others, edge]))) >= fillers(sizes) for edge in edges), size
+
+
+def test_few_sums_are_their_own_sizes() -> None:
+    assert few_sizes(np.array([5, 5, 7]), 9) == (5, 7, 9)
+    assert few_sizes(np.arange(1, 13), 12) == (16,)

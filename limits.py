@@ -1,0 +1,97 @@
+"""Which sizes do tiles, chunks and fillings have? The one place that the engine and its plan read them from.
+
+Whatever reaches the kernels of a backend comes from a small set of sizes: CPU libraries, MPS and compilers keep
+something for each new one. Lengths of rows in attention are therefore rounded up on a scale that grows geometrically, and
+the token sums of a run's micro-batches to a few sizes that its plan chooses. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
+LEAST_LENGTH = 8  # of queries and keys in a tile
+SQUARE_LENGTH = 64  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
+LEAST_FILLED = 16  # tokens of a micro-batch
+FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
+
+
+def padded_length(length: int) -> int:
+    """Keys of a long row, rounded up: 64, 128, 192, 256, 384, 512, ..., two sizes an octave."""
+    size = 1 << (length - 1).bit_length()
+    return size * 3 // 4 if size > 2 * SQUARE_LENGTH and length <= size * 3 // 4 else max(SQUARE_LENGTH, size)
+
+
+def filled_tokens(tokens: int, sizes: Sequence[int] = ()) -> int:
+    """Tokens of a micro-batch, rounded up to one of `sizes`, which ascend.
+
+    Where none is large enough: to a multiple of 16, from 128 on four sizes an octave.
+    """
+    for size in sizes:
+        if size >= tokens:
+            return size
+    step = max(LEAST_FILLED, (1 << (tokens - 1).bit_length()) // 2 // FILLED_PER_OCTAVE)
+    return -(-tokens // step) * step
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of like length that pass through attention side by side.
+
+    Args:
+        rows: their numbers. places: for so many rows, a power of four. num_queries, num_keys: of each, padded.
+        block: queries of a tile; fewer than `num_queries` only where there is one place.
+    """
+
+    rows: tuple[int, ...]
+    places: int
+    num_queries: int
+    num_keys: int
+    block: int
+
+
+def row_groups(
+    query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, width: int
+) -> Iterator[RowGroup]:
+    """Share rows out over groups, so that the scores of a tile and what is gathered for them keep to the tile's size.
+
+    Args:
+        query_lengths, key_lengths: tokens of each row. width: K, of a head.
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for row, (queries, keys) in enumerate(zip(query_lengths, key_lengths, strict=True)):
+        alike.setdefault(_padded(queries, keys, num_heads), []).append(row)
+    for (queries, keys), rows in sorted(alike.items()):
+        places, first = _most_places(num_heads, width, queries, keys), 0
+        while first < len(rows):
+            left = len(rows) - first
+            while places > 1 and 2 * left <= places:  # so that more than half of the places are used
+                places //= 4
+            members = tuple(rows[first : first + places])
+            yield RowGroup(members, places, queries, keys, _block(num_heads, queries, keys))
+            first += places
+
+
+def _padded(queries: int, keys: int, num_heads: int) -> tuple[int, int]:
+    """Padded queries and keys of a row: as many of both where both are few, else blocks of queries over all keys."""
+    longest = max(queries, keys)
+    if longest <= SQUARE_LENGTH:
+        size = max(LEAST_LENGTH, 1 << (longest - 1).bit_length())
+        return size, size
+    keys = padded_length(keys)
+    block = _block(num_heads, SQUARE_LENGTH, keys)
+    return -(-queries // block) * block, keys
+
+
+def _most_places(num_heads: int, width: int, num_queries: int, num_keys: int) -> int:
+    if max(num_queries, num_keys) > SQUARE_LENGTH:
+        return 1
+    most = max(1, TILE_ELEMENTS // (num_heads * num_keys * max(num_keys, 3 * width)))
+    return 1 << (most.bit_length() - 1) // 2 * 2
+
+
+def _block(num_heads: int, num_queries: int, num_keys: int) -> int:
+    """Queries of a tile: a power of two, fewer than `SQUARE_LENGTH` where the scores would outgrow the tile's size."""
+    most = max(LEAST_LENGTH, TILE_ELEMENTS // (num_heads * num_keys))
+    return min(num_queries, SQUARE_LENGTH, 1 << most.bit_length() - 1)
