@@ -143,7 +143,8 @@ def test_several_in_a_row_halve_the_learning_rate_from_the_last_checkpoint_on(fo
     assert rates == [0.01, 0.01, *[0.005] * 4]
     reasons = [record["reason"] for record in events(folder, "slower", "recovery")]
     assert reasons == ["not finite"] * MOST_IN_A_ROW + ["rolled back"]
-    assert events(folder, "slower", "end")[0]["rate_factor"] == 0.5 and are_finite(folder, "slower")
+    end, first = events(folder, "slower", "end")[0], events(folder, "slower", "eval")[0]
+    assert end["rate_factor"] == 0.5 and end["first_eval_loss"] == first["loss"] and are_finite(folder, "slower")
     state = json.loads((folder / "runs/slower/checkpoints/latest/state/training.json").read_text("utf8"))
     assert state["divergence"]["halvings"] == 1 and state["divergence"]["skipped"] == [3, 4, 5]
 
