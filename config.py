@@ -172,7 +172,10 @@ class TrainConfig:
     warmup_steps: int | str = setting(
         AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True
     )
-    weight_decay: float = setting(0.0, "decoupled weight decay, times the learning rate", kind=float, low=0.0, high=1.0)
+    weight_decay: float = setting(
+        0.0, "decoupled weight decay, times the learning rate; not of norms, position biases and DoRA's lengths",
+        kind=float, low=0.0, high=1.0,
+    )  # fmt: skip
     layerwise_decay: float = setting(
         1.0, "factor on the learning rate from a block to the one below it, embedding last; 1: all learn alike", kind=float, above=0.0, high=1.0
     )  # fmt: skip
@@ -202,6 +205,7 @@ class TrainConfig:
         AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True
     )
     keep_latest_n_ckp: int = setting(2, "checkpoints kept beside the best one", kind=int, low=1)
+    detect_anomaly: bool = setting(False, "name the block in which a number first became inf or nan (slow)", kind=bool)
     log_steps: int = setting(10, "steps between two lines on a screen that is no terminal", kind=int, low=1)
     sample_rows: int = setting(3, "answers generated from validation rows at the end", kind=int, unit="rows", low=0)
     early_stopping_evals: int = setting(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,8 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
     except (TypeError, ValueError, OverflowError):
         what = "a whole number" if kind is int else "a number"
         raise ValueError(f"is not {what}; allowed: {allowed(facts)}") from None
-    if number != number:
-        raise ValueError("is not a number")
+    if not math.isfinite(number):
+        raise ValueError(f"is not a finite number; allowed: {allowed(facts)}")
     if kind is float:
         return number
     return int(value) if isinstance(value, str) and word.lstrip("+-").isdigit() else int(number)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from typing import NoReturn
 
 import torch
 from accelerate import Accelerator
 
 import devices
-from config import Config, DoesNotFit
+from config import Config, DoesNotFit, UserError
 from data.collate import Batch
 from devices.malloc import tune_malloc
+from engine.anomaly import checks_of
+from engine.finite import NotFinite
 from engine.optimizers import Step
 from engine.reduce import Reducer, StepFailed
 from engine.slices import Slice, to_slice
@@ -25,7 +28,8 @@ from memory.recovery import drop_frames
 from settings import AUTO, counted
 from training.building import build
 from training.checkpoints import Checkpoints
-from training.evaluation import Evaluation, evaluate, mean_metrics
+from training.divergence import Divergence, why_diverged, why_hopeless
+from training.evaluation import evaluate_in_budget, mean_metrics
 from training.interrupts import Interrupted, Interrupts
 from training.journal import Journal
 from training.keeping import Keeper
@@ -33,16 +37,16 @@ from training.launch import local_processes, local_rank
 from training.opening import agreed_budget, open_run
 from training.peers import Peers
 from training.preference import is_preference_run
-from training.processes import agree_on, group_settings, sum_over
+from training.processes import agree_on, first_told, group_settings, sum_over
 from training.progress import Reading
 from training.reference import attach_reference
 from training.report import Summary
 from training.runs import publish
 from training.samples import score_answers, show_samples
-from training.saving import save
-from training.schedules import learning_rate
-from training.startup import at_checkpoint
-from training.stopping import BestMetric
+from training.saving import is_sound, save
+from training.schedules import planned_rate
+from training.startup import rolled_back
+from training.stopping import BestMetric, lowest_of
 
 
 class LowMemTrainer:
@@ -125,6 +129,10 @@ class LowMemTrainer:
         self.walk, self.update = self.engine.walk, self.engine.update
         self.reducer = Reducer(self.update.ready, self.accelerator.num_processes, self.engine.shards)
         self.state = replace(self.start.state, choice=asdict(choice))
+        self.last_good = self.state.step
+        self.divergence = Divergence.restore(self.state.divergence)
+        self.checks = checks_of(self.engine.model, self.engine.shards, self.config.train.detect_anomaly)
+        self.walk.check_loss = self.checks.loss
         train = self.config.train
         self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
         self.keeper.cleaner.settle()
@@ -135,7 +143,7 @@ class LowMemTrainer:
     def _loop(self) -> None:
         train = self.config.train
         max_steps = int(train.max_steps)
-        self._loop_seconds, self._loop_tokens = 0.0, 0
+        self._loop_seconds, self._loop_tokens, self.has_saved = 0.0, 0, False
         if self.state.step == 0:
             self._evaluate()
         while self.state.step < max_steps and not self.best.should_stop:
@@ -143,56 +151,55 @@ class LowMemTrainer:
             number = self.state.step + 1
             with self.monitor.phase("train"):
                 if not self._step(number):
-                    continue  # the plan is smaller now; the state says where to go on
+                    continue
             self.state.step = number
             if self.keeper.after_step(number):
                 self._follow_plan()
             stop, exhausted = self._stop_asked()
             is_last = number == max_steps
             is_best = (number % int(train.eval_steps) == 0 or is_last) and self._evaluate()
-            if number % int(train.save_steps) == 0 or is_last or is_best or stop or self.best.should_stop:
-                self._save(is_best)
+            is_due = number % int(train.save_steps) == 0 or is_last or is_best or stop or self.best.should_stop
+            if is_due and not self._save(is_best):
+                self._slow_down(number)
+                continue
             if exhausted and not is_last:
                 self._give_up()
             if stop and not is_last:
                 raise Interrupted(
                     f"stopped after step {number}, saved in {self.start.run_dir}; go on with --is_keep_training=True"
                 )
-        if self.best.should_stop:
-            self.journal.tell(self.best.describe())
-        if self.best.got_no_better:
-            self.journal.tell(
-                f"no evaluation was better than that of step 0: the model is that of step {self.state.step}"
-            )
+        for remark in self.best.remarks(self.state.step):
+            self.journal.tell(remark)
 
     def _step(self, number: int) -> bool:
-        """One optimizer step. False: memory did not suffice; it is to be run again."""
+        """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
         began = time.perf_counter()
-        rate = learning_rate(
-            number, schedule=self.config.train.lr_schedule, peak=float(self.config.train.learning_rate),
-            warmup_steps=int(self.config.train.warmup_steps), max_steps=int(self.config.train.max_steps),
-        )  # fmt: skip
+        rate = planned_rate(number, self.config.train) * self.divergence.rate_factor
         batches = self._micro_batches(number)
         labels, tokens = sum_over(
             self.accelerator, sum(b.num_labels for b in batches), sum(b.num_tokens for b in batches)
         )
-        failure, loss = None, 0.0
+        failure, loss, is_lost = None, 0.0, False
         try:
             self.update.begin(Step(number, rate, self.config.train.weight_decay, self.config.run.seed))
             loss = self._attempt(batches, int(labels))
+            is_lost = not self.update.is_finite
         except StepFailed:
             pass  # the sum below says so as well
         except Exception as error:
-            if not self.device.is_out_of_memory(error) or self.engine.shards is not None:
+            is_lost = isinstance(error, NotFinite)
+            if not is_lost and (not self.device.is_out_of_memory(error) or self.engine.shards is not None):
                 raise
-            drop_frames(error)
-            self.reducer.abandon(self.walk.hand_over_order(), self.walk.residency)
-            failure = error
-        has_begun = float(self.update.has_begun)
-        loss, failed, begun = sum_over(self.accelerator, loss, float(failure is not None), has_begun)
-        if failed:
-            self._recover(failure, number, is_changed=begun > 0)
+            self._abandon(error)
+            failure = None if is_lost else error
+        loss, failed, begun, lost = sum_over(
+            self.accelerator, loss, float(failure is not None), float(self.update.has_begun), float(is_lost)
+        )
+        if failed or lost:
+            self.walk.model.zero_grad()
+            (self._recover(failure, number, begun > 0) if failed else self._leave_out(number, begun > 0))
             return False
+        self.divergence.applied(number)
         self._record_step(number, loss, labels, rate, int(tokens), time.perf_counter() - began)
         return True
 
@@ -200,14 +207,22 @@ class LowMemTrainer:
         """Gradients and update; returns the summed loss."""
         self.walk.objective.clear()
         slices = [self._to_slice(batch) for batch in batches]
-        total = self.engine.gradients(slices, labels, self.keeper.plan.choice.num_walks, self.reducer.ready)
+        self.checks.begin()
+        on_ready = self.checks.watching(self.reducer.ready)
+        total = self.engine.gradients(slices, labels, self.keeper.plan.choice.num_walks, on_ready)
         self.reducer.finish()
         self.update.finish()
         return float(total)
 
+    def _abandon(self, error: Exception) -> None:
+        """Free a step that was broken off; the other processes stop at the same place. Sharded ones all stop by themselves."""
+        drop_frames(error)
+        if self.engine.shards is None:
+            self.reducer.abandon(self.walk.hand_over_order(), self.walk.zero_gradients)
+
     def _micro_batches(self, number: int) -> list[Batch]:
         return self.start.loader.micro_batches(
-            number - 1, effective_batch_size=self.keeper.plan.effective_batch_size,
+            self.divergence.batch_of(number), effective_batch_size=self.keeper.plan.effective_batch_size,
             batch_size=self.keeper.plan.choice.batch_size_per_gpu,
             rank=self.accelerator.process_index, num_processes=self.accelerator.num_processes,
         )  # fmt: skip
@@ -233,14 +248,7 @@ class LowMemTrainer:
     # --- when memory does not suffice ---
 
     def _recover(self, failure: Exception | None, number: int, is_changed: bool) -> None:
-        """After an out-of-memory error on any rank: a smaller way where it failed, and the same rows again on all.
-
-        Args:
-            failure: this rank's error; None: it was another's.
-            is_changed: whether weights of the failed step are updated on any rank; then all go back to a checkpoint.
-        """
-        for weight in self.walk.model.parameters():
-            weight.grad = None
+        """After an out-of-memory error, here or (None) on another rank: a smaller way there, the same rows again on all."""
         if failure is not None:
             self.keeper.after_out_of_memory(failure, "train", number)
         _, exhausted = self._stop_asked()
@@ -249,18 +257,47 @@ class LowMemTrainer:
                 self._save(is_best=False)
             self._give_up()
         if is_changed:
-            self._roll_back()
+            self._roll_back("weights were changed already")
         else:
             self._follow_plan()
 
-    def _roll_back(self) -> None:
+    def _leave_out(self, number: int, is_changed: bool) -> None:
+        """After a step that was not finite on any rank: past its rows; where weights suffered, back to a checkpoint."""
+        self.divergence.skip(number)
+        rows = self.divergence.rows(self.start.loader, self.keeper.plan.effective_batch_size)
+        self.journal.left_out(number, rows, first_told(self.accelerator, self.checks.first))
+        if self.divergence.is_stuck and not is_changed and self.state.step == self.last_good:
+            self._end_diverged(number, is_hopeless=True)  # no rate changes what the weights there are give
+        if self.divergence.is_stuck:
+            self._slow_down(number)
+        elif is_changed:
+            self._roll_back("weights were changed already")
+
+    def _slow_down(self, number: int) -> None:
+        """Go on from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
+        if not self.divergence.slow_down():
+            self._end_diverged(number)
+        self._roll_back(f"step {number} is not finite: the learning rate is now {self.divergence.rate_factor:g} of it")
+
+    def _end_diverged(self, number: int, is_hopeless: bool = False) -> NoReturn:
+        """Publish what is good, and say what to change."""
+        last = self.checkpoints.best() or self.checkpoints.latest()
+        if is_hopeless and not self.has_saved:
+            raise UserError(why_hopeless(self.start.base, self.keeper.plan.choice.compute))
+        if last is not None:
+            publish(last, self.start.run_dir, self.is_main)
+        rate, folder = self.config.train.learning_rate, last and self.start.run_dir
+        raise UserError(why_diverged(rate, number, self.divergence.rate_factor, folder))
+
+    def _roll_back(self, reason: str) -> None:
         """Go on from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
         latest = agree_on(self.accelerator, self.checkpoints.latest())
-        self.start = self.beginning if latest is None else at_checkpoint(self.beginning, latest)
+        self.state.divergence = self.divergence.state()
+        self.start = rolled_back(self.beginning, latest, self.state)
         del self.engine, self.walk, self.update, self.reducer
         self.keeper.before("rolling back", self.start.state.step)
         self._build()
-        self.journal.rolled_back(self.state.step)
+        self.journal.rolled_back(self.state.step, reason)
 
     def _follow_plan(self) -> None:
         """Let the engine work as the plan now says."""
@@ -276,9 +313,8 @@ class LowMemTrainer:
         )
         return stop + exhausted > 0, exhausted > 0
 
-    def _give_up(self) -> None:
-        saved = self.checkpoints.latest()
-        resume = f"; step {self.state.step} is saved in {self.start.run_dir}" if saved else ""
+    def _give_up(self) -> NoReturn:
+        resume = f"; step {self.last_good} is saved in {self.start.run_dir}" if self.checkpoints.latest() else ""
         raise DoesNotFit((self.keeper.exhausted or "another process has nothing left to shrink") + resume)
 
     # --- around the step ---
@@ -293,15 +329,18 @@ class LowMemTrainer:
         """Measure the loss on held-out rows, and answers where asked for; returns whether it is the best so far."""
         self.keeper.before("evaluation", self.state.step)
         with self.monitor.phase("evaluation"):
-            result = self._evaluation()
+            result = evaluate_in_budget(
+                self.walk, self.start, self.accelerator, self.device, self.keeper, self.state.step
+            )
+            if result is None:
+                self._give_up()
             free = self.keeper.plan.budget_bytes - self.monitor.sample().anon_bytes
             scores, samples = score_answers(
                 self.walk, self.start.validation, self.start.tokenizer, self.config, self.accelerator, free
             )
         if not result.tokens:
             return False
-        lowest = self.state.best_eval_loss
-        self.state.best_eval_loss = result.loss if lowest is None else min(lowest, result.loss)
+        self.state.best_eval_loss = lowest_of(self.state.best_eval_loss, result.loss)
         if self.state.first_eval_loss is None:
             self.state.first_eval_loss = result.loss
         is_best = self.best.is_best(self.state.step, {"loss": result.loss, **scores})
@@ -309,24 +348,13 @@ class LowMemTrainer:
         self.journal.evaluation(self.state.step, result, {**result.metrics, **scores}, samples)
         return is_best
 
-    def _evaluation(self) -> Evaluation:
-        size = self.keeper.plan.choice.eval_batch_size_per_gpu
-        while True:
-            try:
-                batches = self.start.validation.evaluation_batches(
-                    self.config.train.eval_rows, size, self.accelerator.process_index, self.accelerator.num_processes
-                )
-                return evaluate(self.walk, batches, self.accelerator, self.device.torch_device)
-            except Exception as error:
-                if not self.device.is_out_of_memory(error):
-                    raise
-                size = self.keeper.after_evaluation_out_of_memory(error, size, self.state.step)
-                if self.keeper.exhausted:
-                    self._give_up()
-
-    def _save(self, is_best: bool) -> None:
-        """Write a checkpoint: the whole model folder, and what resuming needs; and copy it where a mirror is named."""
-        self.state.loss_scaling = self.engine.loss_scaling
+    def _save(self, is_best: bool) -> bool:
+        """Write a checkpoint, and copy it where a mirror is named; False: the model is not finite, nothing was written."""
+        with self.monitor.phase("evaluation"):
+            parts = [self._to_slice(batch) for batch in self._micro_batches(max(self.state.step, 1))[:1]]
+            if not is_sound(self.engine, parts, self.accelerator):
+                return False
+        self.state.loss_scaling, self.state.divergence = self.engine.loss_scaling, self.divergence.state()
         with self.monitor.phase("save"):
             path = save(self.checkpoints, self.engine, self.start.tokenizer, self.state, is_best)
         self.journal.checkpoint(self.state.step, path, is_best)
@@ -334,6 +362,8 @@ class LowMemTrainer:
             problem = self.mirror.push(self.start.run_dir, path)
             if problem is not None:
                 self.journal.tell(problem)
+        self.last_good, self.has_saved = self.state.step, True
+        return True
 
     def _finish(self) -> Summary:
         """Publish the best model, show samples and the summary."""
@@ -356,7 +386,7 @@ class LowMemTrainer:
             planned_peak_bytes=self.planned_peak_bytes, measured_peak_bytes=self._measured_peak(),
             budget_bytes=self.keeper.plan.budget_bytes, phase_peaks=dict(self.monitor.phase_peaks),
             care_seconds=self.monitor.cost_seconds + self.keeper.cleaner.total_seconds,
-            watched_seconds=self.monitor.watched_seconds(), model_dir=str(run_dir),
+            watched_seconds=self.monitor.watched_seconds(), model_dir=str(run_dir), **self.divergence.figures(),
         )  # fmt: skip
         journal.end(summary, self.config, prompt or "...")
         self.accelerator.wait_for_everyone()

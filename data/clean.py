@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +78,11 @@ def normalise(text: str) -> str:
 def letter_share(text: str) -> float:
     """Letters, digits and marks among the characters that are not blank; 1 for a blank text."""
     solid = "".join(text.split())
-    return len(_NOT_LETTERS.sub("", solid)) / len(solid) if solid else 1.0
+    letters = len(_NOT_LETTERS.sub("", solid))
+    if not text.isascii():  # a regular expression knows no marks, which are up to half of Hindi, Thai or Tibetan
+        others = Counter("".join(_NOT_LETTERS.findall(solid)))
+        letters += sum(count for other, count in others.items() if unicodedata.category(other)[0] == "M")
+    return letters / len(solid) if solid else 1.0
 
 
 def repetition(text: str) -> float:

@@ -83,14 +83,13 @@ class Reducer:
             self._complete(before)
         self._started = 0
 
-    def abandon(self, order: Sequence[Weights], residency: Residency) -> None:
+    def abandon(self, order: Sequence[Weights], zero_gradients: Callable[[Weights], None]) -> None:
         """Tell the others that this process cannot finish the walk, so that they stop instead of waiting for it.
 
         Call it after an error in the walk or in an update, once memory is free again; gradients are lost.
 
         Args:
-            order: `Walk.hand_over_order()`.
-            residency: in whose dtype the gradients would have been.
+            order: `Walk.hand_over_order()`. zero_gradients: `Walk.zero_gradients`.
         Memory: the gradients of two groups, zeros.
         """
         if self.num_processes > 1:
@@ -98,9 +97,7 @@ class Reducer:
             told = self._pending is not None and self._pending.wait()
             # the others stop behind the group that follows the first one that says so
             for weights in order[self._started : self._started + (1 if told else 2)]:
-                with residency.visit(weights):
-                    for weight in weights:
-                        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+                zero_gradients(weights)
                 self._start(weights, failed=True).wait()
                 for weight in weights:
                     weight.grad = None

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-import torch
 from torch import Tensor
 
+from engine.finite import is_finite
 from settings import UserError
 
 FIRST_SCALE = 2.0**16
@@ -42,8 +42,7 @@ class LossScaling:
         Raises:
             UserError: the gradients overflow whatever the scale is.
         """
-        gradients = list(gradients)
-        if not gradients or is_finite(gradients):
+        if is_finite(gradients):
             self.good_steps += 1
             if self.good_steps == GOOD_STEPS:
                 self.scale, self.good_steps = 2 * self.scale, 0
@@ -60,12 +59,3 @@ class LossScaling:
     def as_dict(self) -> dict[str, float]:
         """Plain values, for a checkpoint; `LossScaling(**values)` goes on from them."""
         return asdict(self)
-
-
-def is_finite(gradients: Iterable[Tensor]) -> bool:
-    """Whether no gradient holds inf or nan. One wait for the device; Memory: one number a gradient.
-
-    The largest magnitude is asked for, not the sum, which could overflow by itself.
-    """
-    largest = [torch.linalg.vector_norm(gradient, ord=float("inf")).float() for gradient in gradients]
-    return bool(torch.isfinite(torch.stack(largest)).all())

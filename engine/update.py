@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from engine.finite import is_finite, norm_of
 from engine.optimizers import Optimizer, Step
 from engine.scaling import LossScaling
 
@@ -31,7 +32,9 @@ class Update:
         self.step = Step(1, 0.0)
         self.has_begun = False  # whether any weight was changed in this step: then it cannot be run again
         self.is_skipped = False  # whether the last step was left out because a gradient was not finite
+        self.is_finite = True  # whether all gradients of the last step were; if not, `has_begun` tells what is lost
         self._held: list[nn.Parameter] = []
+        self._norms: list[Tensor] = []  # of each block's gradients; on the device until the walk has ended
 
     @property
     def holds_all(self) -> bool:
@@ -42,31 +45,39 @@ class Update:
         """Tell the step before its first walk."""
         skipped = 0 if self.scaling is None else self.scaling.skipped_steps
         self.step = replace(step, number=step.number - skipped)
-        self._held, self.has_begun, self.is_skipped = [], False, False
+        self._held, self._norms, self.has_begun, self.is_skipped, self.is_finite = [], [], False, False, True
 
     def ready(self, weights: Sequence[nn.Parameter]) -> None:
         """Take weights whose gradients are final."""
         if self.holds_all:
             self._held += weights
         else:
+            if gradients := _gradients(weights):
+                self._norms.append(norm_of(gradients))
             self._apply(weights)
 
     def finish(self) -> None:
         """Behind the walk: unscale, clip and apply what was held; or leave the step out."""
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
-        if held:
+        if not held:
+            self.is_finite, self._norms = is_finite(self._norms), []
+        elif self._admits(held):
             scale = 1.0 if self.scaling is None else self.scaling.scale
-            gradients = [weight.grad for weight in held if weight.grad is not None]
-            self.is_skipped = self.scaling is not None and not self.scaling.admits(gradients)
-            del gradients
-            if self.is_skipped:
-                for weight in held:
-                    weight.grad = None
-                return
             factor = 1.0 / scale
             if self.max_grad_norm:
                 factor *= self.max_grad_norm / max(global_norm(held) / scale, self.max_grad_norm)
             self._apply(held, factor)
+        else:
+            for weight in held:
+                weight.grad = None
+
+    def _admits(self, held: Sequence[nn.Parameter]) -> bool:
+        """Whether held gradients are finite; a loss scale that was too large takes the blame where there is one."""
+        if self.scaling is None:
+            self.is_finite = is_finite(_gradients(held))
+        else:
+            self.is_skipped = not self.scaling.admits(_gradients(held))
+        return self.is_finite and not self.is_skipped
 
     def _apply(self, weights: Sequence[nn.Parameter], factor: float = 1.0) -> None:
         for weight in weights:
@@ -86,7 +97,10 @@ def _multiply(weight: nn.Parameter, factor: float) -> None:
     weight.grad.mul_(factor)
 
 
+def _gradients(weights: Sequence[nn.Parameter]) -> list[Tensor]:
+    return [weight.grad for weight in weights if weight.grad is not None]
+
+
 def global_norm(weights: Sequence[nn.Parameter]) -> float:
     """L2 norm over the gradients of all weights."""
-    norms = [torch.linalg.vector_norm(w.grad, dtype=torch.float32) for w in weights if w.grad is not None]
-    return float(torch.linalg.vector_norm(torch.stack(norms)))
+    return float(norm_of(_gradients(weights)))

@@ -27,6 +27,7 @@ from engine.reach import Reach, reach_of
 from engine.residency import Residency
 from engine.scaling import LossScaling
 from engine.slices import Slice
+from engine.token_gradients import add_token_gradients
 from model.dropout import Dropout
 from model.loss import LossSettings, token_losses
 from model.quantization import embed
@@ -38,6 +39,10 @@ OnReady = Callable[[Sequence[nn.Parameter]], None]
 
 def no_trim() -> None:
     """What is free stays with the allocator."""
+
+
+def no_check(loss: Tensor) -> None:
+    """Any loss goes backward."""
 
 
 @dataclass
@@ -91,6 +96,7 @@ class Walk:
         self.model, self.keep, self.residency, self.loss_settings = model, keep, residency, loss
         self.dropout_rate, self.objective = dropout_rate, objective or Objective()
         self.scaling, self.boundaries, self.trim = scaling, boundaries or Boundaries(), trim
+        self.check_loss: Callable[[Tensor], object] = no_check  # may break the walk off before backward
         self.boundary_dtype = boundary_dtype or residency.compute_dtype
         self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
 
@@ -128,6 +134,7 @@ class Walk:
 
         self.trim()
         total, grads = self._loss(hidden, slices, total_labels)
+        self.check_loss(total)
         del hidden
         grads = self._backward(decoder_trace, grads, on_ready)
         self._leave(model.decoder, grads, [s.decoder_ids for s in slices], decoder_drop)
@@ -218,6 +225,14 @@ class Walk:
             groups += [list(stage.parameters()) for stage in reversed(stages)]
         return [*groups, self._shared_weights()]
 
+    def zero_gradients(self, weights: Sequence[nn.Parameter]) -> None:
+        """Give weights the gradients of their shapes and dtypes that `gradients` would hand over, all zero."""
+        biases = [stack.bias.table for stack in (self.model.encoder, self.model.decoder) if stack.bias is not None]
+        shared = {id(table) for table in biases}  # used outside of visits, as they are stored
+        with self.residency.visit([weight for weight in weights if id(weight) not in shared]):
+            for weight in weights:
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+
     def _shared_weights(self) -> list[nn.Parameter]:
         model = self.model
         biases = [stack.bias.table for stack in (model.encoder, model.decoder) if stack.bias is not None]
@@ -292,9 +307,10 @@ class Walk:
             return
         buffer = self.residency.open_gradient(weight)
         with torch.no_grad():
-            for index, (rows, drop) in enumerate(zip(ids, drops, strict=True)):
-                buffer.index_add_(0, rows, stack.enter(grads[index], drop).to(buffer.dtype))
-                grads[index] = None  # type: ignore[call-overload]
+            for index, drop in enumerate(drops):
+                grads[index] = stack.enter(grads[index], drop)
+            add_token_gradients(buffer, ids, grads)
+        grads.clear()
         del buffer
         self.residency.close_gradient(weight)
 

@@ -149,7 +149,8 @@ def _walks_and_shards(config: Config, machine: Machine, count: int) -> list[tupl
             "torchrun --nproc_per_node=2 train_low_mem.py ..., or leave it out"
         )
     apart = config.lora.lora_rank or config.data.objective == PREFERENCES  # ways of training that have not learned it
-    can_shard = processes > 1 and not config.train.max_grad_norm and not apart
+    holds_all = config.train.max_grad_norm > 0 or config.memory.mixed_precision == "fp16"  # sharded gradients never are
+    can_shard = processes > 1 and not holds_all and not apart
     sharded = [(1, processes)] if can_shard and asked in (True, AUTO) else []
     whole = [] if asked is True and can_shard else [(walks, 1) for walks in sorted({1, count})]
     return [*whole, *sharded]
@@ -326,7 +327,8 @@ def _dtypes_of(config: Config, machine: Machine, earlier: Choice) -> Dtypes | No
 
 def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
     """Whether an earlier choice shares weights out as is asked for now."""
-    return earlier.shards in {shards for _, shards in _walks_and_shards(config, machine, 1)}
+    is_whole = earlier.shards == 1 or earlier.compute != "float16"
+    return is_whole and earlier.shards in {shards for _, shards in _walks_and_shards(config, machine, 1)}
 
 
 def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:

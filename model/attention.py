@@ -203,7 +203,7 @@ class _TiledAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
         ctx.rows, ctx.causal, ctx.dropout = rows, causal, dropout
-        layout = layout_of(*rows, q.shape[1], q.shape[2], q.device)
+        layout = layout_of(rows[0], rows[1], q.shape[1], q.shape[2], q.device)
         tiles = _Tiles(q, k, v, _widened(bias, layout, q.dtype), layout, causal, dropout, 2)
         room = tiles.padded(layout.num_queries)
         for group in layout.groups:
@@ -220,10 +220,12 @@ class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, k, v, bias = ctx.saved_tensors
-        layout = layout_of(*ctx.rows, q.shape[1], q.shape[2], q.device)
-        wide = _widened(bias, layout, q.dtype)
+        query_rows, key_rows = ctx.rows
+        layout = layout_of(query_rows, key_rows, q.shape[1], q.shape[2], q.device)
+        wide, dbias = _widened(bias, layout, q.dtype), None
         tiles = _Tiles(q, k, v, wide, layout, ctx.causal, ctx.dropout, 3)
-        dbias = torch.zeros_like(wide, dtype=torch.promote_types(q.dtype, torch.float32)) if bias is not None and ctx.needs_input_grad[3] else None  # fmt: skip
+        if wide is not None and ctx.needs_input_grad[3]:
+            dbias = torch.zeros_like(wide, dtype=torch.promote_types(q.dtype, torch.float32))
         grad = grad.reshape(-1, q.shape[2])
         dq, dk, dv = (tiles.padded(count) for count in (layout.num_queries, layout.num_keys, layout.num_keys))
         for group in layout.groups:

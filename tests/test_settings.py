@@ -55,7 +55,18 @@ def test_values(kind: Any, word: object, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "word"),
-    [(int, "1.5"), (int, "inf"), (int, "nan"), (int, "five"), (int, True), (float, "nan"), (float, ""), (float, [1])],
+    [
+        (int, "1.5"),
+        (int, "inf"),
+        (int, "nan"),
+        (int, "five"),
+        (int, True),
+        (float, "nan"),
+        (float, "inf"),
+        (float, float("-inf")),
+        (float, ""),
+        (float, [1]),
+    ],
 )
 def test_what_is_no_number(kind: Any, word: object) -> None:
     with pytest.raises(ValueError, match=r"number|needs a value"):

@@ -56,6 +56,10 @@ TRAPS = {
     "missing config": (["train", "--config=missing.yaml"], ["--config = missing.yaml, no such file"]),
     "unknown preset": (["train", "--preset=smaple"], ["--preset = smaple, is not known"]),
     "unknown model": (["train", "--model_preset=t6"], ["--model_preset = t6, is not known"]),
+    "infinite": (
+        ["train", "--epochs=inf", "--learning_rate=nan"],
+        ["--epochs = inf, is not a fin", "--learning_rate = nan, is not a fin"],
+    ),
     "no number": (["train", "--learning_rate=fast"], ["--learning_rate = fast, is not a number"]),
     "width of 0": (["train", "--d_model=0"], ["--d_model = 0, is out of range; allowed: 1 or more"]),
     "half a switch": (["train", "--is_finetune=flase"], ["--is_finetune = flase, is neither true nor false"]),

@@ -21,6 +21,7 @@ from memory.plan import Plan
 from memory.prediction import Choice, weight_counts
 from memory.recovery import RecoveryRecord
 from settings import counted
+from training.divergence import named_rows
 from training.evaluation import Evaluation
 from training.preference import is_preference_run
 from training.progress import Progress, Reading, about, duration
@@ -147,11 +148,22 @@ class Journal:
         self.metrics.write("recovery", step=step, **record.as_dict())
         self.tell(record.report)
 
-    def rolled_back(self, step: int) -> None:
-        """The run goes on from an earlier step: the events behind it did not happen."""
-        self.metrics.truncate_after(step)
-        report = f"weights were changed already: going on behind step {step}"
+    def rolled_back(self, step: int, reason: str) -> None:
+        """The run goes on from an earlier step: the events behind it did not happen, but for why it had to go back."""
+        self.metrics.truncate_after(step, spared="recovery")
+        report = f"{reason}: going on behind step {step}"
         self.metrics.write("recovery", step=step, reason="rolled back", report=report)
+        self.tell(report)
+
+    def left_out(self, step: int, rows: list[int], place: str | None) -> None:
+        """A batch was passed over because the step that read it was not finite.
+
+        Args:
+            rows: their numbers. place: where it began, in words, if that is known.
+        """
+        origin = f", first in {place}" if place else ""
+        report = f"step {step}: inf or nan{origin}; left out {named_rows(rows)}"
+        self.metrics.write("recovery", step=step, reason="not finite", rows=rows, place=place, report=report)
         self.tell(report)
 
     def checkpoint(self, step: int, path: Any, is_best: bool) -> None:

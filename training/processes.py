@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 Value = TypeVar("Value")
 # A failure is found by `training.peers` in seconds; so this only has to be longer than preparing and saving ever take.
@@ -42,6 +42,12 @@ def most_of(accelerator: Accelerator, *numbers: float) -> list[float]:
 def agree_on(accelerator: Accelerator, value: Value) -> Value:
     """The main process's value, on all processes."""
     return broadcast_object_list([value])[0] if accelerator.num_processes > 1 else value  # type: ignore[no-any-return]
+
+
+def first_told(accelerator: Accelerator, value: Value | None) -> Value | None:
+    """The value of the first process that has one."""
+    told = gather_object([value]) if accelerator.num_processes > 1 else [value]
+    return next((each for each in told if each is not None), None)
 
 
 def _as_tensor(accelerator: Accelerator, numbers: tuple[float, ...]) -> torch.Tensor:

@@ -31,6 +31,8 @@ class Summary:
     care_seconds: float  # watching and cleaning
     watched_seconds: float  # the whole run
     model_dir: str
+    skipped_batches: int = 0  # whose loss or gradient was not finite
+    rate_factor: float = 1.0  # what is left of the learning rate
 
 
 def plan_rows(plan: Plan, weights: int) -> Rows:
@@ -79,6 +81,10 @@ def summary_rows(summary: Summary) -> Rows:
         )
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
         rows.insert(1, ("evaluation loss", f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
+    if s.skipped_batches or s.rate_factor < 1:
+        slower = f", learning rate x {s.rate_factor:g}" if s.rate_factor < 1 else ""
+        batches = f"{s.skipped_batches:,} batch{'es' * (s.skipped_batches != 1)}"
+        rows.append(("inf or nan", f"{batches} left out{slower}"))
     return [*rows, ("model", s.model_dir)]
 
 

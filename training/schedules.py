@@ -63,6 +63,14 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     raise ValueError(f"no such schedule: {schedule}")
 
 
+def planned_rate(step: int, train: TrainConfig) -> float:
+    """The same as the settings of a run ask for it, with no auto left in them."""
+    return learning_rate(
+        step, schedule=train.lr_schedule, peak=float(train.learning_rate),
+        warmup_steps=int(train.warmup_steps), max_steps=int(train.max_steps),
+    )  # fmt: skip
+
+
 def _one_cycle(step: int, peak: float, warmup: int, max_steps: int) -> float:
     start = peak / ONE_CYCLE_START_DIVISOR
     if step < warmup:

@@ -166,13 +166,18 @@ def lasting_settings(begin: Start) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer_dir=AUTO))
 
 
-def at_checkpoint(begin: Start, checkpoint: Path) -> Start:
-    """The same run, going on from one of its checkpoints.
+def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> Start:
+    """The same run, going on from one of its checkpoints; None: from its beginning.
 
+    Args:
+        now: of which this lasts: the first evaluation, and what was left out on the way.
     Raises:
         UserError: the checkpoint holds no state.
     """
-    return dataclasses.replace(begin, base=checkpoint, state=read_training_state(checkpoint), is_resumed=True)
+    if checkpoint is not None:
+        begin = dataclasses.replace(begin, base=checkpoint, state=read_training_state(checkpoint), is_resumed=True)
+    state = dataclasses.replace(begin.state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
+    return dataclasses.replace(begin, state=state)
 
 
 def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path | None:

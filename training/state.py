@@ -32,6 +32,7 @@ class TrainingState:
         loss_scaling: see `engine.scaling`; None without fp16.
         best_metric: see `training.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
+        divergence: see `training.divergence`; None: every number was finite so far.
     """
 
     step: int = 0
@@ -41,6 +42,7 @@ class TrainingState:
     loss_scaling: dict[str, Any] | None = None
     best_metric: dict[str, Any] | None = None
     first_eval_loss: float | None = None
+    divergence: dict[str, Any] | None = None
 
 
 def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState) -> None:

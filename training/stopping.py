@@ -51,7 +51,7 @@ class BestMetric:
         return asdict(self)
 
     def is_best(self, step: int, values: Mapping[str, float]) -> bool:
-        """Take in one evaluation and say whether it is the best so far; equal is not better.
+        """Take in one evaluation and say whether it is the best so far; equal is not better, inf and nan are never.
 
         Args:
             values: numbers of the evaluation by name, the metric among them.
@@ -59,7 +59,7 @@ class BestMetric:
             KeyError: it is not.
         """
         number = values[self.metric]
-        if not math.isnan(number) and (self.value is None or self._is_better(number, self.value)):
+        if math.isfinite(number) and (self.value is None or self._is_better(number, self.value)):
             self.value, self.step, self.evals_since = number, step, 0
             return True
         self.evals_since += 1
@@ -85,3 +85,15 @@ class BestMetric:
             f"stopped early: {counted(self.evals_since, 'evaluation')} in a row no better than {self.metric} {shown} "
             f"at step {self.step}"
         )
+
+    def remarks(self, step: int) -> list[str]:
+        """What is to be told at the end of a run, `step` being its last."""
+        found = [self.describe()] if self.should_stop else []
+        if self.got_no_better:
+            found.append(f"no evaluation was better than that of step 0: the model is that of step {step}")
+        return found
+
+
+def lowest_of(lowest: float | None, loss: float) -> float | None:
+    """The lowest evaluation loss after one more; inf and nan are none."""
+    return loss if math.isfinite(loss) and not (lowest is not None and lowest <= loss) else lowest

@@ -136,13 +136,13 @@ class MetricsFile:
         except OSError as error:
             raise _unwritable(self.path.parent, error) from None
 
-    def truncate_after(self, step: int) -> int:
+    def truncate_after(self, step: int, spared: str | None = None) -> int:
         """Drop the events of later steps, and lines that are no event, such as the torn last line of a killed run.
 
         Events without a step stay. The file is replaced at once, so a kill meanwhile leaves the old one.
 
         Args:
-            step: the checkpoint's step; 0 keeps no step at all.
+            step: the checkpoint's step; 0 keeps no step at all. spared: events of this name stay.
         Returns:
             how many lines were dropped.
         Memory: one line.
@@ -155,7 +155,7 @@ class MetricsFile:
         try:
             with self.path.open("rb") as old, shorter.open("wb") as new:
                 for line in old:
-                    keep = _is_kept(line, step)
+                    keep = _is_kept(line, step, spared)
                     dropped += not keep
                     if keep:
                         new.write(line)
@@ -174,14 +174,14 @@ class MetricsFile:
                 self._file.close()
 
 
-def _is_kept(line: bytes, step: int) -> bool:
+def _is_kept(line: bytes, step: int, spared: str | None) -> bool:
     try:
         record = json.loads(line)
     except ValueError:
         return False
     if not line.endswith(b"\n") or not isinstance(record, dict) or "event" not in record:
         return False
-    return not isinstance(record.get("step"), int) or record["step"] <= step
+    return not isinstance(record.get("step"), int) or record["step"] <= step or record["event"] == spared
 
 
 def _plain(value: Any) -> Any:

@@ -62,6 +62,8 @@ class Optimizer(ABC):
             name = self.names[id(weight)]
             if (factor := self.factors.get(name, 1.0)) != 1.0:
                 step = replace(step, learning_rate=step.learning_rate * factor)
+            if step.weight_decay and not is_decayed(name, weight):
+                step = replace(step, weight_decay=0.0)
             self._update(name, weight.data, weight.grad, step)
 
     @abstractmethod
@@ -122,6 +124,15 @@ class Optimizer(ABC):
             if key.rpartition("/")[0] not in self.weights:
                 raise KeyError(key)
             self.state[key] = value
+
+
+def is_decayed(name: str, weight: Tensor) -> bool:
+    """Whether weight decay shrinks a weight: the matrices of products and embeddings, which the norms scale again.
+
+    Norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
+    Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
+    """
+    return weight.dim() == 2 and not name.endswith("bias.table")
 
 
 def row_chunks(tensor: Tensor) -> Iterator[slice]:

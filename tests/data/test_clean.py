@@ -72,6 +72,14 @@ def test_limits_are_the_users() -> None:
     assert letter_share(" a1. ") == 2 / 3 and letter_share(" ") == 1.0 and repetition("") == 0.0
 
 
+@pytest.mark.parametrize(
+    "text", ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48", "\u0f62\u0f92\u0fb1\u0f63", "a\u0302\u0323"],
+    ids=["Hindi", "Thai", "Tibetan", "two marks on a letter"],
+)  # fmt: skip
+def test_marks_are_part_of_letters(text: str) -> None:
+    assert letter_share(text) == 1.0 and letter_share(f"{text}{'.' * len(text)}") == 0.5
+
+
 def test_the_report_keeps_counts_and_the_first_samples() -> None:
     one, two = Dropped(), Dropped()
     for number in range(2):

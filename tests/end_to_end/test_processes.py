@@ -129,3 +129,20 @@ def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weights were changed already" in done.stdout, "at least one of the two failures came behind an update"
     assert difference(place, "short", pretrained) < 1e-5
+
+
+@pytest.mark.parametrize("shards", ["False", pytest.param("True", marks=slow)])
+def test_what_is_not_finite_on_one_process_is_left_out_by_all(pretrained: World, tmp_path: Path, shards: str) -> None:
+    place = pretrained.beside(tmp_path)
+    script = Path(__file__).with_name("not_finite_child.py")
+    words = place.command("train", *pretrained.train_flags, "--run_name=left_out", f"--shard_weights={shards}")
+    done = subprocess.run(
+        [*launcher(2), str(script), *words[1:]], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(place.losses("left_out")) == list(range(1, 25))
+    records = [(event["reason"], event["step"]) for event in place.events("left_out") if event["event"] == "recovery"]
+    assert records == [("not finite", 5), ("not finite", 8), ("rolled back", 5)]
+    ours, theirs = place.losses("left_out"), pretrained.place.losses("whole")
+    assert [ours[step] for step in range(1, 5)] == pytest.approx([theirs[step] for step in range(1, 5)], rel=1e-5)
+    assert place.events("left_out")[-1]["skipped_batches"] == 2

@@ -58,7 +58,7 @@ def main(place: str) -> None:
         outcome = "told"
     except Broken:
         outcome = "broke"
-        reducer.abandon(walk.hand_over_order(), residency)
+        reducer.abandon(walk.hand_over_order(), walk.zero_gradients)
     order = [[optimizer.names[id(weight)] for weight in group] for group in walk.hand_over_order()]
     assert handed == order[: len(handed)], "the order is known before the walk"
     everywhere: list[tuple[str, list[str]]] = [("", []), ("", [])]

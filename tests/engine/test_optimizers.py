@@ -10,6 +10,7 @@ from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
 from engine.optimizers.adamw import BLOCK, decode_first, decode_second, encode_first, encode_second
 from engine.rounding import ROUNDINGS
 from memory.prediction import Work, state_bytes
+from model.lora import LoraSettings, add_adapters
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, small_model
 
@@ -95,7 +96,8 @@ def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPa
         for key, shape in SHAPES.items():
             grads[key].append(torch.randn(shape, generator=generator).double())
     for key in SHAPES:
-        expected = ORACLES[name](before[key].detach().double(), grads[key], 0.02, 0.1)
+        decay = 0.1 if len(SHAPES[key]) == 2 else 0.0
+        expected = ORACLES[name](before[key].detach().double(), grads[key], 0.02, decay)
         # moments of one byte: a step is off by a few percent, and six steps move a weight by about 0.03
         tolerance = 2e-3 if name == "adamw_8bit" and len(SHAPES[key]) == 2 else 1e-6
         assert torch.allclose(weights[key].double(), expected, rtol=1e-5, atol=tolerance)
@@ -198,3 +200,19 @@ def test_sinkgd_keeps_no_state_for_the_matrices_of_blocks() -> None:
     }
     assert blocks and not owners & blocks
     assert owners == set(model.state_dict()) - blocks
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_decay_shrinks_matrices_alone(name: str) -> None:
+    model = small_model()
+    add_adapters(model, LoraSettings(2, 4.0, ("q",), dora=True), seed=3)
+    for weight in model.parameters():
+        weight.data.fill_(1.0)
+    optimizer = OPTIMIZERS[name](dict(model.named_parameters()))
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+        optimizer.update(weight, Step(1, 0.1, weight_decay=0.5))
+    shrunk = {key for key, weight in model.named_parameters() if not torch.equal(weight, torch.ones_like(weight))}
+    spared = ("norm.weight", "bias.table", "magnitude")
+    assert shrunk == {key for key, _ in model.named_parameters() if not key.endswith(spared)}
+    assert {key.split(".")[-1] for key, _ in model.named_parameters()} >= {"table", "magnitude"}

@@ -22,6 +22,7 @@ from engine.residency import Residency, residency_for
 from engine.slices import Slice, to_slice
 from engine.walk import Walk
 from model import hf_format
+from model.lora import LoraSettings, adapters_of, add_adapters
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, relative_error, small_model
@@ -306,3 +307,19 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
     for name, gradient in gradients.items():
         reference = theirs[hf_format.hf_name(name, model.config)].grad
         assert reference is not None and relative_error(gradient, reference) < 2e-5, name
+
+
+@pytest.mark.parametrize("keep", [0, 99])
+def test_adapters_drop_the_same_whatever_the_slices(keep: int) -> None:
+    model, rows = small_model(), draw_rows()
+    add_adapters(model, LoraSettings(2, 4.0, ("q", "k", "v"), dropout=0.3), seed=3)
+    for adapter in adapters_of(model).values():
+        adapter.b.data.fill_(0.05)
+    walk = make_walk(model, LOSSES["sigmoid"], keep)
+    loss, gradients = walk_gradients(walk, rows, CUTS["one"])
+    for cut in ("uneven", "four"):
+        other_loss, others = walk_gradients(walk, rows, CUTS[cut])
+        assert other_loss.item() == pytest.approx(loss.item(), rel=1e-6)
+        assert max(relative_error(others[name], gradients[name]) for name in gradients) < 1e-5
+    model.adapter_dropout = 0.0
+    assert abs(walk_gradients(walk, rows, CUTS["one"])[0].item() / loss.item() - 1) > 1e-4, "nothing was dropped"

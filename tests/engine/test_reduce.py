@@ -9,7 +9,8 @@ import torch
 
 from engine.keep import Keep
 from engine.reduce import Reducer
-from engine.residency import Residency
+from engine.residency import Residency, residency_for
+from engine.scaling import LossScaling
 from engine.walk import Walk
 from model.loss import LossSettings
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
@@ -59,3 +60,25 @@ def test_the_order_of_groups_is_known_before_the_walk(family: str, frozen: str) 
         lambda group: handed.append([id(weight) for weight in group]),
     )
     assert handed == [[id(weight) for weight in group] for group in walk.hand_over_order()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtypes", ["float32 float16", "bfloat16 float32", "float32 float32"])
+def test_who_abandons_a_walk_sends_what_the_others_send(family: str, dtypes: str) -> None:
+    storage, compute = (getattr(torch, name) for name in dtypes.split())
+    model, batch = small_model(family), Rectangle()
+    for weight in model.parameters():
+        if weight.dim() == 2 and weight.shape[0] != model.config.relative_attention_num_buckets:
+            weight.data = weight.data.to(storage)
+    model.embedding.requires_grad_(family != "umt5")
+    walk = Walk(model, Keep(0), residency_for(storage, compute), LossSettings(), 0.0, scaling=LossScaling(2.0**8))
+
+    def forms() -> list[tuple[object, ...]]:
+        return [(w.grad.dtype, w.grad.shape) if w.grad is not None else () for w in model.parameters()]
+
+    walk.gradients(batch.slices(model, [[0, 1, 2, 3]]), batch.num_labels, lambda weights: None)
+    expected = forms()
+    for group in walk.hand_over_order():
+        walk.zero_gradients(group)
+    assert forms() == expected
+    assert {weight.dtype for weight in model.parameters()} <= {torch.float32, storage}, "the copy of a visit has stayed"

@@ -71,3 +71,11 @@ def test_fp32_weights_are_not_rounded(name: str) -> None:
     rounding.write(weight, values.clone(), None, rounding_key(0, 1, 0, CPU), 0)
     assert torch.equal(weight, values)
     assert torch.equal(rounding.read(weight, None), values)
+
+
+def test_what_is_no_number_stays_so() -> None:
+    bits = torch.tensor([0x7F800001, 0x7FC00000, 0x7FFFFFFF, -1, -0x7FFFFF], dtype=torch.int32)  # nan of both signs
+    infinite = torch.tensor([float("inf"), float("-inf")])
+    values = torch.cat([bits.view(torch.float32), infinite]).repeat(200)
+    rounded = round_stochastically(values.clone(), rounding_key(1, 2, 3, CPU), 0).float()
+    assert torch.equal(rounded.isnan(), values.isnan()) and torch.equal(rounded[5:7], infinite)

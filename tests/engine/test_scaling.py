@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.finite import is_finite
 from engine.keep import Keep
 from engine.optimizers import OPTIMIZERS, Step
 from engine.residency import residency_for
-from engine.scaling import GOOD_STEPS, LossScaling, is_finite
+from engine.scaling import GOOD_STEPS, LossScaling
 from engine.update import Update
 from engine.walk import Walk
 from model.loss import LossSettings

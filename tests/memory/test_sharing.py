@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from config import load
@@ -57,6 +59,19 @@ def test_sharing_takes_several_processes() -> None:
         plan(config_of(shard_weights="True"), machine(1), source_tokens=128, target_tokens=64)
     with pytest.raises(UserError, match="max_grad_norm"):
         config_of(shard_weights="True", max_grad_norm="1.0")
+
+
+def test_fp16_is_never_sharded() -> None:
+    """Its loss scale follows from all gradients, of which a process would see its own rows alone."""
+    rates = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
+    four = replace(machine(4, 6.0), rates=rates)
+    facts = {"source_tokens": 128, "target_tokens": 64}
+    assert plan(config_of(optimizer="adamw_rms"), four, **facts).choice.shards == 4
+    with pytest.raises(DoesNotFit):
+        plan(config_of(optimizer="adamw_rms", mixed_precision="fp16"), four, **facts)
+    earlier = Choice(1, 2, 1, 0, 2, "float32", "float16", 2**24, shards=4)
+    roomy = replace(machine(4), rates=rates)
+    assert plan(config_of(mixed_precision="auto"), roomy, earlier=earlier, **facts).choice.shards == 1
 
 
 def test_a_resumed_run_shares_as_it_is_asked_to_now() -> None:

@@ -13,6 +13,13 @@ DONE = Summary(
 )  # fmt: skip
 
 
+def test_the_summary_tells_what_was_left_out() -> None:
+    assert "inf or nan" not in dict(summary_rows(DONE))
+    assert dict(summary_rows(replace(DONE, skipped_batches=1)))["inf or nan"] == "1 batch left out"
+    slower = replace(DONE, skipped_batches=4, rate_factor=0.5)
+    assert dict(summary_rows(slower))["inf or nan"] == "4 batches left out, learning rate x 0.5"
+
+
 def test_the_summary_of_a_run() -> None:
     rows = dict(summary_rows(DONE))
     assert rows["steps"] == "40 in 20s, 1,234 tokens/s"

@@ -7,7 +7,7 @@ import pytest
 
 from config import load
 from settings import UserError
-from training.stopping import BestMetric
+from training.stopping import BestMetric, lowest_of
 
 
 def run(best: BestMetric, numbers: list[float], first: int = 1) -> list[tuple[bool, bool]]:
@@ -45,7 +45,7 @@ def test_without_patience_a_run_never_stops() -> None:
 
 def test_what_is_no_number_is_never_the_best() -> None:
     best = BestMetric("loss", patience=3)
-    assert [new for new, _ in run(best, [math.nan, math.inf, 5.0, math.nan])] == [False, True, True, False]
+    assert [new for new, _ in run(best, [math.nan, math.inf, 5.0, math.nan])] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("cut", range(8))
@@ -73,3 +73,11 @@ def test_a_score_needs_answers() -> None:
     assert load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8"}).train.metric_for_best == "bleu"
     with pytest.raises(UserError, match=r"--metric_for_best = bleu, is not among --metrics"):
         load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8", "metrics": "f1,chrf"})
+
+
+def test_the_lowest_loss_is_a_number() -> None:
+    lowest, found = None, []
+    for loss in (math.nan, 5.0, math.nan, math.inf, 4.0, 6.0):
+        lowest = lowest_of(lowest, loss)
+        found.append(lowest)
+    assert found == [None, 5.0, 5.0, 5.0, 4.0, 4.0]

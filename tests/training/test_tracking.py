@@ -69,6 +69,14 @@ def test_resume_keeps_each_step_once_and_drops_a_torn_line(tmp_path: Path) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_run_that_goes_back_still_says_why(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for event in ("step", "recovery"):
+        metrics.write(event, step=7)
+    assert metrics.truncate_after(4, spared="recovery") == 1 and metrics.truncate_after(4) == 1
+    metrics.close()
+
+
 def test_a_line_without_its_newline_was_not_finished(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"event": "step", "step": 1}\nnot json\n[1]\n{"event": "step", "step": 2}')

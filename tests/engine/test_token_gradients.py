@@ -1,0 +1,58 @@
+"""The gradient of an embedding is the sum over its tokens, rounded once, the same every time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine import token_gradients
+from engine.keep import Keep
+from engine.residency import residency_for
+from engine.token_gradients import add_token_gradients
+from engine.walk import Walk
+from model.dropout import Dropout
+from model.loss import LossSettings
+from model.rows import Rows
+from tests.engine.small_models import small_model
+
+VOCABULARY, WIDTH = 50, 24
+
+
+def draw(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids of which one is frequent, and gradients that do not cancel out."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCABULARY, (tokens,), generator=generator)
+    ids[torch.rand(tokens, generator=generator) < 0.5] = 7
+    return ids, torch.randn(tokens, WIDTH, generator=generator).add_(1.0).bfloat16()
+
+
+@pytest.mark.parametrize("slab", [1 << 20, 9000, 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_each_row_is_rounded_once(dtype: torch.dtype, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_gradients, "SLAB_ELEMENTS", slab)
+    parts = [draw(tokens, seed) for seed, tokens in enumerate((3000, 10, 1))]
+    table = torch.full((VOCABULARY, WIDTH), 0.25, dtype=dtype)
+    add_token_gradients(table, [ids for ids, _ in parts], [grad for _, grad in parts])
+    exact = torch.full((VOCABULARY, WIDTH), 0.25, dtype=torch.float64)
+    for ids, grad in parts:
+        exact.index_add_(0, ids, grad.double())
+    last_bit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-20
+    assert ((table.double() - exact).abs() <= last_bit * exact.abs() + 1e-5).all()
+
+
+def test_rows_that_no_token_names_are_left() -> None:
+    table = torch.full((5, 3), 2.0, dtype=torch.bfloat16)
+    add_token_gradients(table, [torch.tensor([4, 1, 4])], [torch.ones(3, 3, dtype=torch.bfloat16)])
+    assert table[:, 0].tolist() == [2.0, 3.0, 2.0, 2.0, 4.0]
+
+
+def test_the_walk_loses_no_token_in_bf16() -> None:
+    """Of ones that are added to each other in bf16, only the first 256 count."""
+    model = small_model().bfloat16()
+    walk = Walk(model, Keep(99), residency_for(torch.bfloat16, torch.bfloat16), LossSettings(), 0.0)
+    gradients = [torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2)]
+    ids, drops = [torch.full((1000,), 9)] * 2, [Dropout(0.0, Rows((1000,)))] * 2
+    walk._leave(model.encoder, gradients, ids, drops)
+    assert model.embedding.grad is not None
+    assert (model.embedding.grad[9] == 2000).all() and model.embedding.grad.sum() == 2000 * model.config.d_model
+    assert not gradients, "they are not held any longer than that"

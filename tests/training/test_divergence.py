@@ -1,0 +1,216 @@
+"""Numbers that are not finite: what is left out, when a run goes back and slows down, and that nothing broken is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from config import Config, load
+from data.loader import StepLoader
+from engine.objective import Objective
+from settings import UserError
+from tests.end_to_end.running import write_text
+from trainer_low_mem import LowMemTrainer
+from training.divergence import MOST_HALVINGS, MOST_IN_A_ROW, Divergence, named_rows
+
+STEPS, ROWS = 6, 4
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("divergence")
+    write_text(place / "text.txt")
+    return place
+
+
+def configuration(folder: Path, name: str, **flags: object) -> Config:
+    settings = {
+        "train_file": str(folder / "text.txt"), "output_dir": str(folder / "runs"), "log_dir": str(folder / "logs"),
+        "cache_dir": str(folder / "cache"), "run_name": name, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2,
+        "num_layers": 1, "num_decoder_layers": 1, "vocab_size": 512, "max_seq_len": 32, "max_steps": STEPS,
+        "save_steps": 2, "eval_steps": 3, "effective_batch_size": ROWS, "dropout_rate": 0.1, "mixed_precision": "no",
+        "lr_schedule": "constant", "warmup_steps": 0, "learning_rate": 0.01, "sample_rows": 0, "num_threads": 1, **flags,
+    }  # fmt: skip
+    return load("train", {key: str(value) for key, value in settings.items()})
+
+
+def events(folder: Path, name: str, kind: str) -> list[dict]:
+    lines = (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def run(folder: Path, name: str, **flags: object) -> tuple[LowMemTrainer, list[float]]:
+    trainer = LowMemTrainer(configuration(folder, name, **flags))
+    trainer.train()
+    steps = events(folder, name, "step")
+    assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+    return trainer, [event["loss"] for event in steps]
+
+
+def published(folder: Path, name: str) -> Path:
+    return folder / "runs" / name / "model.safetensors"
+
+
+def are_finite(folder: Path, name: str) -> bool:
+    files = [published(folder, name), *(folder / "runs" / name / "checkpoints").glob("step_*/model.safetensors")]
+    return all(bool(torch.isfinite(weight).all()) for file in files for weight in load_file(file).values())
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Batches, by number, whose loss or whose gradient is nan."""
+    plain_batches, plain_loss = StepLoader.micro_batches, Objective.loss_and_gradients
+
+    def put_in(*batches: int, gradient: bool = False) -> None:
+        batch = [0]
+
+        def micro_batches(self, step, **named):
+            batch[0] = step
+            return plain_batches(self, step, **named)
+
+        def loss_and_gradients(self, *facts):
+            loss, grad = plain_loss(self, *facts)
+            if batch[0] in batches:
+                return (loss, grad * NAN) if gradient else (loss * NAN, grad)
+            return loss, grad
+
+        monkeypatch.setattr(StepLoader, "micro_batches", micro_batches)
+        monkeypatch.setattr(Objective, "loss_and_gradients", loss_and_gradients)
+
+    return put_in
+
+
+def test_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poison):
+    poison(2)
+    trainer, losses = run(folder, "loss")
+    (record,) = events(folder, "loss", "recovery")
+    assert record["reason"] == "not finite" and record["step"] == 3
+    assert record["rows"] == trainer.start.loader.rows_of_steps(2, 1, ROWS).tolist()
+    assert str(record["rows"][0]) in record["report"]
+    end = events(folder, "loss", "end")[0]
+    assert end["skipped_batches"] == 1 and end["rate_factor"] == 1.0
+    assert trainer.divergence.skipped == [2] and are_finite(folder, "loss")
+    poison()
+    assert run(folder, "undisturbed")[1][:2] == losses[:2]
+
+
+def test_a_resumed_run_reads_the_rows_of_one_that_was_never_stopped(folder, poison, monkeypatch):
+    poison(1, 3)
+    _, whole = run(folder, "whole")
+    record = LowMemTrainer._record_step
+
+    def killed(self, number, *facts):
+        if number == 5:
+            raise RuntimeError("killed")
+        record(self, number, *facts)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="killed"):
+        patched.setattr(LowMemTrainer, "_record_step", killed)
+        LowMemTrainer(configuration(folder, "cut")).train()
+    trainer, losses = run(folder, "cut", is_keep_training=True)
+    assert losses == whole, "bit for bit"
+    assert trainer.divergence.skipped == [1, 3] and events(folder, "cut", "end")[0]["skipped_batches"] == 2
+    assert [record["step"] for record in events(folder, "cut", "recovery")] == [2, 3]
+
+
+def test_after_a_gradient_that_is_nan_the_run_goes_back_and_past_its_rows(folder, poison):
+    poison(4)
+    _, expected = run(folder, "loss_of_4")
+    poison(4, gradient=True)
+    _, losses = run(folder, "gradient_of_4")
+    assert losses == expected, "as if the step had not been tried"
+    reasons = [(record["reason"], record["step"]) for record in events(folder, "gradient_of_4", "recovery")]
+    assert reasons == [("not finite", 5), ("rolled back", 4)]
+
+
+def test_clipped_gradients_are_looked_at_before_any_is_applied(folder, poison):
+    poison(4, gradient=True)
+    trainer, _ = run(folder, "clipped", max_grad_norm=1.0)
+    assert [record["reason"] for record in events(folder, "clipped", "recovery")] == ["not finite"]
+    assert trainer.divergence.skipped == [4]
+
+
+def test_several_in_a_row_halve_the_learning_rate_from_the_last_checkpoint_on(folder, poison):
+    poison(3, 4, 5)
+    run(folder, "slower", eval_steps=100)
+    rates = [event["learning_rate"] for event in events(folder, "slower", "step")]
+    assert rates == [0.01, 0.01, *[0.005] * 4]
+    reasons = [record["reason"] for record in events(folder, "slower", "recovery")]
+    assert reasons == ["not finite"] * MOST_IN_A_ROW + ["rolled back"]
+    end, first = events(folder, "slower", "end")[0], events(folder, "slower", "eval")[0]
+    assert end["rate_factor"] == 0.5 and end["first_eval_loss"] == first["loss"] and are_finite(folder, "slower")
+    state = json.loads((folder / "runs/slower/checkpoints/latest/state/training.json").read_text("utf8"))
+    assert state["divergence"]["halvings"] == 1 and state["divergence"]["skipped"] == [3, 4, 5]
+
+
+def test_a_run_that_diverges_ends_and_publishes_nothing_broken(folder):
+    with pytest.raises(
+        UserError, match=r"--learning_rate = 1e\+30, the run diverges at step 1: .*0.03125 of it.*no model is published"
+    ):
+        run(folder, "diverged", learning_rate=1e30, optimizer="adamw", keep_latest_n_ckp=1, save_steps=1)
+    assert not published(folder, "diverged").exists()
+    assert not list((folder / "runs" / "diverged").rglob("*.safetensors")), "1e30 is finite, and its loss is not"
+
+
+def test_a_run_that_diverges_late_publishes_its_last_good_checkpoint(folder, poison):
+    poison(*range(5, 100))
+    with pytest.raises(UserError, match=r"diverges at step 6.*the last good checkpoint is in .*late"):
+        run(folder, "late", keep_latest_n_ckp=1, eval_steps=100)
+    assert are_finite(folder, "late")
+    kept = [path.name for path in (folder / "runs" / "late" / "checkpoints").glob("step_*")]
+    assert kept == ["step_00000004"], "rotation drops no good one for a broken one"
+
+
+def test_a_run_that_cannot_leave_a_checkpoint_ends_there(folder, poison):
+    poison(*range(4, 100))
+    with pytest.raises(
+        UserError, match=r"diverges at step 5: its numbers become inf or nan; .*checkpoint is in .*stays"
+    ):
+        run(folder, "stays")
+    assert are_finite(folder, "stays")
+
+
+def test_a_model_that_was_broken_from_the_start_is_told_as_such(folder, poison):
+    poison(*range(100))
+    with pytest.raises(UserError, match="before a weight was changed"):
+        run(folder, "hopeless")
+
+
+def test_the_place_is_named_where_it_is_asked_for(folder, poison):
+    poison(2)
+    run(folder, "named", detect_anomaly=True)
+    (record,) = events(folder, "named", "recovery")
+    assert record["place"] == "the loss" and "first in the loss" in record["report"]
+
+
+def test_each_step_reads_the_next_batch_that_was_not_passed_over():
+    divergence = Divergence(skipped=[4, 1, 2])
+    assert [divergence.batch_of(step) for step in range(1, 6)] == [0, 3, 5, 6, 7]
+    divergence.skip(3)
+    assert divergence.skipped[-1] == 5 and [divergence.batch_of(step) for step in (2, 3)] == [3, 6]
+
+
+def test_steps_that_are_run_again_do_not_count_as_progress():
+    divergence = Divergence()
+    for _ in range(MOST_IN_A_ROW):
+        assert not divergence.is_stuck
+        divergence.skip(7)
+        divergence.applied(6)
+    assert divergence.is_stuck
+    assert [divergence.slow_down() for _ in range(MOST_HALVINGS + 1)] == [True] * MOST_HALVINGS + [False]
+    divergence.skip(8)
+    divergence.applied(8)
+    assert divergence.in_a_row == 0
+    assert Divergence.restore(divergence.state()) == divergence and Divergence().state() is None
+
+
+def test_rows_are_named_in_words():
+    assert named_rows([3]) == "row 3 of the training data"
+    assert named_rows([3, 5]) == "rows 3, 5 of the training data"
+    assert named_rows(list(range(10))).endswith("7 and 2 more (see metrics.jsonl) of the training data")
