@@ -32,13 +32,13 @@ def describe(folder: Path) -> dict[str, Entry]:
 
 def seal(folder: Path, **facts: Any) -> None:
     """Write the sums of all files into the folder, and `facts` beside them."""
-    write_sums(folder, describe(folder), **facts)
+    write_sums(folder / CHECKSUMS_FILE, describe(folder), **facts)
 
 
-def write_sums(folder: Path, files: dict[str, Entry], **facts: Any) -> None:
+def write_sums(path: Path, files: dict[str, Entry], **facts: Any) -> None:
     """Write sums that are known already."""
     content = {"format": 1, **facts, "files": files}
-    (folder / CHECKSUMS_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
 
 
 def read_sums(folder: Path) -> dict[str, Any] | None:

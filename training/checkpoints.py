@@ -97,9 +97,10 @@ class Checkpoints:
         Returns:
             it, and what is to be told of those that are damaged.
         Raises:
-            UserError: there are checkpoints, and all of them are damaged.
+            UserError: there are checkpoints, and all of them are damaged. OSError: the folder cannot be written.
         Time: one reading of the checkpoint.
         """
+        self.clear_leftovers()
         passed: list[tuple[Path, list[str]]] = []
         for path in self._all():
             found = damages(path)

@@ -28,6 +28,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         write(fresh)
         _flush_file(fresh)
         os.replace(fresh, path)
+        fresh.unlink(missing_ok=True)  # renaming a hard link onto the very same file leaves both
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
