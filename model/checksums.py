@@ -90,7 +90,8 @@ def refuse_damaged(folder: Path, flag: str) -> None:
     """
     found = damages(folder, with_state=False)
     if found:
-        raise UserError(*(f"--{flag} = {folder}, {damage}; copy the folder again, or use another" for damage in found))
+        advice = f"copy the folder again; where you have changed it on purpose, remove its {CHECKSUMS_FILE}"
+        raise UserError(*(f"--{flag} = {folder}, {damage}; {advice}" for damage in found))
 
 
 def digest(path: Path) -> str:

@@ -123,7 +123,8 @@ def _answers_to_measure(config: Config, saved: Path) -> dict[str, str]:
     settings = read_settings_file(saved)
     if training_command(settings) != "dpo":
         return {}
-    column = {} if config.given("validation_file") else {"response_column": str(settings.get("chosen_column", config.data.chosen_column))}
+    chosen = str(settings.get("chosen_column", config.data.chosen_column))
+    column = {} if config.given("validation_file") else {"response_column": chosen}
     return {"objective": "pairs", **column}
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -71,10 +72,8 @@ class Ownership:
 
     def _give_back(self) -> None:
         if self._lock is not None and self._run_dir is not None:
-            try:
+            with suppress(OSError):  # without the lock it says nothing
                 (self._run_dir / OWNER_FILE).unlink(missing_ok=True)
-            except OSError:
-                pass  # without the lock it says nothing
             self._lock.release()
         self._lock = self._run_dir = None
 

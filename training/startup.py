@@ -19,6 +19,7 @@ from data.task import file_problems
 from data.tokenizer import Tokenizer
 from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
+from model.checksums import refuse_damaged
 from settings import AUTO, counted, read_settings_file
 from training.adapters import check_trained, home_of
 from training.checkpoints import Checkpoints
@@ -148,14 +149,16 @@ def start(config: Config, available_bytes: int) -> Start:
     metric_names(config.metrics.metrics)  # else unknown names are told at the first evaluation, or never
     if config.train.is_keep_training:
         run_dir = find_run_to_resume(config)
-        asked, config = config, resumed_config(config, run_dir)
-        notes += unused_places(asked, run_dir)
+        typed, config = config, resumed_config(config, run_dir)
+        notes += unused_places(typed, run_dir)
     try:
         base = _base_folder(config, run_dir, notes)
     except UserError as error:  # files may be missing as well, and would be told only once this is mended
         raise UserError(*error.problems, *file_problems(config.data)) from None
     if base is not None:
         home = home_of(base, config)
+        for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
+            refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         _take_over_shape(config, home)
         if config.data.tokenizer_dir == AUTO:
             config.data.tokenizer_dir = str(home)

@@ -64,9 +64,7 @@ def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: O
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     tokenizer.save(folder)
     (folder / STATE).mkdir()
-    save_file(
-        {name: tensor.contiguous() for name, tensor in optimizer.state.items()}, folder / STATE / OPTIMIZER_FILE
-    )
+    save_file({name: tensor.contiguous() for name, tensor in optimizer.state.items()}, folder / STATE / OPTIMIZER_FILE)
     (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 

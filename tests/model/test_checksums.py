@@ -47,7 +47,7 @@ def test_each_damaged_file_is_named(folder: Path) -> None:
         assert any(name in damage and words in damage for damage in found), found
     assert len(damages(folder, deep=False)) == 2, "a changed bit needs a reading"
     assert len(damages(folder, with_state=False)) == 2
-    with pytest.raises(UserError, match="--model = .*model.safetensors is damaged"):
+    with pytest.raises(UserError, match=r"--model = .*model\.safetensors is damaged"):
         refuse_damaged(folder, "model")
 
 

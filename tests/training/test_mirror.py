@@ -125,7 +125,7 @@ def test_names_at_the_address_lead_nowhere_else(tmp_path: Path, word: str) -> No
     mirror.push(tmp_path / "here", save(tmp_path / "here", 1))
     (there / "r" / "LATEST").write_text(word, encoding="latin1")
     run_dir = mine / "runs" / "r"
-    with pytest.raises(UserError, match="LATEST holds .* which no run writes"):
+    with pytest.raises(UserError, match=r"LATEST holds .* which no run writes"):
         mirror.restore(run_dir, 2)
     assert (mine / "thesis").is_file() and not run_dir.exists()
     assert mirror.push(tmp_path / "here", save(tmp_path / "here", 2)) is None, "one's own run goes on"

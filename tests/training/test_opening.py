@@ -38,7 +38,12 @@ def test_a_restart_goes_on_and_replaces_nothing(
 
 
 def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
-    theirs = {"log_dir": "/theirs/logs", "checkpoint_mirror": "s3://theirs/runs", "cache_dir": "/theirs/cache", "seed": "7"}
+    theirs = {
+        "log_dir": "/theirs/logs",
+        "checkpoint_mirror": "s3://theirs/runs",
+        "cache_dir": "/theirs/cache",
+        "seed": "7",
+    }
     run_dir = saved_run(tmp_path / "runs", **theirs)
     saved = json.loads((run_dir / SETTINGS_FILE).read_text())
     (run_dir / SETTINGS_FILE).write_text(json.dumps({**saved, "output_dir": "/theirs/runs", "run_name": "../up"}))

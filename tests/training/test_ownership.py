@@ -42,8 +42,8 @@ def test_a_second_owner_is_refused_and_told_of_the_first(tmp_path: Path) -> None
         with Ownership() as second:
             (problem,) = second.take(run_dir)
             host = json.loads((run_dir / OWNER_FILE).read_text())["host"]
-            for part in ("--run_name = run, is in use", f"process {child.pid} on {host}", "since 0s", "name another run"):
-                assert part in problem.replace("since 1s", "since 0s")
+            for part in ("--run_name = run, is in use", f"process {child.pid} on {host}, since ", "name another run"):
+                assert part in problem
             assert second.take(tmp_path / "other") == [], "another run is free"
         assert json.loads((run_dir / OWNER_FILE).read_text())["process"] == child.pid, "the first one's record stays"
     finally:
