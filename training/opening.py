@@ -86,7 +86,7 @@ def open_run(
     if config.run.run_name != AUTO:
         refuse(by_main(accelerator, lambda: owner.take(named) if named.is_dir() else []))
     with accelerator.local_main_process_first():
-        resumes = goes_on(config)
+        resumes = goes_on(config, accelerator.is_local_main_process)
     config.train.is_keep_training, notes = agree_on(accelerator, resumes), []
     if config.train.is_keep_training:
         notes = by_main(accelerator, lambda: _reopen(config, owner))
@@ -125,12 +125,18 @@ def _reopen(config: Config, owner: Ownership) -> list[str]:
     """Take the run that is gone on with, and find its newest checkpoint that is whole; what is to be told of it.
 
     Raises:
-        UserError: another process trains it, or no checkpoint is whole.
+        UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
     """
     run_dir = find_run_to_resume(config)
     refuse(owner.take(run_dir))
+    checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
+    if checkpoints.folder.is_symlink():
+        raise UserError(
+            f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
+            "put the folder itself there"
+        )
     with writes(config.run.output_dir):
-        return Checkpoints(run_dir, config.train.keep_latest_n_ckp).intact()[1]
+        return checkpoints.intact()[1]
 
 
 def _check_one_step(begin: Start, accelerator: Accelerator) -> None:

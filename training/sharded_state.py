@@ -27,6 +27,7 @@ from model import hf_format
 from model.checksums import STATE
 from model.t5 import T5
 from model.tensor_files import WEIGHTS_FILE, write_safetensors
+from settings import UserError
 from training.checkpoints import Checkpoints
 from training.pieces import INDEX, Pieces, write_index, write_rows
 from training.state import OPTIMIZER_FILE, TRAINING_FILE, TrainingState, take_state
@@ -85,6 +86,11 @@ def load_optimizer_share(folder: Path, optimizer: Optimizer, device: torch.devic
     Raises:
         UserError: the state belongs to another model or is broken.
     """
+    if not has_pieces(folder) and not (folder / STATE / OPTIMIZER_FILE).is_file():
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state is not there, or in a form that can run code, as earlier versions "
+            "wrote it where weights were sharded; go on from its weights alone with --finetune_from"
+        )
     read = partial(_read_pieces, folder / STATE / PIECES) if has_pieces(folder) else partial(_read_rows, folder)
     take_state(folder, optimizer, lambda: read(shards, device))
 

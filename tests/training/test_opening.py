@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from config import Config, load
 from settings import UserError
+from training.opening import _reopen
+from training.ownership import Ownership
 from training.resuming import goes_on
 from training.runs import SETTINGS_FILE, create_run
 from training.startup import resumed_config, unused_places
@@ -54,6 +57,17 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
     told = unused_places(config, run_dir)
     assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "s3://theirs/runs" in told[0] + told[1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
+    """A folder from elsewhere may say that its checkpoints are those of another run."""
+    run_dir = saved_run(tmp_path / "runs")
+    (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
+    (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
+    with Ownership() as owner, pytest.raises(UserError, match="checkpoints is a link"):
+        _reopen(now(tmp_path / "runs", is_keep_training="True"), owner)
+    assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"seed": 4', "[]", "\0"])
