@@ -28,7 +28,10 @@ from settings import UserError
 from training.stopping import BestMetric
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
-DTYPES, DTYPE_FIELDS = ("float32", "bfloat16", "float16"), ("storage", "compute")
+# fields with a default that came later: a checkpoint of before lacks them, and means that default
+LATER_FIELDS: tuple[str, ...] = ()
+COMPUTE = ("float32", "bfloat16", "float16")
+NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", "fast")}  # of a choice
 
 
 @dataclass
@@ -101,7 +104,7 @@ def _filled(cls: type[Any], content: Any, what: str) -> Any:
     if not isinstance(content, dict):
         raise ValueError(f"{what} is no object")
     types = {member.name: str(member.type) for member in fields(cls)}
-    if missing := [name for name in types if name not in content]:
+    if missing := [name for name in types if name not in content and name not in LATER_FIELDS]:
         raise ValueError(f"{what} lacks {', '.join(missing)}")
     if foreign := [name for name in content if name not in types]:
         raise ValueError(f"{what} has {', '.join(foreign)}, which no run writes")
@@ -112,8 +115,8 @@ def _filled(cls: type[Any], content: Any, what: str) -> Any:
 
 
 def _is_of(value: Any, kind: str, name: str) -> bool:
-    if name in DTYPE_FIELDS:
-        return value in DTYPES
+    if name in NAMES:
+        return value in NAMES[name]
     if kind == "int":
         return type(value) is int and value >= 0
     if kind == "float":

@@ -83,11 +83,27 @@ def test_a_field_that_is_missing_or_foreign_is_told(tmp_path: Path, path: tuple[
         inner = inner[name]
     for foreign in ([1], "load", -7.5j):
         inner[path[-1]] = str(foreign) if isinstance(foreign, complex) else foreign
-        if isinstance(inner[path[-1]], str) and path[-1] in ("metric", "malloc"):
+        if isinstance(inner[path[-1]], str) and path[-1] == "metric":
             continue
         file.write_text(json.dumps(content))
         with pytest.raises(UserError, match="which no run writes"):
             read_training_state(tmp_path / "c")
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("malloc", ["small", "fast"])
+def test_every_choice_of_a_plan_is_read(tmp_path: Path, storage: str, malloc: str) -> None:
+    saved(tmp_path / "c")
+    choice = asdict(Choice(2, 3, 4, 5, 2, storage, "bfloat16", 2**20, malloc, 2, True))
+    (tmp_path / "c" / "state" / "training.json").write_text(json.dumps({**asdict(STATE), "choice": choice}))
+    assert read_training_state(tmp_path / "c").choice == choice
+
+
+def test_a_field_that_came_later_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path / "c")
+    (tmp_path / "c" / "state" / "training.json").write_text(json.dumps(without(asdict(STATE), ("first_eval_loss",))))
+    monkeypatch.setattr("training.state.LATER_FIELDS", ("first_eval_loss",))
+    assert read_training_state(tmp_path / "c").first_eval_loss is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"__class__": 1}'])
