@@ -15,6 +15,7 @@ import pytest
 from tests.end_to_end import running
 from tests.end_to_end.conftest import STEPS, World
 from tests.end_to_end.running import ENVIRONMENT, Place
+from training.ownership import Ownership
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
 
@@ -86,3 +87,16 @@ def test_a_second_process_beside_a_living_one_is_refused(pretrained: World, tmp_
                 first.send_signal(signal.SIGCONT)
     assert first.returncode == 0
     assert place.losses("live") == pretrained.place.losses("whole")
+
+
+@pytest.mark.slow
+def test_all_processes_hear_of_the_owner(pretrained: World, tmp_path: Path) -> None:
+    place = pretrained.beside(tmp_path)
+    (place.runs / "live").mkdir(parents=True)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    with Ownership() as owner:
+        assert owner.take(place.runs / "live") == []
+        refused = place.run("train", *pretrained.train_flags, "--run_name=live", launcher=launcher)
+    assert refused.returncode != 0 and refused.stderr.count("--run_name = live, is in use") >= 1
+    assert 'Traceback (most recent call last):\n  File "' + str(running.ROOT) not in refused.stderr
+    assert list((place.runs / "live").iterdir()) == []
