@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from settings import UserError
+from tests.killing import DIED, die_at, run_child
 from training.checkpoints import Checkpoints, resolve, step_of
 
 
@@ -200,39 +201,6 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def run_child(work: Callable[[], None]) -> int:
-    """The exit code of a child that does the work; 1 where it fails."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def die_at(number: int, is_after: bool) -> None:
-    """Let this process die before, or behind, the call of this number that changes the disk."""
-    calls = iter(range(1_000_000))
-
-    def deadly(plain: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            is_last = next(calls) == number
-            if is_last and not is_after:
-                os._exit(77)
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                if is_last:
-                    os._exit(77)
-
-        return call
-
-    for name in ("replace", "fsync", "unlink", "rmdir", "symlink", "mkdir"):
-        setattr(os, name, deadly(getattr(os, name)))
-
-
 @pytest.mark.skipif(os.name == "nt", reason="os.fork")
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("is_best", [False, True])
@@ -262,8 +230,8 @@ def test_a_kill_at_every_single_change_of_the_disk(tmp_path: Path, is_best: bool
         assert again.best() == best and again.latest() == run_dir / "checkpoints" / "step_00000005"
         if code == 0:
             break
-        assert code == 77
-    assert number > 15, "every change was a moment of its own"
+        assert code == DIED
+    assert number > 9, "every change was a moment of its own"
 
 
 def spoil(path: Path, how: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from model.checksums import damages
 from settings import UserError
+from tests.killing import DIED, die_at, run_child
 from training.checkpoints import Checkpoints
 from training.durable import replace_text
 from training.ownership import Ownership
@@ -225,3 +226,62 @@ def test_a_record_with_foreign_times_is_no_run(tmp_path: Path) -> None:
         record = {"name": "run", "kind": "pretrain", "started": 1.0, name: "yesterday"}
         (run_dir / "run.json").write_text(json.dumps(record))
         assert newest_run(tmp_path) is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_kill_at_every_single_change_while_a_run_is_made(tmp_path: Path, overwrite: bool, is_after: bool) -> None:
+    """The run of before is whole, or the new one, or there is none; and the same start works again."""
+
+    def make(folder: Path, word: str) -> None:
+        create_run(
+            folder, "run", "pretrain", overwrite=overwrite, fill=lambda made: replace_text(made / "settings.json", word)
+        )
+
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        if overwrite:
+            create_run(folder, "run", "pretrain", fill=lambda made: replace_text(made / "settings.json", "old"))
+
+        def start(folder: Path = folder, number: int = number) -> None:
+            die_at(number, is_after)
+            make(folder, "new")
+
+        code = run_child(start)
+        settings = folder / "run" / "settings.json"
+        assert not (folder / "run").exists() or settings.read_text() in ("old", "new")
+        if code != 0 and not settings.exists():
+            make(folder, "new")
+        elif code != 0:
+            create_run(folder, "run", "pretrain", overwrite=True)
+        assert [path.name for path in folder.iterdir()] == ["run"]
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 8, "every change was a moment of its own"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_at_every_single_change_while_a_model_is_published(tmp_path: Path, is_after: bool) -> None:
+    """No folder says of a file that it is damaged which is only of the model before; publishing again mends it."""
+    for number in range(1000):
+        run_dir = create_run(tmp_path / str(number), "run", "pretrain")
+        checkpoints = Checkpoints(run_dir, keep_latest=2)
+        publish(checkpoints.save(1, write_model), run_dir)
+        second = checkpoints.save(2, write_model)
+
+        def again(run_dir: Path = run_dir, second: Path = second, number: int = number) -> None:
+            die_at(number, is_after)
+            publish(second, run_dir)
+
+        code = run_child(again)
+        assert damages(run_dir) == []
+        assert (run_dir / "model.safetensors").read_text() in (".tmp-step_00000001", ".tmp-step_00000002")
+        publish(second, run_dir)
+        assert damages(run_dir) == [] and (run_dir / "model.safetensors").read_text() == ".tmp-step_00000002"
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 5, "every change was a moment of its own"
