@@ -91,6 +91,10 @@ class Checkpoints:
                 return named if named is not None and named.is_dir() and not damages(named, deep=False) else None
         return resolve(self.folder / "best")  # of a run that knew no sums
 
+    def whole(self) -> Path | None:
+        """The newest checkpoint of which every byte is as it was written; changes nothing."""
+        return next((path for path in self._all() if not damages(path)), None)
+
     def intact(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint of which every byte is as it was written, for going on; newer ones are set aside.
 

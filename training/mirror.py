@@ -150,13 +150,12 @@ class Mirror:
             if not names:
                 return None
             here = Checkpoints(run_dir, keep_latest)
-            newest = None
-            with suppress(UserError):  # all of them are damaged
-                newest = here.intact()[0]
+            newest = here.whole()
             if newest is not None and step_of(newest) >= step_of(run_dir / _plain(names[0])):
                 return None
             self._bring_settings(run_dir)
             here.folder.mkdir(exist_ok=True)
+            here.clear_leftovers()
             for name in dict.fromkeys(reversed(names)):  # the latest last: from then on the run is where it was
                 self._bring(here, name)
             here.point()

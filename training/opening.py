@@ -28,7 +28,7 @@ from training.planning import Ahead, look_ahead, make_plan
 from training.preference import is_preference_run
 from training.processes import agree_on, by_main, least_of, most_of
 from training.resuming import goes_on
-from training.runs import SETTINGS_FILE, check_new_run, check_writable, create_run, new_run_name, resume_run
+from training.runs import RUN_FILE, SETTINGS_FILE, check_new_run, check_writable, create_run, new_run_name, resume_run
 from training.startup import Start, find_run_to_resume, lasting_settings, resolve_schedule, start
 
 
@@ -84,7 +84,7 @@ def open_run(
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
-        refuse(by_main(accelerator, lambda: owner.take(named) if named.is_dir() else []))
+        refuse(by_main(accelerator, lambda: owner.take(named) if (named / RUN_FILE).is_file() else []))
     with accelerator.local_main_process_first():
         resumes = goes_on(config, accelerator.is_local_main_process)
     config.train.is_keep_training, notes = agree_on(accelerator, resumes), []

@@ -171,6 +171,10 @@ def test_a_damaged_copy_is_refused_and_a_damaged_run_is_mended(tmp_path: Path) -
     (here / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"cut")
     restored = mirror.restore(here, 2)
     assert restored is not None and Checkpoints(here, 2).intact() == (restored, [])
+    newer = save(here, 2) / "model.safetensors"
+    newer.write_bytes(b"cut")
+    assert mirror.restore(here, 2) is None
+    assert "model.safetensors is damaged" in Checkpoints(here, 2).intact()[1][0], "told by who goes on, not lost here"
     (there / "r" / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="the copy step_00000001 is damaged"):
         mirror.restore(tmp_path / "new", 2)
