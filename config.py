@@ -523,6 +523,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "chat": ("checkpoint", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "run")
+COMMANDS["check"] = ("checkpoint", "run")
 COMMANDS["convert"] = ("checkpoint", "output", "convert", "run")
 COMMANDS["quantize"] = ("checkpoint", "output", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run")
 COMMANDS["dpo"] = ("preference", *COMMANDS["train"])

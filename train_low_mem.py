@@ -36,6 +36,7 @@ ABOUT = {
     "convert": "write a checkpoint of the T5 family, old or new, as a plain Hugging Face folder, and compare both",
     "merge": "put adapters into the weights of their base: a plain model folder",
     "quantize": "write a model with int8 weights, one byte each, and tell what that changes",
+    "check": "compare a folder's files with the sums they were written with: check FOLDER",
     "generate": "answer a text, or a file of prompts, with a trained model",
     "chat": "talk with a trained model in the terminal",
 }
@@ -81,6 +82,8 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{arguments[0]}, is no command; the first word is one of: {', '.join(COMMANDS)}{hint}")
+    if name == "check" and len(arguments) > 1 and not _is_flag(arguments[1]):
+        arguments[1] = f"--model={arguments[1]}"
     import fire
 
     table = {command: _fire_command(command) for command in COMMANDS}

@@ -35,6 +35,7 @@ from training.journal import Journal
 from training.keeping import Keeper
 from training.launch import local_processes, local_rank
 from training.opening import agreed_budget, open_run
+from training.ownership import Ownership
 from training.peers import Peers
 from training.preference import is_preference_run
 from training.processes import agree_on, first_told, group_settings, sum_over
@@ -93,7 +94,8 @@ class LowMemTrainer:
         self.monitor = stack.enter_context(
             Monitor(budget.host_bytes, self.device, seconds, device_budget_bytes=budget.device_bytes)
         )
-        opening = open_run(self.config, budget, self.device, self.accelerator, self.monitor)
+        owner = stack.enter_context(Ownership())
+        opening = open_run(self.config, budget, self.device, self.accelerator, self.monitor, owner)
         self.start = self.beginning = opening.start
         self.config = config = opening.start.config
         self.mirror, plan = opening.mirror, opening.plan

@@ -2,9 +2,9 @@
 
 A block's matrices are gathered for its visit and let go after it; the gradient of the block is summed and cut in one
 collective (reduce-scatter), and each process updates its own rows, inside backward, as without sharding. Norms and bias
-tables, a few KB, stay whole on every process. Rows are cut as `torch.chunk` cuts them, so that checkpoints are those of
-`torch.distributed.checkpoint`. Bytes on the wire for a matrix of n weights: 2 gathers + 1 reduce-scatter of n, 1.5 times
-those of the all-reduce that unsharded processes need.
+tables, a few KB, stay whole on every process. Rows are cut as `torch.chunk` cuts them. Bytes on
+the wire for a matrix of n weights: 2 gathers + 1 reduce-scatter of n, 1.5 times those of the all-reduce that unsharded
+processes need.
 
 Why not `fully_shard` (FSDP2): its hooks bring and release a module once around forward and once around a backward of the
 whole graph, and sum after every backward; a walk visits a block once each way for all slices, sums once, needs the bare

@@ -46,6 +46,9 @@ _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _FAMILY_DEFAULTS["umt5"] = _FAMILY_DEFAULTS["mt5"]
+# a configuration may speak of more weights than its files have bytes only so far, and so small that the message which
+# names each missing tensor costs nothing
+LEAST_FILE_SHARE, SMALL_MODEL = 2, 10**6
 _FREE_FIELDS = ("dropout_rate", "initializer_factor")  # choices of a training run, not of a checkpoint
 
 _EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
@@ -156,9 +159,30 @@ def _config_from(path: Path, raw: dict[str, Any], stored: TensorFolder) -> T5Mod
     start = values.get("decoder_start_token_id", config.pad_token_id)
     if start != config.pad_token_id:
         problems.append(f"{path}: decoder_start_token_id = {start}, must be pad_token_id ({config.pad_token_id})")
-    if problems:
+    if problems := problems or _beyond_its_tensors(path, config, stored):
         raise UserError(*problems)
     return config
+
+
+def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorFolder) -> list[str]:
+    """Find sizes that the tensors beside a configuration cannot have, before anything is made of such a size."""
+    problems, names = [], len(stored.names)
+    if config.num_layers + config.num_decoder_layers > names:
+        problems.append(
+            f"{path}: num_layers = {config.num_layers}, num_decoder_layers = {config.num_decoder_layers}, the files hold "
+            f"{counted(names, 'tensor')}, fewer than that; use the config.json that belongs to them"
+        )
+    width, inner = config.d_model, config.num_heads * config.d_kv
+    block = 4 * width * inner + 2 * width * config.d_ff
+    blocks = config.num_layers + config.num_decoder_layers
+    weights = width * config.vocab_size + blocks * block + config.num_heads * config.relative_attention_num_buckets
+    if weights > LEAST_FILE_SHARE * stored.file_bytes + SMALL_MODEL:
+        problems.append(
+            f"{path}: speaks of {weights:,} weights or more (vocab_size {config.vocab_size}, d_model {width}, d_kv "
+            f"{config.d_kv}, d_ff {config.d_ff}, num_heads {config.num_heads}), the files hold {stored.file_bytes:,} bytes; "
+            "use the config.json that belongs to them"
+        )
+    return problems
 
 
 def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:

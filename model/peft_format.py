@@ -29,6 +29,7 @@ from settings import UserError, counted
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 _FINGERPRINT = "base_fingerprint"
+MAX_RANK = 4096  # as of the setting lora_rank
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,16 @@ def read_info(folder: str | Path) -> AdapterInfo:
     problems = [f"{folder}, {text}" for text in _foreign(raw)]
     if problems:
         raise UserError(*problems)
-    rank = int(raw.get("r", 8))
     targets = raw.get("target_modules") or []
+    rank, alpha, dropout = raw.get("r", 8), raw.get("lora_alpha", 8), raw.get("lora_dropout", 0.0)
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK or not all(type(n) in (int, float) for n in (alpha, dropout)):
+        raise UserError(
+            f"{folder / CONFIG_FILE}: r = {rank}, lora_alpha = {alpha}, lora_dropout = {dropout}, are not those of an "
+            f"adapter; allowed: r from 1 to {MAX_RANK}, numbers; copy the adapter again"
+        )
     settings = LoraSettings(
-        rank, float(raw.get("lora_alpha", 8)), tuple(targets) if isinstance(targets, list) else (targets,),
-        float(raw.get("lora_dropout", 0.0)), bool(raw.get("use_rslora")), bool(raw.get("use_dora")),
+        rank, float(alpha), tuple(targets) if isinstance(targets, list) else (targets,), float(dropout),
+        bool(raw.get("use_rslora")), bool(raw.get("use_dora")),
     )  # fmt: skip
     with _open(folder) as stored:
         fingerprint = (stored.metadata() or {}).get(_FINGERPRINT, "")

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from model.checksums import is_inside
 from model.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 from settings import UserError
 
@@ -35,16 +36,19 @@ class TensorFolder:
         folder: where they lie.
         allow_pickle: whether pickled files are read, where there are no others.
     Raises:
-        UserError: no such file, or one that is cut off or broken.
+        UserError: no such file, one that is cut off or broken, or an index that names files elsewhere.
     Memory: none; reading takes a chunk at a time. Pickled files of before torch 1.6: a whole file.
     """
 
     def __init__(self, folder: str | Path, allow_pickle: bool = False) -> None:
         self.path = Path(folder)
+        self._allow_pickle = allow_pickle
         # a safetensors file is opened anew for each piece: the pages that a mapping has read are the process's until it ends
         self._opening: dict[str, Callable[[], Any]] = {}
+        self.file_bytes = 0
         for name in self._shards(allow_pickle):
             opened = self._open(self.path / name)
+            self.file_bytes += (self.path / name).stat().st_size
             is_pickled = isinstance(opened, PickleFile)
             again = partial(_same, opened) if is_pickled else partial(self._open, self.path / name)
             self._opening.update(dict.fromkeys(opened.keys(), again))
@@ -64,10 +68,17 @@ class TensorFolder:
         places = read_json(self.path / index).get("weight_map")
         if not isinstance(places, dict) or not places:
             raise UserError(f"{self.path / index}, has no weight_map; copy or download it again")
-        return sorted({str(name) for name in places.values()})
+        kind = ".bin" if index == PICKLE_INDEX else ".safetensors"
+        for name in places.values():
+            if not is_inside(name) or "/" in name or not name.endswith(kind):
+                raise UserError(
+                    f"{self.path / index}, names {name!r} as a file of weights; allowed: {kind} files of its own folder; "
+                    "use a folder from where it was published"
+                )
+        return sorted(set(places.values()))
 
     def _open(self, path: Path) -> Any:
-        if path.name.startswith("pytorch_model"):
+        if self._allow_pickle and path.suffix == ".bin":
             return PickleFile(path)
         try:
             return safe_open(path, framework="pt")

@@ -24,14 +24,15 @@ from engine.update import Update
 from engine.walk import OnReady, Walk, no_trim
 from memory.prediction import Choice
 from model import hf_format
+from model.checksums import STATE
 from model.loss import LossSettings
 from model.t5 import T5
 from training.adapters import choose_trained, home_of
 from training.preference import objective_of
 from training.schedules import layerwise_factors
-from training.sharded_state import has_pieces, load_optimizer_share
+from training.sharded_state import load_optimizer_share
 from training.startup import Start
-from training.state import load_optimizer
+from training.state import OPTIMIZER_FILE, load_optimizer
 
 
 @dataclass
@@ -104,7 +105,7 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     optimizer = OPTIMIZERS[config.train.optimizer](weights, rounding, factors)
     optimizer.shards = shards
     if begin.is_resumed and begin.base is not None:
-        if shards is None and not has_pieces(begin.base):
+        if shards is None and (begin.base / STATE / OPTIMIZER_FILE).is_file():
             load_optimizer(begin.base, optimizer, device.torch_device)
         else:
             load_optimizer_share(begin.base, optimizer, device.torch_device, shards)

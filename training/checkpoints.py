@@ -1,8 +1,10 @@
 """How does a checkpoint survive whatever happens while it is written?
 
-It is written into a hidden folder, flushed to the disk, and renamed: a folder called `step_*` is always whole. Then
-`latest` (and `best`) are switched, and old ones go, again by a rename first. Whatever a kill leaves behind is hidden
-and cleared by the next save.
+It is written into a hidden folder, flushed to the disk, and renamed: that rename is the one moment at which it comes to
+be. A folder called `step_*` is whole; its `checksums.json` says so of every file, and which checkpoint was the best when
+it was written. So the latest and the best are read from the folders themselves. `latest` and `best` are links for people
+and scripts, set afterwards; nothing here depends on them. Old ones go, again by a rename first. Whatever a kill leaves
+behind is hidden, and cleared by the next start or save.
 
     <output_dir>/<run_name>/run.json          see `training/runs.py`
     <output_dir>/<run_name>/checkpoints/step_00000050/   a whole model folder, and state/ for resuming
@@ -18,10 +20,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from model.checksums import damages, read_sums, seal
 from settings import UserError
+from training.durable import TEMPORARY, flush_folder, flush_tree, remove
 
-TEMPORARY, REPLACED = ".tmp-", ".replaced-"
-_STEP = re.compile(r"step_(\d+)")
+REPLACED, DAMAGED = ".replaced-", "damaged-"
+BEST_STEP = "best_step"  # in checksums.json: the step of the best checkpoint when this one was written
+_STEP = re.compile(r"step_(\d{8,18})")
 # safetensors and torch.save tell of a full disk in errors of their own
 _WRITE_FAILURES = ("os error", "no space left", "file write failed", "failed writing file", "unexpected pos")
 
@@ -46,24 +51,25 @@ class Checkpoints:
         Args:
             step: the steps done.
             write: fills the empty folder it is given.
-            is_best: whether `best` shall name this one.
+            is_best: whether this one is the best of all so far.
         Returns:
             the checkpoint's folder.
         Raises:
             UserError: the disk is full or cannot be written; the checkpoints before this one are whole.
         """
-        final = self.folder / f"step_{step:08d}"
+        final = self.folder / name_of(step)
         if not self._is_main:
             return final
         temporary = self.folder / f"{TEMPORARY}{final.name}"
         try:
-            self._clear_leftovers()
+            self.clear_leftovers()
             temporary.mkdir(parents=True)
             write(temporary)
-            _flush(temporary)
-            self._put_in_place(temporary, final)
-            for name in ["latest", "best"] if is_best else ["latest"]:
-                point(self.folder / name, final)
+            best = None if is_best else self.best()
+            seal(temporary, **{BEST_STEP: step if is_best else None if best is None else step_of(best)})
+            flush_tree(temporary)
+            self.put_in_place(temporary, final)
+            self.point()
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if _is_write_failure(error):
@@ -73,44 +79,110 @@ class Checkpoints:
         return final
 
     def latest(self) -> Path | None:
-        """The newest checkpoint; None before the first."""
-        return resolve(self.folder / "latest") or next(iter(self._all()), None)
+        """The newest checkpoint that has all its files, in full length; None before the first."""
+        return next((path for path in self._all() if not damages(path, deep=False)), None)
 
     def best(self) -> Path | None:
-        """The checkpoint with the lowest evaluation loss; None before the first evaluation."""
-        return resolve(self.folder / "best")
+        """The checkpoint with the best evaluation, as the newest one knows it; None before the first evaluation."""
+        for path in self._all():
+            if not damages(path, deep=False) and BEST_STEP in (sums := read_sums(path) or {}):
+                number = sums[BEST_STEP]
+                named = self.folder / name_of(number) if type(number) is int and number >= 0 else None
+                return named if named is not None and named.is_dir() and not damages(named, deep=False) else None
+        return resolve(self.folder / "best")  # of a run that knew no sums
+
+    def whole(self) -> Path | None:
+        """The newest checkpoint of which every byte is as it was written; changes nothing."""
+        return next((path for path in self._all() if not damages(path)), None)
+
+    def intact(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint of which every byte is as it was written, for going on; newer ones are set aside.
+
+        Returns:
+            it, and what is to be told of those that are damaged.
+        Raises:
+            UserError: there are checkpoints, and all of them are damaged. OSError: the folder cannot be written.
+        Time: one reading of the checkpoint.
+        """
+        self.clear_leftovers()
+        passed: list[tuple[Path, list[str]]] = []
+        for path in self._all():
+            found = damages(path)
+            if not found:
+                for damaged, _ in passed:
+                    self._set_aside(damaged)
+                if passed:
+                    self.point()
+                return path, [f"{'; '.join(wrong)}: going on from step {step_of(path)}" for _, wrong in passed]
+            passed.append((path, found))
+        if passed:
+            raise UserError(
+                *(f"checkpoint = {path}, {'; '.join(wrong)}; copy it again" for path, wrong in passed),
+                "--is_keep_training = True, no checkpoint is whole; start again with --overwrite=True",
+            )
+        return None, []
+
+    def _set_aside(self, path: Path) -> None:
+        with suppress(OSError):  # it stays out of the way by its sums as well
+            remove(path.with_name(f"{DAMAGED}{path.name}"))
+            os.replace(path, path.with_name(f"{DAMAGED}{path.name}"))
 
     def _all(self) -> list[Path]:
-        """Whole checkpoints, newest first."""
+        """All checkpoints, newest first."""
         found = [path for path in self.folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()]
         return sorted(found, key=step_of, reverse=True)
 
-    def _clear_leftovers(self) -> None:
-        for path in self.folder.glob(f"{REPLACED}*"):
-            original = self.folder / path.name.removeprefix(REPLACED)
-            if not original.exists():  # killed between the two renames of a replacement
-                os.replace(path, original)
-        for pattern in (TEMPORARY, REPLACED):
-            for path in self.folder.glob(f"{pattern}*"):
-                _remove(path)
+    def clear_leftovers(self) -> None:
+        """Remove what a killed process has left half written, and nothing else.
 
-    def _put_in_place(self, temporary: Path, final: Path) -> None:
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        for path in self.folder.glob(f"{REPLACED}step_*"):
+            original = self.folder / path.name.removeprefix(REPLACED)
+            if _STEP.fullmatch(original.name) and not original.exists():
+                os.replace(path, original)  # killed between the two renames of a replacement
+        for pattern in (f"{TEMPORARY}step_*", f"{REPLACED}step_*", f"{TEMPORARY}latest", f"{TEMPORARY}best"):
+            for path in self.folder.glob(pattern):
+                remove(path)
+
+    def put_in_place(self, temporary: Path, final: Path) -> None:
+        """Give a whole folder its name: from here on the checkpoint exists.
+
+        Raises:
+            OSError: the folder cannot be written; a checkpoint of that name from before is whole.
+        """
         aside = self.folder / f"{REPLACED}{final.name}"
         if final.exists():
             os.replace(final, aside)
         os.replace(temporary, final)
-        _flush_folder(self.folder)
+        flush_folder(self.folder)
         if aside.exists():
-            _remove(aside)
+            remove(aside)
+
+    def point(self) -> None:
+        """Let the links name what is the latest and the best."""
+        for name, target in (("latest", self.latest()), ("best", self.best())):
+            if target is not None:
+                point(self.folder / name, target)
+            else:
+                (self.folder / name).unlink(missing_ok=True)
 
     def _rotate(self) -> None:
-        best = self.best()
-        for path in self._all()[self.keep_latest :]:
+        best, newest = self.best(), self._all()
+        for path in newest[self.keep_latest :]:
             if best is None or path.name != best.name:
-                going = self.folder / f"{TEMPORARY}{path.name}"
-                with suppress(OSError):  # what cannot be removed now is tried again after the next save
-                    os.replace(path, going)
-                    _remove(going)
+                self._drop(path)
+        for path in self.folder.glob(f"{DAMAGED}step_*"):
+            name = _STEP.fullmatch(path.name.removeprefix(DAMAGED))
+            if name and int(name.group(1)) <= step_of(newest[0]):
+                self._drop(path)  # its step has been done again
+
+    def _drop(self, path: Path) -> None:
+        going = self.folder / f"{TEMPORARY}{path.name.removeprefix(DAMAGED)}"
+        with suppress(OSError):  # what cannot be removed now is tried again after the next save
+            os.replace(path, going)
+            remove(going)
 
     def _failure(self, step: int, error: BaseException) -> UserError:
         last = self.latest()
@@ -121,6 +193,11 @@ class Checkpoints:
         )
         place = f"--output_dir = {self.folder.parent.parent}"
         return UserError(f"{place}, cannot be written at step {step}: {reason}; {kept}; {advice}")
+
+
+def name_of(step: int) -> str:
+    """The folder's name of a step's checkpoint."""
+    return f"step_{step:08d}"
 
 
 def step_of(checkpoint: Path) -> int:
@@ -149,35 +226,6 @@ def point(pointer: Path, target: Path) -> None:
     except (OSError, NotImplementedError):  # Windows without the right to make links, FAT, some network drives
         fresh.write_text(f"{target.name}\n", encoding="utf8")
     os.replace(fresh, pointer)
-
-
-def _flush(folder: Path) -> None:
-    """Wait until all files below a folder are on the disk, so that the rename cannot overtake them."""
-    for base, _, files in os.walk(folder):
-        for name in files:
-            handle = os.open(os.path.join(base, name), os.O_RDWR)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        _flush_folder(Path(base))
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return  # Windows cannot open folders
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _is_write_failure(error: BaseException) -> bool:

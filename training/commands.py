@@ -13,13 +13,14 @@ from data.task import decide, tokenizer_quality, train_task_tokenizer
 from settings import AUTO
 from training.answering import generate
 from training.chat import chat
+from training.check_command import check
 from training.convert import convert
 from training.evaluate_command import evaluate
 from training.merging import merge
 from training.progress import Progress
 from training.quantizing import quantize
 
-__all__ = ["chat", "convert", "evaluate", "generate", "merge", "prepare", "quantize", "tokenizer"]
+__all__ = ["chat", "check", "convert", "evaluate", "generate", "merge", "prepare", "quantize", "tokenizer"]
 
 TOKENIZER_FILE = "tokenizer.json"
 

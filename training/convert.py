@@ -18,6 +18,7 @@ from config import Config, T5ModelConfig, UserError
 from engine.residency import residency_for
 from memory.units import format_size
 from model import hf_format
+from model.checksums import refuse_damaged
 from model.decoding import Decoding
 from model.t5 import T5
 from training.loading import find_model
@@ -69,6 +70,7 @@ def convert(config: Config) -> Conversion:
 
 def convert_folder(config: Config, source: Path) -> Conversion:
     """Convert one folder into `--output`; it appears once it is whole and checked. Raises as `convert`."""
+    refuse_damaged(source, "model")
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         dtype, difference = _write_weights(config, source, partial)
         tokenizer = copy_companions(source, source, partial)

@@ -23,6 +23,7 @@ from training.metrics import metric_names
 from training.progress import Progress
 from training.runs import SETTINGS_FILE
 from training.samples import SHOWN, Sample, generate_metrics
+from training.startup import PLACES
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto
@@ -122,7 +123,8 @@ def _answers_to_measure(config: Config, saved: Path) -> dict[str, str]:
     settings = read_settings_file(saved)
     if training_command(settings) != "dpo":
         return {}
-    column = {} if config.given("validation_file") else {"response_column": str(settings["chosen_column"])}
+    chosen = str(settings.get("chosen_column", config.data.chosen_column))
+    column = {} if config.given("validation_file") else {"response_column": chosen}
     return {"objective": "pairs", **column}
 
 
@@ -133,7 +135,8 @@ def _data_settings(config: Config, folder: Path) -> Config:
         (place / SETTINGS_FILE for place in (folder, *folder.parents[:2]) if (place / SETTINGS_FILE).is_file()), None
     )
     if saved is not None:
-        flags = {"config": str(saved), **_answers_to_measure(config, saved), **flags}
+        places = {name: config.as_dict()[name] for name in PLACES}
+        flags = {"config": str(saved), **_answers_to_measure(config, saved), **places, **flags}
     others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
     home = base_of(folder)

@@ -28,6 +28,7 @@ from memory.prediction import weight_counts
 from memory.processes import ProcessTree
 from memory.units import format_size
 from model import hf_format
+from model.checksums import refuse_damaged
 from model.generation import generate
 from model.loss import LossSettings
 from settings import AUTO, DoesNotFit, counted
@@ -165,6 +166,8 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     tune_malloc("fast")
     device = devices.pick(config.run.device)
     home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)
+    for place in dict.fromkeys((folder, home, *adapters)):
+        refuse_damaged(place, "adapter" if place in adapters else "model")
     shape = hf_format.read_config(home)
     texts = tokenizer_folder(folder, home)
     tokenizer = Tokenizer.load(texts)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from config import Config, UserError
 from model import hf_format
+from model.checksums import refuse_damaged
 from model.lora import merge as merge_adapters
 from model.quantization import is_int8
 from model.t5 import T5
@@ -31,6 +32,8 @@ def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]
     Memory: the model.
     """
     home, adapters = base_of(folder), adapter_folders(folder, named)
+    for place in dict.fromkeys((home, *adapters)):
+        refuse_damaged(place, "adapter" if place in adapters else "model")
     model = hf_format.load(home, dtype=hf_format.stored_dtype(home))
     if adapters:
         attach(model, adapters[:1], home)

@@ -6,7 +6,10 @@ counts, and the least of their budgets.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from accelerate import Accelerator
 
@@ -16,14 +19,17 @@ from memory.budget import Budget, measure_budget
 from memory.monitor import Monitor
 from memory.plan import Plan
 from settings import AUTO, UserError
+from training.checkpoints import Checkpoints
+from training.durable import replace_file
 from training.launch import local_processes
 from training.mirror import Mirror
+from training.ownership import Ownership
 from training.planning import Ahead, look_ahead, make_plan
 from training.preference import is_preference_run
-from training.processes import agree_on, least_of
+from training.processes import agree_on, by_main, least_of, most_of
 from training.resuming import goes_on
-from training.runs import SETTINGS_FILE, check_new_run, check_writable, create_run, new_run_name, resume_run
-from training.startup import Start, lasting_settings, resolve_schedule, start
+from training.runs import RUN_FILE, SETTINGS_FILE, check_new_run, check_writable, create_run, new_run_name, resume_run
+from training.startup import Start, find_run_to_resume, lasting_settings, resolve_schedule, start
 
 
 @dataclass
@@ -66,23 +72,35 @@ def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> B
     )  # fmt: skip
 
 
-def open_run(config: Config, budget: Budget, device: Device, accelerator: Accelerator, monitor: Monitor) -> Opening:
+def open_run(
+    config: Config, budget: Budget, device: Device, accelerator: Accelerator, monitor: Monitor, owner: Ownership
+) -> Opening:
     """Settle everything and make the run's folder, or reopen it.
 
+    Args:
+        owner: takes the run, and holds it as long as its context lasts.
     Raises:
-        UserError: settings or data are wrong, before anything is written. DoesNotFit: no plan fits the budget.
+        UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
+            no plan fits the budget.
     """
     name = agree_on(accelerator, new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
     refuse(check_writable("log_dir", config.run.log_dir))
+    named = Path(config.run.output_dir) / name
+    if config.run.run_name != AUTO:
+        refuse(by_main(accelerator, lambda: owner.take(named) if (named / RUN_FILE).is_file() else []))
     with accelerator.local_main_process_first():
-        resumes = goes_on(config)
-    config.train.is_keep_training = agree_on(accelerator, resumes)
-    if not config.train.is_keep_training:
+        resumes = goes_on(config, accelerator.is_local_main_process)
+    config.train.is_keep_training, notes = agree_on(accelerator, resumes), []
+    if config.train.is_keep_training:
+        notes = by_main(accelerator, lambda: _reopen(config, owner))
+    else:
         config.run.run_name = name
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
     with monitor.phase("prepare"), accelerator.local_main_process_first():
         begin = start(config, budget.available_bytes)
+    begin.notes[:0] = notes
     config = begin.config
+    _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
     ahead = look_ahead(begin, device, budget, processes)
     base_bytes = monitor.sample().anon_bytes
@@ -94,7 +112,7 @@ def open_run(config: Config, budget: Budget, device: Device, accelerator: Accele
             "processes; raise it"
         )
     mirror = _mirror(config, accelerator.is_main_process)
-    _open_folder(begin, accelerator.is_main_process)
+    by_main(accelerator, lambda: _open_folder(begin, owner))
     return Opening(begin, budget, plan, mirror, device, base_bytes, processes, ahead)
 
 
@@ -106,16 +124,61 @@ def _mirror(config: Config, is_main: bool) -> Mirror | None:
     return mirror
 
 
-def _open_folder(begin: Start, is_main: bool) -> None:
-    config = begin.config
-    if config.train.is_keep_training:
-        resume_run(begin.run_dir, is_main)
-    else:
-        create_run(
-            config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite, is_main=is_main
+def _reopen(config: Config, owner: Ownership) -> list[str]:
+    """Take the run that is gone on with, and find its newest checkpoint that is whole; what is to be told of it.
+
+    Raises:
+        UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
+    """
+    run_dir = find_run_to_resume(config)
+    refuse(owner.take(run_dir))
+    checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
+    if checkpoints.folder.is_symlink():
+        raise UserError(
+            f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
+            "put the folder itself there"
         )
-    if is_main:
-        lasting_settings(begin).save(begin.run_dir / SETTINGS_FILE)
+    with writes(config.run.output_dir):
+        return checkpoints.intact()[1]
+
+
+def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
+    """Machines that do not share their disk may hold different checkpoints."""
+    step = float(begin.state.step)
+    if least_of(accelerator, step) != most_of(accelerator, step):
+        raise UserError(
+            f"--output_dir = {begin.config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
+            "name a folder that all see, or a --checkpoint_mirror"
+        )
+
+
+def _open_folder(begin: Start, owner: Ownership) -> None:
+    """Make or reopen the run's folder; the main process alone."""
+    config, settings = begin.config, lasting_settings(begin)
+    if config.train.is_keep_training:
+        resume_run(begin.run_dir)
+        with writes(config.run.output_dir):
+            replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
+            owner.sign()
+        return
+    refuse(owner.take(begin.run_dir))
+    create_run(
+        config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
+        fill=lambda folder: settings.save(folder / SETTINGS_FILE),
+    )  # fmt: skip
+    with writes(config.run.output_dir):
+        owner.sign()
+
+
+@contextmanager
+def writes(output_dir: str) -> Iterator[None]:
+    """Turn a disk that cannot be written into a sentence for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--output_dir = {output_dir}, cannot be written: {error.strerror}; free space or name another folder"
+        ) from error
 
 
 def kind_of(config: Config) -> str:

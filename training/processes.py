@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import broadcast_object_list, gather_object
+
+from settings import UserError
 
 Value = TypeVar("Value")
 # A failure is found by `training.peers` in seconds; so this only has to be longer than preparing and saving ever take.
@@ -48,6 +51,24 @@ def first_told(accelerator: Accelerator, value: Value | None) -> Value | None:
     """The value of the first process that has one."""
     told = gather_object([value]) if accelerator.num_processes > 1 else [value]
     return next((each for each in told if each is not None), None)
+
+
+def by_main(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
+    """What the main process alone finds out, on all processes; what it refuses, all refuse.
+
+    Raises:
+        UserError: `work` did.
+    """
+    found: tuple[Value | None, list[str]] = (None, [])
+    if accelerator.is_main_process:
+        try:
+            found = work(), []
+        except UserError as error:
+            found = None, error.problems
+    result, problems = agree_on(accelerator, found)
+    if problems:
+        raise UserError(*problems)
+    return result  # type: ignore[return-value]
 
 
 def _as_tensor(accelerator: Accelerator, numbers: tuple[float, ...]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from memory.work import Choice
 from settings import UserError
 from training.adapters import base_of
 from training.building import build
+from training.durable import replace_text
 from training.preference import stores_reference
 from training.processes import agree_on
 from training.progress import duration
@@ -45,6 +47,7 @@ FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
 LINE_SECONDS = 10.0
 RECORD = "reference.json"
+_STORE = re.compile(r"reference-[0-9a-f]{16}")
 Tell = Callable[[str], None]
 
 
@@ -163,15 +166,30 @@ def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
     found: _Record | None = None
     if accelerator.is_main_process:
         if begin.config.train.is_keep_training and place.is_file():
-            about = json.loads(place.read_text(encoding="utf8"))
-            found = _Record(Path(about["folder"]), about["model"])
+            found = _read_record(place, Path(begin.config.data.cache_dir))
         else:
             model = model_digest(_reference_folder(begin))
             found = _Record(_store_folder(begin, choice, model), model)
-            place.write_text(json.dumps({"folder": str(found.folder), "model": found.model}) + "\n", encoding="utf8")
+            replace_text(place, json.dumps({"folder": str(found.folder), "model": found.model}) + "\n")
     found = agree_on(accelerator, found)
     assert found is not None
     return found
+
+
+def _read_record(place: Path, cache_dir: Path) -> _Record:
+    """The record of a run that goes on; its stores are looked for in the cache of now alone.
+
+    Raises:
+        UserError: it is broken, or names what no run writes.
+    """
+    try:
+        about = json.loads(place.read_text(encoding="utf8"))
+        folder, model = Path(about["folder"]).name, about["model"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
+    if not _STORE.fullmatch(folder) or not isinstance(model, str):
+        raise UserError(f"{place}, names {folder!r}, which no run writes; copy it again, or start another run")
+    return _Record((cache_dir / folder).absolute(), model)
 
 
 def _store_folder(begin: Start, choice: Choice, model: str) -> Path:

@@ -16,11 +16,11 @@ from training.mirror import Mirror
 from training.runs import SETTINGS_FILE
 
 
-def goes_on(config: Config) -> bool:
-    """Whether to resume; brings the latest copy of `checkpoint_mirror` where this machine lacks it.
+def goes_on(config: Config, brings: bool = True) -> bool:
+    """Whether to resume; brings the copies at `checkpoint_mirror` where this machine lacks them.
 
-    Every machine's first process calls this; the main process's answer counts.
-
+    Args:
+        brings: whether this process does that: one on every machine, before the others. The main process's answer counts.
     Raises:
         UserError: the mirror cannot be read.
     """
@@ -31,6 +31,6 @@ def goes_on(config: Config) -> bool:
     if asked is False and not restarted:
         return False
     folder = Path(run.output_dir) / run.run_name
-    if run.checkpoint_mirror is not None:
+    if brings and run.checkpoint_mirror is not None:
         Mirror(run.checkpoint_mirror, run.run_name).restore(folder, config.train.keep_latest_n_ckp)
     return asked is True or (folder / SETTINGS_FILE).is_file()

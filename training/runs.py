@@ -10,11 +10,15 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from model.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings import UserError
-from training.checkpoints import TEMPORARY, Checkpoints
+from training.checkpoints import REPLACED, Checkpoints
+from training.durable import TEMPORARY, flush_folder, flush_tree, remove, replace_file, replace_text
 
 RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 KINDS = ("pretrain", "finetune", "dpo")
@@ -42,12 +46,12 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
         return problems
     run_dir = Path(output_dir) / name
     if _exists(run_dir):
-        if not overwrite:
+        if not overwrite and not _is_half_made(run_dir):
             problems.append(
                 f"--run_name = {name}, exists in {output_dir}; name another, resume it with --is_keep_training=True "
                 "or replace it with --overwrite=True"
             )
-        elif not (run_dir / RUN_FILE).is_file():
+        elif not (run_dir / RUN_FILE).is_file() and not _is_half_made(run_dir):
             problems.append(
                 f"--run_name = {name}, {run_dir} is no run of this program and is not replaced; name another"
             )
@@ -60,8 +64,11 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
     return [f"--{flag} = {folder}, cannot be written: {obstacle}; name another folder"] if obstacle else []
 
 
-def create_run(output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, is_main: bool = True) -> Path:
-    """Make the folder of a new run.
+def create_run(
+    output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, is_main: bool = True,
+    fill: Callable[[Path], object] = lambda folder: None,
+) -> Path:  # fmt: skip
+    """Make the folder of a new run; it appears with all that it begins with, or not at all.
 
     Args:
         output_dir: folder of all runs; made if missing.
@@ -69,6 +76,7 @@ def create_run(output_dir: str | Path, name: str, kind: str, *, overwrite: bool 
         kind: one of `KINDS`.
         overwrite: replace an existing run of that name.
         is_main: other processes create nothing.
+        fill: puts further files into the folder it is given.
     Returns:
         the run's folder.
     Raises:
@@ -81,14 +89,19 @@ def create_run(output_dir: str | Path, name: str, kind: str, *, overwrite: bool 
     problems = check_new_run(output_dir, name, overwrite)
     if problems:
         raise UserError(*problems)
+    fresh, aside = _beside(run_dir)
     try:
-        if _exists(run_dir):
-            going = run_dir.with_name(f"{TEMPORARY}{name}")
-            shutil.rmtree(going, ignore_errors=True)
-            os.replace(run_dir, going)
-            shutil.rmtree(going)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        _write_record(run_dir, {"name": name, "kind": kind, "started": time.time()})
+        remove(fresh)
+        remove(aside)
+        fresh.mkdir(parents=True)
+        _write_record(fresh, {"name": name, "kind": kind, "started": time.time()})
+        fill(fresh)
+        flush_tree(fresh)
+        if os.path.lexists(run_dir):
+            os.replace(run_dir, aside)
+        os.replace(fresh, run_dir)
+        flush_folder(run_dir.parent)
+        remove(aside)
     except OSError as error:
         raise UserError(
             f"--output_dir = {output_dir}, cannot be written: {error.strerror}; name another folder"
@@ -97,7 +110,7 @@ def create_run(output_dir: str | Path, name: str, kind: str, *, overwrite: bool 
 
 
 def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
-    """Note that a run goes on, which makes it the newest one.
+    """Note that a run goes on, which makes it the newest one, and clear away what a killed process has left of it.
 
     Raises:
         UserError: it cannot be written.
@@ -105,6 +118,8 @@ def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
     run_dir = Path(run_dir)
     if is_main:
         try:
+            for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
+                remove(path)
             _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": time.time()})
         except OSError as error:
             raise UserError(f"--output_dir = {run_dir.parent}, cannot be written: {error.strerror}") from error
@@ -117,7 +132,10 @@ def read_run(run_dir: str | Path) -> dict[str, Any] | None:
         record = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf8"))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) and record.get("kind") in KINDS and "started" in record else None
+    if not isinstance(record, dict) or record.get("kind") not in KINDS:
+        return None
+    times = (record.get("started"), record.get("resumed", 0.0))
+    return record if all(type(number) in (int, float) for number in times) else None
 
 
 def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: bool = False) -> Path | None:
@@ -151,38 +169,60 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
     """Make a checkpoint's model the run's own, taking no further space where the file system has hard links.
 
     Args:
-        checkpoint: its files go into `run_dir`, each at once; `state/` stays behind.
+        checkpoint: its files go into `run_dir`, each at once, their sums last; `state/` stays behind.
     Raises:
-        UserError: the disk is full or cannot be written; every file is whole, the old or the new one.
+        UserError: the checkpoint is damaged; or the disk is full or cannot be written: every file is whole, the old or
+            the new one.
     """
     if not is_main:
         return
+    if found := damages(checkpoint, with_state=False):
+        raise UserError(
+            *(f"checkpoint = {checkpoint}, {damage}" for damage in found),
+            f"--output_dir = {Path(run_dir).parent}, the model was not published; take another checkpoint of {run_dir}",
+        )
     # the weights first: a folder that has a config.json is then complete
     files = sorted(
-        (path for path in checkpoint.iterdir() if path.is_file()), key=lambda path: path.name == "config.json"
+        (path for path in checkpoint.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE),
+        key=lambda path: path.name == "config.json",
     )
-    for source in files:
-        fresh = Path(run_dir) / f"{TEMPORARY}{source.name}"
-        try:
-            fresh.unlink(missing_ok=True)
-            try:
-                os.link(source, fresh)
-            except OSError:
-                shutil.copyfile(source, fresh)
-            os.replace(fresh, Path(run_dir) / source.name)
-            fresh.unlink(missing_ok=True)  # renaming a link onto the very same file leaves both
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise UserError(
-                f"--output_dir = {Path(run_dir).parent}, cannot be written: {error.strerror}; free space; "
-                f"the model is whole in {checkpoint}"
-            ) from error
+    sums = read_sums(checkpoint)
+    try:
+        Path(run_dir, CHECKSUMS_FILE).unlink(missing_ok=True)  # of the model before, until all files are there
+        for source in files:
+            replace_file(Path(run_dir, source.name), partial(_share, source))
+        if sums is not None:
+            published = {name: entry for name, entry in sums["files"].items() if "/" not in name}
+            replace_file(Path(run_dir, CHECKSUMS_FILE), lambda fresh: write_sums(fresh, published))
+    except OSError as error:
+        raise UserError(
+            f"--output_dir = {Path(run_dir).parent}, cannot be written: {error.strerror}; free space; "
+            f"the model is whole in {checkpoint}"
+        ) from error
+
+
+def _share(source: Path, fresh: Path) -> None:
+    """Let another name have the same content."""
+    try:
+        os.link(source, fresh)
+    except OSError:
+        shutil.copyfile(source, fresh)
 
 
 def _write_record(run_dir: Path, record: dict[str, Any]) -> None:
-    fresh = run_dir / f"{TEMPORARY}{RUN_FILE}"
-    fresh.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-    os.replace(fresh, run_dir / RUN_FILE)
+    replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _beside(run_dir: Path) -> tuple[Path, Path]:
+    """Where a run's folder is made, and where one that is replaced waits for its removal."""
+    return run_dir.with_name(f"{TEMPORARY}{run_dir.name}"), run_dir.with_name(f"{REPLACED}{run_dir.name}")
+
+
+def _is_half_made(run_dir: Path) -> bool:
+    """Whether a folder holds no more than a process that was killed while making it has left."""
+    if run_dir.is_symlink() or not run_dir.is_dir():
+        return False
+    return all(path.name == RUN_FILE or path.name.startswith(TEMPORARY) for path in run_dir.iterdir())
 
 
 def _exists(run_dir: Path) -> bool:

@@ -1,10 +1,8 @@
 """How do processes that hold a share of the weights each write one checkpoint, and read it again in any number?
 
 The model becomes the same Hugging Face folder as ever: process 0 writes it and asks the others for one matrix at a time,
-so that nobody ever holds more. The optimizer's state is written by torch.distributed.checkpoint, each process its rows;
-it is read again by any number of processes, sharded or not, and a sharded run reads the state of a whole one.
-Its import takes 46 MB, so it happens at the first checkpoint of a sharded run and nowhere else.
-Source: torch.distributed.checkpoint; the rows are cut as DTensor's `Shard(0)`.
+so that nobody ever holds more. Of the optimizer's state each process writes its rows, see `training/pieces.py`; it is
+read again by any number of processes, sharded or not, and a sharded run reads the state of a whole one.
 """
 
 from __future__ import annotations
@@ -13,25 +11,28 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.sharding import Part, Shards
 from model import hf_format
+from model.checksums import STATE
 from model.t5 import T5
 from model.tensor_files import WEIGHTS_FILE, write_safetensors
 from settings import UserError
 from training.checkpoints import Checkpoints
-from training.state import TrainingState
+from training.pieces import INDEX, Pieces, write_index, write_rows
+from training.state import OPTIMIZER_FILE, TRAINING_FILE, TrainingState, take_state
 
-STATE, PIECES, WHOLE = "state", "shards", "optimizer.safetensors"
+PIECES = "shards"
 ALIKE_EVERYWHERE = ("columns",)  # state of a sharded matrix that each process has whole
 DONE = -1
 
@@ -69,7 +70,7 @@ def save_sharded(
             write_safetensors(tensors, folder / WEIGHTS_FILE)
         hf_format.write_config(model.config, folder, model.embedding.dtype)
         tokenizer.save(folder)
-        (folder / STATE / "training.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
+        (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
     if shards.rank != 0:
         _write_pieces(Path(_for_all(None)), optimizer, shards)
@@ -85,23 +86,18 @@ def load_optimizer_share(folder: Path, optimizer: Optimizer, device: torch.devic
     Raises:
         UserError: the state belongs to another model or is broken.
     """
-    try:
-        pieces = folder / STATE / PIECES
-        state = (
-            _read_pieces(pieces, optimizer, shards, device) if pieces.is_dir() else _read_rows(folder, shards, device)
-        )
-        optimizer.load_state(state)
-    except KeyError as error:
+    if not has_pieces(folder) and not (folder / STATE / OPTIMIZER_FILE).is_file():
         raise UserError(
-            f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
-        ) from None
-    except Exception as error:  # safetensors and torch.distributed.checkpoint raise classes of their own
-        raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
+            f"checkpoint = {folder}, its optimizer state is not there, or in a form that can run code, as earlier versions "
+            "wrote it where weights were sharded; go on from its weights alone with --finetune_from"
+        )
+    read = partial(_read_pieces, folder / STATE / PIECES) if has_pieces(folder) else partial(_read_rows, folder)
+    take_state(folder, optimizer, lambda: read(shards, device))
 
 
 def has_pieces(folder: Path) -> bool:
     """Whether a checkpoint's optimizer state was written by a sharded run."""
-    return (folder / STATE / PIECES).is_dir()
+    return (folder / STATE / PIECES / INDEX).is_file()
 
 
 # --- the optimizer's state ---
@@ -113,44 +109,39 @@ def _part(key: str, shards: Shards | None) -> Part | None:
 
 
 def _write_pieces(folder: Path, optimizer: Optimizer, shards: Shards) -> None:
-    import torch.distributed.checkpoint as dcp
+    """Every process writes its rows; returns on all once all have.
 
-    pieces = {key: _distributed(tensor, _part(key, shards)) for key, tensor in optimizer.state.items()}
-    dcp.save(pieces, checkpoint_id=folder / STATE / PIECES)  # type: ignore[attr-defined]
+    Raises:
+        OSError: one of them could not.
+    """
+    rows = {key: (tensor, part.first) for key, tensor in optimizer.state.items() if (part := _part(key, shards))}
+    if shards.rank == 0:
+        rows |= {key: (tensor, 0) for key, tensor in optimizer.state.items() if key not in rows}
+    done: list[Any] = [None] * shards.num_processes
+    try:
+        mine: Any = write_rows(folder / STATE / PIECES, shards.rank, rows)
+    except (OSError, SafetensorError) as error:
+        mine = f"process {shards.rank}: {' '.join(str(error).split())}"
+    dist.all_gather_object(done, mine)
+    if failed := [told for told in done if isinstance(told, str)]:
+        raise OSError("; ".join(failed))
+    if shards.rank == 0:
+        write_index(folder / STATE / PIECES, done)
 
 
-def _distributed(tensor: Tensor, part: Part | None) -> Any:
-    """The same rows, marked as a part of a whole."""
-    if part is None:
-        return tensor
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh = init_device_mesh(tensor.device.type, (dist.get_world_size(),))
-    whole = torch.empty(part.shape[0], *tensor.shape[1:], device="meta")
-    return DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
-
-
-def _read_pieces(pieces: Path, optimizer: Optimizer, shards: Shards | None, device: torch.device) -> dict[str, Tensor]:
-    import torch.distributed.checkpoint as dcp
-
-    described: dict[str, Any] = dcp.FileSystemReader(pieces).read_metadata().state_dict_metadata  # type: ignore[attr-defined]
-    state: dict[str, Tensor] = {}
-    for key, facts in described.items():
-        if key.rpartition("/")[0] not in optimizer.weights:
-            raise KeyError(key)
-        part, (count, *rest) = _part(key, shards), facts.size
-        rows = count if part is None else part.count
-        state[key] = torch.zeros(rows, *rest, dtype=facts.properties.dtype, device=device)
-    targets = {key: _distributed(tensor, _part(key, shards)) for key, tensor in state.items()}
-    dcp.load(targets, checkpoint_id=pieces, no_dist=shards is None)  # type: ignore[attr-defined]
+def _read_pieces(folder: Path, shards: Shards | None, device: torch.device) -> dict[str, Tensor]:
+    """This process's rows of a state that was written in pieces."""
+    stored, state = Pieces(folder), {}
+    for key in stored.keys():  # noqa: SIM118  # no mapping
+        part = _part(key, shards)
+        state[key] = stored.read(key, device, *(() if part is None else (part.first, part.count)))
     return state
 
 
 def _read_rows(folder: Path, shards: Shards | None, device: torch.device) -> dict[str, Tensor]:
     """This process's rows of a state that was written whole."""
     state = {}
-    with safe_open(folder / STATE / WHOLE, framework="pt") as stored:
+    with safe_open(folder / STATE / OPTIMIZER_FILE, framework="pt") as stored:
         for key in stored.keys():  # noqa: SIM118  # an open file is no mapping
             part = _part(key, shards)
             rows = slice(None) if part is None else slice(part.first, part.first + part.count)

@@ -19,6 +19,7 @@ from data.task import file_problems
 from data.tokenizer import Tokenizer
 from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
+from model.checksums import refuse_damaged
 from settings import AUTO, counted, read_settings_file
 from training.adapters import check_trained, home_of
 from training.checkpoints import Checkpoints
@@ -37,6 +38,8 @@ DEFINING = (
     "preference_loss", "beta", "preference_label_smoothing", "orpo_lambda",
     "mixture_weights", "mixture_temperature", "shuffle_block_rows", "batch_tokens",
 )  # fmt: skip
+# where this start reads and writes: never taken from a run's folder, which may be a stranger's
+PLACES = ("output_dir", "log_dir", "checkpoint_mirror", "cache_dir")
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
 # preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
 PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
@@ -94,15 +97,22 @@ def find_run_to_resume(config: Config) -> Path:
 
 
 def resumed_config(config: Config, run_dir: Path) -> Config:
-    """The saved settings of a run, with the flags of now over them.
+    """The saved settings of a run, with the flags of now over them; places are those of now alone.
 
     Raises:
-        UserError: a flag differs in what defines the run.
+        UserError: a flag differs in what defines the run, or its settings cannot be read.
     """
     flags: dict[str, Any] = {name: value for name, value in config.as_dict().items() if config.given(name)}
     path = run_dir / SETTINGS_FILE
-    command = training_command(read_settings_file(path))
-    saved = load(command, {"config": str(path)})
+    try:
+        command = training_command(read_settings_file(path))
+    except UserError as error:
+        raise UserError(
+            *error.problems, f"--run_name = {run_dir.name}, cannot be resumed without its settings; copy {path} again, or "
+            "start again with --overwrite=True"
+        ) from None  # fmt: skip
+    places = {name: config.as_dict()[name] for name in PLACES}
+    saved = load(command, {"config": str(path), **places})
     ours, theirs = config.as_dict(), saved.as_dict()
     problems = [
         f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; leave it out, or start another run"
@@ -115,7 +125,18 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         )
     if problems:
         raise UserError(*problems)
-    return load(command, {"config": str(path), **flags, "run_name": run_dir.name})
+    now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
+    return load(command, {"config": str(path), **flags, **places, **now})
+
+
+def unused_places(config: Config, run_dir: Path) -> list[str]:
+    """Tell of the folders and addresses that a run has used and this start does not name."""
+    saved = read_settings_file(run_dir / SETTINGS_FILE)
+    return [
+        f"{name} = {value}: the run was started with {saved[name]}, which counts only where it is named again"
+        for name, value in config.as_dict().items()
+        if name in PLACES[1:] and not config.given(name) and saved.get(name) not in (None, value)
+    ]
 
 
 def start(config: Config, available_bytes: int) -> Start:
@@ -129,13 +150,16 @@ def start(config: Config, available_bytes: int) -> Start:
     metric_names(config.metrics.metrics)  # else unknown names are told at the first evaluation, or never
     if config.train.is_keep_training:
         run_dir = find_run_to_resume(config)
-        config = resumed_config(config, run_dir)
+        typed, config = config, resumed_config(config, run_dir)
+        notes += unused_places(typed, run_dir)
     try:
         base = _base_folder(config, run_dir, notes)
     except UserError as error:  # files may be missing as well, and would be told only once this is mended
         raise UserError(*error.problems, *file_problems(config.data)) from None
     if base is not None:
         home = home_of(base, config)
+        for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
+            refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         _take_over_shape(config, home)
         if config.data.tokenizer_dir == AUTO:
             config.data.tokenizer_dir = str(home)

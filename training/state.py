@@ -7,19 +7,31 @@ masks, dropout and rounding are functions of (seed, step), so there is no genera
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from data.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
+from engine.scaling import LossScaling
+from memory.work import Choice
 from model import hf_format
+from model.checksums import STATE
 from model.peft_format import save_adapters
 from model.t5 import T5
 from settings import UserError
+from training.stopping import BestMetric
+
+TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
+# fields with a default that came later: a checkpoint of before lacks them, and means that default
+LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes")
+COMPUTE = ("float32", "bfloat16", "float16")
+NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", "fast")}  # of a choice
 
 
 @dataclass
@@ -56,40 +68,97 @@ def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: O
         about = model.adapter_info
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     tokenizer.save(folder)
-    (folder / "state").mkdir()
-    save_file(
-        {name: tensor.contiguous() for name, tensor in optimizer.state.items()},
-        folder / "state" / "optimizer.safetensors",
-    )
-    (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
+    (folder / STATE).mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in optimizer.state.items()}, folder / STATE / OPTIMIZER_FILE)
+    (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 
 def read_training_state(folder: Path) -> TrainingState:
     """Read where the run of this checkpoint stands.
 
     Raises:
-        UserError: there is no state in the folder, or it is broken.
+        UserError: there is no state in the folder, or it lacks something or holds what no run writes.
     """
+    path = folder / STATE / TRAINING_FILE
     try:
-        return TrainingState(**json.loads((folder / "state" / "training.json").read_text(encoding="utf8")))
-    except (OSError, ValueError, TypeError) as error:
+        content = json.loads(path.read_text(encoding="utf8"))
+        state: TrainingState = _filled(TrainingState, content, "it")
+        if state.choice is not None:
+            _filled(Choice, state.choice, "its choice")
+        if state.loss_scaling is not None:
+            _filled(LossScaling, state.loss_scaling, "its loss_scaling")
+        if state.best_metric is not None:
+            _filled(BestMetric, state.best_metric, "its best_metric")
+        return state
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"checkpoint = {folder}, holds no state to resume from ({error}); start again with --overwrite=True"
+            f"checkpoint = {folder}, holds no state to resume from: {path} cannot be used ({error}); copy it again, or "
+            "start again with --overwrite=True"
         ) from None
+
+
+def _filled(cls: type[Any], content: Any, what: str) -> Any:
+    """An object of a dataclass from its fields in JSON: all of them, none besides, each of its type.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} is no object")
+    types = {member.name: str(member.type) for member in fields(cls)}
+    if missing := [name for name in types if name not in content and name not in LATER_FIELDS]:
+        raise ValueError(f"{what} lacks {', '.join(missing)}")
+    if foreign := [name for name in content if name not in types]:
+        raise ValueError(f"{what} has {', '.join(foreign)}, which no run writes")
+    for name, value in content.items():
+        if not any(_is_of(value, kind, name) for kind in types[name].split(" | ")):
+            raise ValueError(f"{name} of {what} is {str(value)[:40]}, which no run writes")
+    return cls(**content)
+
+
+def _is_of(value: Any, kind: str, name: str) -> bool:
+    if name in NAMES:
+        return value in NAMES[name]
+    if kind == "int":
+        return type(value) is int and value >= 0
+    if kind == "float":
+        return type(value) in (int, float)
+    if kind == "tuple[int, ...]":
+        return isinstance(value, (list, tuple)) and all(type(each) is int and each > 0 for each in value)
+    known = {"None": type(None), "bool": bool, "str": str, "dict[str, Any]": dict}
+    return type(value) is known[kind]
 
 
 def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> None:
     """Load the optimizer's tensors of a checkpoint onto the device.
 
     Raises:
-        UserError: they belong to another model or are broken.
+        UserError: they belong to another model, are broken, or not all there.
     """
-    path = folder / "state" / "optimizer.safetensors"
+    take_state(folder, optimizer, lambda: load_file(folder / STATE / OPTIMIZER_FILE, device=str(device)))
+
+
+def take_state(folder: Path, optimizer: Optimizer, read: Callable[[], dict[str, Tensor]]) -> None:
+    """Give an optimizer the tensors of a checkpoint, all that it needs.
+
+    Raises:
+        UserError: they belong to another model, are broken, or not all there.
+    """
     try:
-        optimizer.load_state(load_file(path, device=str(device)))
+        state = read()
+        optimizer.load_state(state)
     except KeyError as error:
         raise UserError(
             f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
         ) from None
     except Exception as error:  # safetensors raises its own class for a broken file
         raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
+    missing = optimizer.incomplete() if state else []
+    if not state and optimizer.weights and read_training_state(folder).loss_scaling is None:
+        missing = ["all of it"]  # with a loss scale, every step so far may have been left out
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy the "
+            "checkpoint again, or go on from its weights alone with --finetune_from"
+        )

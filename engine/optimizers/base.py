@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from engine.rounding import Rounding, Stochastic, rounding_key
 from engine.sharding import Part, Shards
 
+REMAINDER = "remainder"  # kind of the state that a rounding keeps
 CHUNK_ELEMENTS = 1 << 19  # of one update: 2 MB a buffer in fp32, so that the few it needs stay in cache
 
 
@@ -83,7 +84,7 @@ class Optimizer(ABC):
     def _remainder(self, name: str, rows: slice, weight: Tensor) -> Tensor | None:
         if not self.rounding.state_bytes_per_weight or weight.dtype != torch.bfloat16:
             return None
-        return self._state(f"{name}/remainder", weight.shape, weight, torch.int8)[rows]
+        return self._state(f"{name}/{REMAINDER}", weight.shape, weight, torch.int8)[rows]
 
     def _read(self, name: str, rows: slice, weight: Tensor) -> Tensor:
         """Rows of a weight as fp32, to be overwritten."""
@@ -117,6 +118,16 @@ class Optimizer(ABC):
         square = torch.tensor(root_mean_square(weight) ** 2 * weight.numel(), dtype=torch.float64)
         total = float(self._sum(name, square.to(weight.device)))
         return (total / (self._whole_rows(name, weight) * weight[0].numel())) ** 0.5
+
+    def incomplete(self) -> list[str]:
+        """Names of the weights whose state is not all there, once a step has been made."""
+        held: dict[str, int] = {}
+        for key, tensor in self.state.items():
+            name, _, kind = key.rpartition("/")
+            if kind != REMAINDER:  # it begins anew at zero where weights have come to another dtype
+                held[name] = held.get(name, 0) + tensor.nbytes
+        needed = {name: self.state_bytes(tuple(weight.shape), name) for name, weight in self.weights.items()}
+        return [name for name, size in needed.items() if held.get(name, 0) != size]
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over saved state; raises KeyError where it belongs to no weight of this model."""

@@ -42,7 +42,7 @@ class Place:
         own = [
             flag
             for flag in self.flags()
-            if not (name in ("generate", "convert", "merge") and flag.startswith("--cache_dir"))
+            if not (name in ("generate", "convert", "merge", "check") and flag.startswith("--cache_dir"))
         ]
         return [str(ROOT / "train_low_mem.py"), name, *own, *flags]
 

@@ -259,3 +259,37 @@ print(measure(lambda: load("{tmp_path}/model"), "VmRSS"))
     # the lower bound: something was measured
     assert 0.7 * size < loading < size + 2**23
     assert with_pages < size + 2**24, "the file's pages stayed beside the model"
+
+
+HUGE = [
+    {"num_layers": 10**9}, {"num_decoder_layers": 10**12}, {"d_model": 10**9}, {"d_ff": 10**12}, {"d_kv": 10**9},
+    {"num_heads": 10**9}, {"vocab_size": 2**31 - 1}, {"relative_attention_num_buckets": 10**15}, {"num_layers": 10**30},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", HUGE, ids=str)
+def test_a_configuration_asks_for_no_more_than_its_tensors(
+    folder: Path, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before a model of that size is made, be it one without memory."""
+
+    def make(*args: object) -> None:
+        raise AssertionError("a model was made")
+
+    monkeypatch.setattr("model.hf_format.T5", make)
+    change_config(folder, **sizes)
+    for read in (read_config, load):
+        with pytest.raises(UserError, match=r"use the config\.json that belongs to them") as caught:
+            read(folder)
+        assert next(iter(sizes)).replace("relative_attention_num_buckets", "weights or more") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "pytorch_model.bin", 7, ""]
+)
+def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object) -> None:
+    index = {"weight_map": {"shared.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for allow_pickle in (False, True):
+        with pytest.raises(UserError, match=r"as a file of weights; allowed: \.safetensors files of its own folder"):
+            load(folder, allow_pickle=allow_pickle)

@@ -132,3 +132,14 @@ def test_peft_computes_the_same(config: T5ModelConfig, form: LoraSettings, famil
     for path, adapter in adapters_of(back).items():
         for part, weight in adapter.named_parameters():
             assert torch.equal(weight, dict(adapters_of(model)[path].named_parameters())[part])
+
+
+@pytest.mark.parametrize("change", [{"r": 10**12}, {"r": 0}, {"r": "8"}, {"lora_alpha": "x"}, {"lora_dropout": []}])
+def test_an_adapter_asks_for_no_size_that_none_has(
+    config: T5ModelConfig, tmp_path: Path, change: dict[str, object]
+) -> None:
+    adapted(config, LoraSettings(2, 4.0, ("q",)), tmp_path)
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(UserError, match=r"adapter_config\.json: r = "):
+        read_info(tmp_path / "adapter")

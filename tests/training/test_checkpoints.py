@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from settings import UserError
+from tests.killing import DIED, die_at, run_child
 from training.checkpoints import Checkpoints, resolve, step_of
 
 
@@ -138,7 +140,7 @@ def test_our_own_mistakes_stay_visible(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill")
-@pytest.mark.parametrize("moment", ["write", "_flush", "point", "_rotate"])
+@pytest.mark.parametrize("moment", ["write", "flush_tree", "point", "_rotate"])
 def test_a_kill_at_any_moment(tmp_path: Path, moment: str) -> None:
     """A child saves step 1, then dies in the middle of saving step 2; a new process finds a whole checkpoint."""
     pid = os.fork()
@@ -151,7 +153,7 @@ def test_a_kill_at_any_moment(tmp_path: Path, moment: str) -> None:
     checkpoints = Checkpoints(tmp_path, keep_latest=2)
     latest = checkpoints.latest()
     assert latest is not None and (latest / "model.safetensors").read_text() == str(step_of(latest))
-    assert step_of(latest) == (2 if moment == "_rotate" else 1)
+    assert step_of(latest) == (2 if moment in ("point", "_rotate") else 1)
     checkpoints.save(2, write_file("2"))
     checkpoints.save(3, write_file("3"))
     assert names(tmp_path) == ["latest", "step_00000002", "step_00000003"]
@@ -197,3 +199,105 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_latest=1, is_main=False)
     assert checkpoints.save(1, full_disk) == tmp_path / "checkpoints" / "step_00000001"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("is_best", [False, True])
+def test_a_kill_at_every_single_change_of_the_disk(tmp_path: Path, is_best: bool, is_after: bool) -> None:
+    """Saves 1 (the best), 2 and 3; dies while saving 4. Whatever moment that is, latest and best are whole and right."""
+    for number in range(1000):
+        run_dir = tmp_path / str(number)
+        checkpoints = Checkpoints(run_dir, keep_latest=1)
+        for step in (1, 2, 3):
+            checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+
+        def save(checkpoints: Checkpoints = checkpoints, number: int = number) -> None:
+            die_at(number, is_after)
+            checkpoints.save(4, write_file("4"), is_best=is_best)
+
+        code = run_child(save)
+        again = Checkpoints(run_dir, keep_latest=1)
+        (found, told), best = again.intact(), again.best()
+        assert not told and found is not None and found == again.latest() and best is not None
+        assert step_of(found) in (3, 4)
+        assert step_of(best) == (4 if is_best and step_of(found) == 4 else 1)
+        for folder in (found, best):
+            assert (folder / "model.safetensors").read_text() == str(step_of(folder))
+        again.clear_leftovers()
+        assert not list((run_dir / "checkpoints").glob(".*"))
+        again.save(5, write_file("5"))
+        assert again.best() == best and again.latest() == run_dir / "checkpoints" / "step_00000005"
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 9, "every change was a moment of its own"
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "cut":
+        path.write_text(path.read_text()[:-2])
+    elif how == "changed":
+        path.write_text("x" + path.read_text()[1:])
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+@pytest.mark.parametrize("file", ["model.safetensors", "state/training.json", "checksums.json"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, file: str, how: str) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_latest=3)
+    for step in (10, 20, 30):
+        checkpoints.save(step, write_file(str(step)), is_best=step != 20)
+    spoil(tmp_path / "checkpoints" / "step_00000030" / file, how)
+    path, told = checkpoints.intact()
+    assert path is not None
+    if (file, how) == ("checksums.json", "gone"):  # as in folders of before
+        assert step_of(path) == 30 and not told
+        return
+    assert step_of(path) == 20 and file in told[0] and "going on from step 20" in told[0]
+    assert checkpoints.latest() == path and checkpoints.best() == path.with_name("step_00000010")
+    assert names(tmp_path) == ["best", "damaged-step_00000030", "latest", "step_00000010", "step_00000020"]
+    assert os.path.realpath(tmp_path / "checkpoints" / "latest") == str(path)
+    checkpoints.save(30, write_file("30"))
+    assert "damaged-step_00000030" not in names(tmp_path), "its step was done again"
+
+
+def test_nothing_but_damaged_checkpoints_is_told(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_latest=3)
+    for step in (1, 2):
+        checkpoints.save(step, write_file(str(step)))
+        spoil(tmp_path / "checkpoints" / f"step_0000000{step}" / "model.safetensors", "changed")
+    with pytest.raises(UserError, match="no checkpoint is whole") as caught:
+        checkpoints.intact()
+    assert len(caught.value.problems) == 3
+    assert names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
+
+
+@pytest.mark.parametrize("best", [-1, "1", "../../x", 10**30, True, None, 7])
+def test_the_record_of_the_best_leads_nowhere_else(tmp_path: Path, best: object) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_latest=3)
+    path = checkpoints.save(1, write_file("1"), is_best=True)
+    sums = json.loads((path / "checksums.json").read_text())
+    (path / "checksums.json").write_text(json.dumps({**sums, "best_step": best}))
+    assert checkpoints.best() is None
+
+
+def test_a_run_of_before_has_its_best_by_the_link(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_latest=1)
+    for step in (1, 2):
+        checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+    for sums in (tmp_path / "checkpoints").glob("step_*/checksums.json"):
+        sums.unlink()
+    assert checkpoints.best() == tmp_path / "checkpoints" / "step_00000001"
+    checkpoints.save(3, write_file("3"))
+    (tmp_path / "checkpoints" / "best").unlink()
+    assert checkpoints.best() == tmp_path / "checkpoints" / "step_00000001", "written down by now"
+
+
+def test_foreign_hidden_files_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    (folder / ".tmp-mine").mkdir(parents=True)
+    (folder / ".replaced-step_x").mkdir()
+    Checkpoints(tmp_path, keep_latest=1).save(1, write_file("1"))
+    assert (folder / ".tmp-mine").is_dir()

@@ -58,7 +58,7 @@ def test_every_family_keeps_its_logits(family: str, tmp_path: Path) -> None:
     assert done.difference == 0.0 and done.dtype == torch.float32
     expected_logits(tmp_path / "new", family)
     names = {path.name for path in (tmp_path / "new").iterdir()}
-    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+    assert names == {"checksums.json", "config.json", "generation_config.json", "model.safetensors"}
     assert not list(tmp_path.glob(".tmp*"))
 
 

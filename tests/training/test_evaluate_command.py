@@ -14,7 +14,7 @@ from config import Config, GenerateConfig, load
 from settings import UserError
 from tests.training.small_trained import save_trained
 from training import loading
-from training.evaluate_command import evaluate, evaluation_rows
+from training.evaluate_command import _data_settings, evaluate, evaluation_rows
 from training.metrics import AnswerScores, metric_names
 from training.samples import Sample, generate_metrics, score_answers
 
@@ -144,3 +144,19 @@ def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
     assert len(results[0][1]) == 3
     config.metrics.eval_generate_rows = "auto"
     assert score_answers(trained.walk, loader, trained.tokenizer, config, alone, 2**40) == ({}, [])  # type: ignore[arg-type]
+
+
+def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None:
+    """The settings beside a model from elsewhere say how its rows were made, and not where anything is written."""
+    theirs = {"cache_dir": "/theirs/cache", "log_dir": "/theirs/logs", "checkpoint_mirror": "s3://theirs/runs"}
+    saved = load("train", {"train_file": str(folder / "pairs.jsonl"), "max_seq_len": "64", **theirs})
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            (run_dir / path.name).symlink_to(path)
+    saved.save(run_dir / "settings.json")
+    merged = _data_settings(settings(folder, tmp_path, model=run_dir), run_dir)
+    assert merged.data.max_seq_len == 64
+    assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
+    assert merged.run.checkpoint_mirror is None

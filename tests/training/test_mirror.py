@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyarrow import fs
 
 from config import Config, load
 from settings import UserError
@@ -15,17 +17,17 @@ from training.resuming import goes_on
 from training.runs import RUN_FILE, SETTINGS_FILE
 
 
-def save(run_dir: Path, step: int, keep: int = 2) -> Path:
+def save(run_dir: Path, step: int, keep: int = 2, is_best: bool = False, text: str = "") -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
     for name in (SETTINGS_FILE, RUN_FILE):
         (run_dir / name).write_text(f'{{"step": {step}}}', encoding="utf8")
 
     def write(folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(bytes(1000) + str(step).encode())
+        (folder / "model.safetensors").write_bytes(bytes(1000) + f"{step}{text}".encode())
         (folder / "state").mkdir()
         (folder / "state" / "training.json").write_text(str(step), encoding="utf8")
 
-    return Checkpoints(run_dir, keep).save(step, write)
+    return Checkpoints(run_dir, keep).save(step, write, is_best)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -66,6 +68,117 @@ def test_the_mirror_forgets_what_the_run_has_dropped(tmp_path: Path) -> None:
         mirror.push(here, save(here, step))
     assert sorted(path.name for path in (there / "r" / "checkpoints").iterdir()) == ["step_00000003", "step_00000004"]
     assert (there / "r" / "LATEST").read_text() == "step_00000004"
+
+
+def test_the_best_comes_back_and_stays_there(address: str, tmp_path: Path) -> None:
+    """What a new machine brings is the latest and the best; its next copies do not remove the best there."""
+    mirror, here, new = Mirror(address, "r"), tmp_path / "here" / "r", tmp_path / "new" / "r"
+    for step in (1, 2, 3, 4):
+        assert mirror.push(here, save(here, step, is_best=step == 1)) is None
+    best = Checkpoints(here, 2).best()
+    assert best is not None and best.name == "step_00000001"
+    assert mirror.restore(new, 2) == new / "checkpoints" / "step_00000004"
+    again = Checkpoints(new, 2).best()
+    assert again is not None and content(again) == content(best)
+    assert (new / "checkpoints" / "best").resolve() == again.resolve()
+    for step in (5, 6, 7):
+        assert mirror.push(new, save(new, step)) is None
+    third = tmp_path / "third" / "r"
+    assert mirror.restore(third, 2) == third / "checkpoints" / "step_00000007"
+    assert Checkpoints(third, 2).best() == third / "checkpoints" / "step_00000001"
+
+
+def test_the_same_step_again_writes_over_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
+    mirror, here = Mirror(there.as_uri(), "r"), tmp_path / "here"
+    mirror.push(here, save(here, 1))
+    mirror.push(here, here / "checkpoints" / "step_00000001")
+    assert [path.name for path in (there / "r" / "checkpoints").iterdir()] == ["step_00000001"], "nothing new"
+    before = content(there / "r" / "checkpoints" / "step_00000001")
+    again = save(here, 1, text="again")
+
+    def die(source: str, target: str, *systems: object) -> None:
+        Path(target, "model.safetensors").write_text("half")
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.mirror.fs.copy_files", die)
+        assert mirror.push(here, again) is not None
+    assert content(there / "r" / "checkpoints" / "step_00000001") == before
+    first = mirror.restore(tmp_path / "new", 2)
+    assert first is not None and (first / "model.safetensors").read_bytes().endswith(b"\x001")
+    assert mirror.push(here, again) is None
+    assert [path.name for path in (there / "r" / "checkpoints").iterdir()] == ["step_00000001.3"]
+    second = mirror.restore(tmp_path / "newer", 2)
+    assert second is not None and second.name == "step_00000001" and content(second) == content(again)
+
+
+NAMES = ["step_00000099/../../..", "../../x", "/etc", "..", "", "step_00000001\nstep_00000001/../..", "step_1", "\xff"]
+
+
+@pytest.mark.parametrize("word", NAMES)
+def test_names_at_the_address_lead_nowhere_else(tmp_path: Path, word: str) -> None:
+    there, mine = tmp_path / "there", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis").write_text("years of work")
+    mirror = Mirror(there.as_uri(), "r")
+    mirror.push(tmp_path / "here", save(tmp_path / "here", 1))
+    (there / "r" / "LATEST").write_text(word, encoding="latin1")
+    run_dir = mine / "runs" / "r"
+    with pytest.raises(UserError, match=r"LATEST holds .* which no run writes"):
+        mirror.restore(run_dir, 2)
+    assert (mine / "thesis").is_file() and not run_dir.exists()
+    assert mirror.push(tmp_path / "here", save(tmp_path / "here", 2)) is None, "one's own run goes on"
+
+
+def test_keys_at_the_address_lead_nowhere_else(tmp_path: Path) -> None:
+    """An object store takes `..` as a part of a name like any other."""
+    mirror = Mirror((tmp_path / "there").as_uri(), "r")
+    mirror.push(tmp_path / "here", save(tmp_path / "here", 1))
+    plain = mirror._system
+
+    class Listing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(plain, name)
+
+        def get_file_info(self, what: object) -> object:
+            found = plain.get_file_info(what)
+            if not isinstance(found, list) or not found:
+                return found
+            bad = f"{mirror._path}/checkpoints/step_00000001/../../../../mine"
+            return [*found, SimpleNamespace(path=bad, type=fs.FileType.File, base_name="mine", size=1)]
+
+    mirror._system = Listing()
+    with pytest.raises(UserError, match="which no run writes"):
+        mirror.restore(tmp_path / "new" / "r", 2)
+    assert not (tmp_path / "mine").exists() and Checkpoints(tmp_path / "new" / "r", 2).latest() is None
+
+
+def test_what_is_not_ours_there_is_left_alone(tmp_path: Path) -> None:
+    there = tmp_path / "there" / "r" / "checkpoints"
+    for name in ("mine", "step_x", "step_00000001.bak"):
+        (there / name).mkdir(parents=True)
+    mirror, here = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "here"
+    for step in (1, 2, 3):
+        assert mirror.push(here, save(here, step, keep=1)) is None
+    assert sorted(path.name for path in there.iterdir()) == ["mine", "step_00000001.bak", "step_00000003", "step_x"]
+
+
+def test_a_damaged_copy_is_refused_and_a_damaged_run_is_mended(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    mirror = Mirror(there.as_uri(), "r")
+    mirror.push(here, save(here, 1))
+    (here / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"cut")
+    restored = mirror.restore(here, 2)
+    assert restored is not None and Checkpoints(here, 2).intact() == (restored, [])
+    newer = save(here, 2) / "model.safetensors"
+    newer.write_bytes(b"cut")
+    assert mirror.restore(here, 2) is None
+    assert "model.safetensors is damaged" in Checkpoints(here, 2).intact()[1][0], "told by who goes on, not lost here"
+    (there / "r" / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match="the copy step_00000001 is damaged"):
+        mirror.restore(tmp_path / "new", 2)
+    assert not list((tmp_path / "new" / "checkpoints").iterdir())
 
 
 def test_a_failed_copy_is_told_and_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,23 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
     assert len(attach(begin)) == 1
 
 
+@pytest.mark.parametrize(
+    "about", [{"folder": "/theirs", "model": "x"}, {"folder": ".."}, {"model": "x"}, [], {"folder": 1, "model": "x"}]
+)
+def test_a_foreign_record_names_no_place(configure: Configure, tmp_path: Path, about: object) -> None:
+    """What a run's folder says of its stores is looked for in the cache of now alone."""
+    begin = begun(configure())
+    begin.config.train.is_keep_training = True
+    (begin.run_dir / RECORD).write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"reference\.json, "):
+        attach(begin)
+    elsewhere = tmp_path / "theirs" / "reference-0123456789abcdef"
+    (begin.run_dir / RECORD).write_text(json.dumps({"folder": str(elsewhere), "model": "x"}))
+    with pytest.raises(UserError, match="is not the model any more"):
+        attach(begin)
+    assert not elsewhere.exists()
+
+
 def test_rows_may_be_written_in_any_pieces(tmp_path: Path) -> None:
     store = ReferenceStore(tmp_path / "new" / "a.npy", 10)
     assert store.unknown().all()

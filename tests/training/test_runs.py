@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from model.checksums import damages
 from settings import UserError
+from tests.killing import DIED, die_at, run_child
 from training.checkpoints import Checkpoints
+from training.durable import replace_text
+from training.ownership import Ownership
 from training.runs import (
     check_new_run,
     create_run,
@@ -133,7 +138,10 @@ def test_publishing_makes_the_run_a_model_folder(tmp_path: Path, monkeypatch: py
             publish(checkpoint, run_dir)
         assert model_folder(run_dir) == run_dir
         assert (run_dir / "model.safetensors").read_text() == f".tmp-step_0000000{step}"
-    assert sorted(p.name for p in run_dir.iterdir()) == ["checkpoints", "config.json", "model.safetensors", "run.json"]
+    assert sorted(p.name for p in run_dir.iterdir()) == [
+        "checkpoints", "checksums.json", "config.json", "model.safetensors", "run.json",
+    ]  # fmt: skip
+    assert damages(run_dir) == []
     shared = os.stat(run_dir / "model.safetensors").st_ino == os.stat(checkpoint / "model.safetensors").st_ino
     assert shared == links
 
@@ -155,3 +163,125 @@ def test_publishing_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_names_of_unnamed_runs(tmp_path: Path) -> None:
     name = new_run_name("finetune", 0.0)
     assert name.startswith("finetune_19") and check_new_run(tmp_path, name) == []
+
+
+def test_a_damaged_checkpoint_is_not_published(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write_model)
+    (checkpoint / "model.safetensors").write_text(".tmp-step_0000000X")
+    with pytest.raises(UserError, match=r"model.safetensors is damaged: its content[\s\S]*not published"):
+        publish(checkpoint, run_dir)
+    assert not (run_dir / "model.safetensors").exists()
+
+
+def test_a_run_appears_with_all_that_it_begins_with(tmp_path: Path) -> None:
+    """Killed while its folder is made, a run is not there, or can be started again without being asked to overwrite."""
+
+    def die(folder: Path) -> None:
+        (folder / "settings.json").write_text("{")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_run(tmp_path, "run", "pretrain", fill=die)
+    assert not (tmp_path / "run").exists()
+    run_dir = create_run(tmp_path, "run", "pretrain", fill=lambda folder: (folder / "settings.json").write_text("{}"))
+    assert sorted(path.name for path in run_dir.iterdir()) == ["run.json", "settings.json"]
+    with pytest.raises(KeyboardInterrupt):
+        create_run(tmp_path, "run", "pretrain", overwrite=True, fill=die)
+    assert (run_dir / "settings.json").read_text() == "{}", "the one to be replaced is whole"
+    create_run(tmp_path, "run", "pretrain", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("left", [["run.json"], [".tmp-run.json"], ["run.json", ".tmp-settings.json"]])
+def test_what_a_kill_at_the_start_has_left_is_in_nobodys_way(tmp_path: Path, left: list[str]) -> None:
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).write_text("{")
+    assert check_new_run(tmp_path, "run") == check_new_run(tmp_path, "run", overwrite=True) == []
+    create_run(tmp_path, "run", "pretrain")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """A folder from elsewhere may hold links under the names that a resume writes."""
+    (tmp_path / "mine").write_text("mine")
+    run_dir = create_run(tmp_path / "runs", "run", "pretrain")
+    for name in (".tmp-run.json", "settings.json", ".tmp-settings.json", "owner.json", ".tmp-owner.json"):
+        (run_dir / name).symlink_to(tmp_path / "mine")
+    resume_run(run_dir)
+    replace_text(run_dir / "settings.json", "{}")
+    with Ownership() as owner:
+        assert owner.take(run_dir) == []
+        owner.sign()
+        assert "process" in (run_dir / "owner.json").read_text()
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (run_dir / "settings.json").is_symlink()
+
+
+def test_a_record_with_foreign_times_is_no_run(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    for name in ("started", "resumed"):
+        record = {"name": "run", "kind": "pretrain", "started": 1.0, name: "yesterday"}
+        (run_dir / "run.json").write_text(json.dumps(record))
+        assert newest_run(tmp_path) is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_kill_at_every_single_change_while_a_run_is_made(tmp_path: Path, overwrite: bool, is_after: bool) -> None:
+    """The run of before is whole, or the new one, or there is none; and the same start works again."""
+
+    def make(folder: Path, word: str) -> None:
+        create_run(
+            folder, "run", "pretrain", overwrite=overwrite, fill=lambda made: replace_text(made / "settings.json", word)
+        )
+
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        if overwrite:
+            create_run(folder, "run", "pretrain", fill=lambda made: replace_text(made / "settings.json", "old"))
+
+        def start(folder: Path = folder, number: int = number) -> None:
+            die_at(number, is_after)
+            make(folder, "new")
+
+        code = run_child(start)
+        settings = folder / "run" / "settings.json"
+        assert not (folder / "run").exists() or settings.read_text() in ("old", "new")
+        if code != 0 and not settings.exists():
+            make(folder, "new")
+        elif code != 0:
+            create_run(folder, "run", "pretrain", overwrite=True)
+        assert [path.name for path in folder.iterdir()] == ["run"]
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 8, "every change was a moment of its own"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_at_every_single_change_while_a_model_is_published(tmp_path: Path, is_after: bool) -> None:
+    """No folder says of a file that it is damaged which is only of the model before; publishing again mends it."""
+    for number in range(1000):
+        run_dir = create_run(tmp_path / str(number), "run", "pretrain")
+        checkpoints = Checkpoints(run_dir, keep_latest=2)
+        publish(checkpoints.save(1, write_model), run_dir)
+        second = checkpoints.save(2, write_model)
+
+        def again(run_dir: Path = run_dir, second: Path = second, number: int = number) -> None:
+            die_at(number, is_after)
+            publish(second, run_dir)
+
+        code = run_child(again)
+        assert damages(run_dir) == []
+        assert (run_dir / "model.safetensors").read_text() in (".tmp-step_00000001", ".tmp-step_00000002")
+        publish(second, run_dir)
+        assert damages(run_dir) == [] and (run_dir / "model.safetensors").read_text() == ".tmp-step_00000002"
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 5, "every change was a moment of its own"

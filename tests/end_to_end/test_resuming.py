@@ -1,0 +1,102 @@
+"""Going on after what goes wrong: a restart by the launcher, a damaged checkpoint, a second process beside a living one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end import running
+from tests.end_to_end.conftest import STEPS, World
+from tests.end_to_end.running import ENVIRONMENT, Place
+from training.ownership import Ownership
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
+
+
+class Bomb:
+    """Leaves a folder behind where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def killed(world: World, folder: Path) -> tuple[Place, tuple[str, ...]]:
+    """A run that was killed without a word at step 13, with checkpoints at 10 and 12; and the flags of its start."""
+    place, flags = world.beside(folder), (*world.train_flags, "--run_name=cut", "--keep_latest_n_ckp=3")
+    place.stop_at(13, signal.SIGKILL, "train", *flags)
+    names = {path.name for path in (place.runs / "cut" / "checkpoints").iterdir()}
+    assert {"step_00000010", "step_00000012"} <= names and f"step_{STEPS:08}" not in names
+    return place, flags
+
+
+def test_a_launchers_restart_goes_on_and_replaces_nothing(
+    pretrained: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, flags = killed(pretrained, tmp_path)
+    (place.runs / "cut" / "checkpoints" / ".tmp-step_00000015").mkdir()
+    monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "1")
+    done = place.do("train", *flags, "--overwrite=True")
+    assert f"going on from step {12}" not in done.stdout, "nothing was damaged"
+    assert place.losses("cut") == pretrained.place.losses("whole")
+    assert not [path for path in place.runs.rglob(".tmp-*")] and not (place.runs / "cut" / "owner.json").exists()
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: World, tmp_path: Path) -> None:
+    place, _ = killed(pretrained, tmp_path)
+    newest = max((place.runs / "cut" / "checkpoints").glob("step_*"))
+    weights = newest / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 1
+    weights.write_bytes(content)
+    for pickled in ("state/shards/.metadata", "state/.metadata", "pytorch_model.bin"):
+        for checkpoint in (place.runs / "cut" / "checkpoints").glob("step_*"):
+            (checkpoint / pickled).parent.mkdir(exist_ok=True)
+            (checkpoint / pickled).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+    assert place.run("check", f"--model={place.runs / 'cut'}").returncode == 2
+    done = place.do("train", "--is_keep_training=True", "--run_name=cut")
+    told = " ".join(done.stdout.split())
+    assert "model.safetensors is damaged" in told and "going on from step 10" in told
+    assert place.losses("cut") == pretrained.place.losses("whole")
+    assert place.do("check", f"--model={place.runs / 'cut'}")
+    assert not (tmp_path / "ran").exists(), "nothing in a run's folder is run"
+
+
+def test_a_second_process_beside_a_living_one_is_refused(pretrained: World, tmp_path: Path) -> None:
+    place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=live", "--log_steps=1")
+    with subprocess.Popen(
+        [sys.executable, *place.command("train", *flags)], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as first:  # fmt: skip
+        assert first.stdout is not None
+        for line in first.stdout:
+            if line.split("/")[0].split() == ["step", "3"]:
+                first.send_signal(signal.SIGSTOP)
+                for second in (("--is_keep_training=True",), (*flags, "--overwrite=True")):
+                    refused = place.run("train", "--run_name=live", *second)
+                    assert refused.returncode == 2, refused.stdout
+                    assert f"is in use: process {first.pid} on " in refused.stderr
+                first.send_signal(signal.SIGCONT)
+    assert first.returncode == 0
+    assert place.losses("live") == pretrained.place.losses("whole")
+
+
+@pytest.mark.slow
+def test_all_processes_hear_of_the_owner(pretrained: World, tmp_path: Path) -> None:
+    place = pretrained.beside(tmp_path)
+    (place.runs / "live").mkdir(parents=True)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    with Ownership() as owner:
+        assert owner.take(place.runs / "live") == []
+        refused = place.run("train", *pretrained.train_flags, "--run_name=live", launcher=launcher)
+    assert refused.returncode != 0 and refused.stderr.count("--run_name = live, is in use") >= 1
+    assert 'Traceback (most recent call last):\n  File "' + str(running.ROOT) not in refused.stderr
+    assert list((place.runs / "live").iterdir()) == []

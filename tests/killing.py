@@ -1,0 +1,41 @@
+"""What is left when a process dies at any of its changes of the disk? Children that die before, or behind, one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+DIED = 77
+
+
+def run_child(work: Callable[[], None]) -> int:
+    """The exit code of a child that does the work; 1 where it fails."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def die_at(number: int, is_after: bool) -> None:
+    """Let this process die before, or behind, the call of this number that changes the disk."""
+    calls = iter(range(1_000_000))
+
+    def deadly(plain: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            is_last = next(calls) == number
+            if is_last and not is_after:
+                os._exit(DIED)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                if is_last:
+                    os._exit(DIED)
+
+        return call
+
+    for name in ("replace", "fsync", "unlink", "rmdir", "symlink", "mkdir"):
+        setattr(os, name, deadly(getattr(os, name)))

@@ -1,0 +1,79 @@
+"""Going on with a run: after a launcher's restart, from a folder of somebody else, and beside one that lives."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import Config, load
+from settings import UserError
+from training.opening import _reopen
+from training.ownership import Ownership
+from training.resuming import goes_on
+from training.runs import SETTINGS_FILE, create_run
+from training.startup import resumed_config, unused_places
+
+
+def saved_run(folder: Path, **settings: Any) -> Path:
+    """A run's folder as an earlier start has left it."""
+    config = load("train", {"train_file": "a.txt", "output_dir": str(folder), "run_name": "r", **settings})
+    return create_run(folder, "r", "pretrain", fill=lambda made: config.save(made / SETTINGS_FILE))
+
+
+def now(folder: Path, **flags: Any) -> Config:
+    return load("train", {"output_dir": str(folder), "run_name": "r", **flags})
+
+
+@pytest.mark.parametrize("flags", [{}, {"overwrite": "True"}, {"is_keep_training": "False"}])
+def test_a_restart_goes_on_and_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
+) -> None:
+    run_dir = saved_run(tmp_path, overwrite="True")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    config = now(tmp_path, **flags)
+    assert goes_on(config)
+    resumed = resumed_config(config, run_dir)
+    assert resumed.train.is_keep_training is True and resumed.run.overwrite is False
+
+
+def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
+    theirs = {
+        "log_dir": "/theirs/logs",
+        "checkpoint_mirror": "s3://theirs/runs",
+        "cache_dir": "/theirs/cache",
+        "seed": "7",
+    }
+    run_dir = saved_run(tmp_path / "runs", **theirs)
+    saved = json.loads((run_dir / SETTINGS_FILE).read_text())
+    (run_dir / SETTINGS_FILE).write_text(json.dumps({**saved, "output_dir": "/theirs/runs", "run_name": "../up"}))
+    config = now(tmp_path / "runs", cache_dir="mine")
+    resumed = resumed_config(config, run_dir)
+    assert (resumed.run.output_dir, resumed.run.run_name) == (str(tmp_path / "runs"), "r")
+    assert (resumed.run.log_dir, resumed.run.checkpoint_mirror, resumed.data.cache_dir) == ("logs", None, "mine")
+    assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
+    told = unused_places(config, run_dir)
+    assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "s3://theirs/runs" in told[0] + told[1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
+    """A folder from elsewhere may say that its checkpoints are those of another run."""
+    run_dir = saved_run(tmp_path / "runs")
+    (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
+    (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
+    with Ownership() as owner, pytest.raises(UserError, match="checkpoints is a link"):
+        _reopen(now(tmp_path / "runs", is_keep_training="True"), owner)
+    assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"seed": 4', "[]", "\0"])
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, content: str) -> None:
+    run_dir = saved_run(tmp_path)
+    (run_dir / SETTINGS_FILE).write_text(content)
+    with pytest.raises(UserError) as caught:
+        resumed_config(now(tmp_path, is_keep_training="True"), run_dir)
+    assert str(run_dir / SETTINGS_FILE) in str(caught.value) and "--overwrite=True" in str(caught.value)
