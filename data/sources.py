@@ -208,6 +208,8 @@ def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
             {"path": str(source.path.resolve()), "kind": source.kind, "bytes": state.st_size,
              "modified_ns": state.st_mtime_ns, "part": source.part}
         )  # fmt: skip
+        if source.kind == TSV:  # what was made of it while quotes counted is made anew
+            facts[-1]["quoted"] = False
     return facts
 
 
