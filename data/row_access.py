@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from data.arrow_checks import checked
 from data.ranges import RangeIndex, plain
 from data.sources import ARROW_STREAM, Source
 from data.tables import parquet_batch_rows
@@ -42,8 +43,8 @@ class ArrowTable:
     Args:
         mode: "mmap" (mapped and kept open), "file" (kept open, read in ranges) or "reopen" (opened for every read).
     Memory:
-        8 bytes a batch (16 for a stream; nothing for files that name their rows per batch), and without a mapping 24
-        bytes a batch and column that was read.
+        9 bytes a batch (17 for a stream; one for files that name their rows per batch), and without a mapping 24 bytes a
+        batch and column that was read.
     """
 
     def __init__(self, source: Source, mode: str) -> None:
@@ -60,6 +61,7 @@ class ArrowTable:
         self._starts = index  # None with a fixed batch size
         self.num_rows = self._fixed_rows if index is None else int(index[-1])
         self._ranges = RangeIndex(self.schema, self._num_batches)
+        self._checked: dict[tuple[str, ...], NDArray[np.bool_]] = {}  # columns -> which batches were found sound
 
     def _index_file(self, reader: pa.ipc.RecordBatchFileReader) -> NDArray[np.int64] | None:
         batches = self._num_batches = reader.num_record_batches
@@ -104,7 +106,7 @@ class ArrowTable:
             return self._read_ranges(number, inside, columns)
         file, reader = self._open()
         with file:
-            batch = self._batch(file, reader, number)
+            batch = self._sound_batch(file, reader, number, columns)
             self._ranges.learn(number, batch, file, columns)
             return {name: plain(batch.column(name)[inside]) for name in columns}
 
@@ -131,10 +133,21 @@ class ArrowTable:
         file.seek(int(self._offsets[number]))
         return pa.ipc.read_record_batch(pa.ipc.read_message(file), self.schema)
 
+    def _sound_batch(
+        self, file: pa.MemoryMappedFile, reader: Any, number: int, columns: Sequence[str]
+    ) -> pa.RecordBatch:
+        """A batch that has been validated once since the file was opened here."""
+        batch = self._batch(file, reader, number)
+        sound = self._checked.setdefault(tuple(columns), np.zeros(self._num_batches, np.bool_))
+        if not sound[number]:
+            checked(batch, columns)
+            sound[number] = True
+        return batch
+
     def _values(
         self, file: pa.MemoryMappedFile, reader: Any, number: int, inside: int, columns: Sequence[str]
     ) -> dict[str, Any]:
-        batch = self._batch(file, reader, number)
+        batch = self._sound_batch(file, reader, number, columns)
         return {name: plain(batch.column(name)[inside]) for name in columns}
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data.arrow_checks import checked
 from data.conversations import TurnsColumn, check_pair, turns_text
 from data.places import Place
 from data.sources import ARROW_STREAM, PARQUET, Source
@@ -60,9 +61,12 @@ def _schema(source: Source) -> pa.Schema:
     with broken_file_is_user_error(source.path, source.kind):
         if source.kind == PARQUET:
             with open_parquet(source.path) as file:
-                return file.schema_arrow
-        with open_arrow(source.path) as file:
-            return (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
+                schema = file.schema_arrow
+        else:
+            with open_arrow(source.path) as file:
+                schema = (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
+        _ = schema.names  # which may be no UTF-8
+        return schema
 
 
 def table_columns(source: Source) -> list[str]:
@@ -170,11 +174,9 @@ def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> I
         return
     with open_arrow(source.path) as file:
         for batch in _ipc_batches(file, source.kind):
-            picked = batch.select(list(columns))
+            picked = checked(batch, columns)
             for start in range(0, picked.num_rows, batch_rows):
-                part = picked.slice(start, batch_rows)
-                _validate(part)
-                yield part
+                yield picked.slice(start, batch_rows)
 
 
 def parquet_batch_rows(metadata: pq.FileMetaData, columns: Sequence[str], most_bytes: int | None = None) -> int:
@@ -186,16 +188,6 @@ def parquet_batch_rows(metadata: pq.FileMetaData, columns: Sequence[str], most_b
         size = sum(c.total_uncompressed_size for c in places if c.path_in_schema.split(".")[0] in columns)
         widest = max(widest, size / max(group.num_rows, 1))
     return max(1, int((most_bytes or PARQUET_BATCH_BYTES) / widest))
-
-
-def _validate(batch: pa.RecordBatch) -> None:
-    """Check that all offsets point inside their buffers; texts are checked later, cell by cell."""
-    for column in batch.columns:
-        as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
-        if as_bytes is None:
-            column.validate(full=_is_list(column.type))
-        else:
-            column.view(as_bytes).validate(full=True)
 
 
 def _ipc_batches(file: pa.NativeFile, kind: str) -> Iterator[pa.RecordBatch]:
