@@ -56,5 +56,7 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field.with_type(_as_bytes(kind.value_type)), kind.list_size)
     if pa.types.is_struct(kind):
-        return pa.struct([kind.field(place).with_type(_as_bytes(kind.field(place).type)) for place in range(kind.num_fields)])
+        return pa.struct(
+            [kind.field(place).with_type(_as_bytes(kind.field(place).type)) for place in range(kind.num_fields)]
+        )
     return _AS_BYTES.get(kind, kind)

@@ -9,7 +9,6 @@ the counts, and the sizes of the spools. The shards do not depend on where that 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -24,6 +23,7 @@ from data.chunks import Chunk, Point, chunks
 from data.clean import Dropped
 from data.conversations import Examples
 from data.duplicates import RESULT, find_duplicates
+from data.durable import put_in_place
 from data.encoder import Encoded, make_encoder
 from data.lengths import LengthCounts
 from data.lines import BadRows
@@ -147,10 +147,13 @@ class Writing:
         check_columns([*job.train, *job.validation], job.columns)
         state = _saved_state(folder)
         names = [TRAIN] * bool(job.train) + [VALIDATION] * (job.hold_out or bool(job.validation))
-        saved = state["splits"] if state else {}
-        self.splits = {name: Split(folder / name, job, vocab_size, saved.get(name)) for name in names}
-        self.dropped = Dropped(state["dropped"] if state else {})
-        self.points = {name: Point(**point) for name, point in state["points"].items()} if state else {}
+        try:
+            saved = state["splits"] if state else {}
+            self.splits = {name: Split(folder / name, job, vocab_size, saved.get(name)) for name in names}
+            self.dropped = Dropped(state["dropped"] if state else {})
+            self.points = {name: Point(**point) for name, point in state["points"].items()} if state else {}
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise _unreadable(folder, error) from None
         self._saved_at = time.monotonic()
 
     def run(self, tokenizer_dir: Path, workers: int) -> dict[str, Any]:
@@ -179,8 +182,6 @@ class Writing:
             if not job.skip_bad_rows:
                 check_answers(self.dropped, _named([*job.train, *job.validation]))
             facts = {name: split.finish() for name, split in self.splits.items()}
-        for name in (PROGRESS, RESULT):
-            (self.folder / name).unlink(missing_ok=True)
         _check_enough(job, facts)
         return facts
 
@@ -251,12 +252,18 @@ class Writing:
         fresh = self.folder / f"{PROGRESS}.tmp"
         with fresh.open("w", encoding="utf8") as file:
             json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self.folder / PROGRESS)
+        put_in_place(fresh, self.folder / PROGRESS)
         for split in self.splits.values():
             split.spool.forget()
         self._saved_at = time.monotonic()
+
+
+def clear(folder: Path) -> None:
+    """Remove what an interrupted attempt would need; called once all else is on the disk."""
+    for name in (PROGRESS, RESULT):  # the state first: it must not outlive what it names
+        (folder / name).unlink(missing_ok=True)
+    for spool in folder.glob("*/.*.*"):
+        spool.unlink()
 
 
 def _saved_state(folder: Path) -> dict[str, Any] | None:
@@ -264,6 +271,15 @@ def _saved_state(folder: Path) -> dict[str, Any] | None:
         return dict(json.loads((folder / PROGRESS).read_text(encoding="utf8")))
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _unreadable(folder, error) from None
+
+
+def _unreadable(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{folder / PROGRESS}: is damaged, where an interrupted attempt stood is not known ({error}); run the command "
+        "again, it begins anew"
+    )
 
 
 def limited(batches: Iterable[list[Row]], max_rows: int | None) -> Iterator[list[Row]]:

@@ -65,11 +65,14 @@ class ArrowTable:
 
     def _index_file(self, reader: pa.ipc.RecordBatchFileReader) -> NDArray[np.int64] | None:
         batches = self._num_batches = reader.num_record_batches
-        self._rows_per_batch = int((self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, 0))
+        told = (self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, b"0")
+        if not (told.isdigit() and len(told) < 10):
+            raise pa.ArrowInvalid("the number of rows per batch is no number")
+        self._rows_per_batch = int(told)
         if self._rows_per_batch and batches:
-            self._fixed_rows = (batches - 1) * self._rows_per_batch + reader.get_batch(batches - 1).num_rows
+            self._fixed_rows = (batches - 1) * self._rows_per_batch + _num_rows(reader.get_batch(batches - 1))
             return None
-        return starts(reader.get_batch(number).num_rows for number in range(batches))
+        return starts(_num_rows(reader.get_batch(number)) for number in range(batches))
 
     def _index_stream(self, file: pa.MemoryMappedFile) -> NDArray[np.int64]:
         if any(pa.types.is_dictionary(kind) for kind in self.schema.types):
@@ -86,7 +89,7 @@ class ArrowTable:
             except EOFError:  # the mark of the end
                 break
             offsets.append(offset)
-            rows.append(pa.ipc.read_record_batch(message, self.schema).num_rows)
+            rows.append(_num_rows(pa.ipc.read_record_batch(message, self.schema)))
         self._offsets = np.array(offsets, np.int64)
         self._num_batches = len(offsets)
         return starts(rows)
@@ -141,6 +144,8 @@ class ArrowTable:
         sound = self._checked.setdefault(tuple(columns), np.zeros(self._num_batches, np.bool_))
         if not sound[number]:
             checked(batch, columns)
+            if self._starts is None and number < self._num_batches - 1 and batch.num_rows != self._rows_per_batch:
+                raise pa.ArrowInvalid(f"a batch has {batch.num_rows} rows and not {self._rows_per_batch}")
             sound[number] = True
         return batch
 
@@ -226,6 +231,12 @@ class ParquetTable:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _num_rows(batch: pa.RecordBatch) -> int:
+    if batch.num_rows < 0:
+        raise pa.ArrowInvalid(f"a batch has {batch.num_rows} rows")
+    return int(batch.num_rows)
 
 
 def starts(rows: Iterable[int]) -> NDArray[np.int64]:

@@ -269,9 +269,7 @@ def tiny_model() -> Any:
     from model.t5 import T5
 
     torch.manual_seed(0)
-    return T5(
-        T5ModelConfig(vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_heads=2, num_layers=1, num_decoder_layers=1)
-    )
+    return T5(T5ModelConfig(vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_heads=2, num_layers=1, num_decoder_layers=1))
 
 
 def model_folder(folder: Path) -> None:
@@ -295,7 +293,11 @@ def adapter_folder(folder: Path) -> None:
     from model.peft_format import save_adapters
 
     model, settings = tiny_model(), LoraSettings(2, 4.0, ("q", "v"), 0.0, False, False)
-    chosen = {path: LoraAdapter(linear.weight, settings, 0) for path, linear in linears(model).items() if path.endswith(("q", "v"))}
+    chosen = {
+        path: LoraAdapter(linear.weight, settings, 0)
+        for path, linear in linears(model).items()
+        if path.endswith(("q", "v"))
+    }
     use_adapters(model, chosen)
     save_adapters(model, settings, folder, "base", "0123")
 
@@ -353,7 +355,11 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "a.txt": (jsonl, lambda path: rows_of(path, "text"), ""),
     "a.parquet": (lambda path: pq.write_table(TABLE, path, row_group_size=20), table_file, ""),
     "packed.parquet": (lambda path: pq.write_table(TABLE, path, compression="zstd"), table_file, ""),
-    "plain.parquet": (lambda path: pq.write_table(TABLE, path, compression="none", use_dictionary=False), table_file, ""),
+    "plain.parquet": (
+        lambda path: pq.write_table(TABLE, path, compression="none", use_dictionary=False),
+        table_file,
+        "",
+    ),
     "a.arrow": (lambda path: write_ipc(path, TABLE, pa.ipc.new_file), table_file, ""),
     "packed.arrow": (lambda path: write_ipc(path, TABLE, pa.ipc.new_file, compression="lz4"), table_file, ""),
     "stream.arrow": (lambda path: write_ipc(path, PLAIN, pa.ipc.new_stream), table_file, ""),

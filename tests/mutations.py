@@ -29,7 +29,9 @@ class Outcome:
     bad: list[str] = field(default_factory=list)  # crashes, tracebacks and messages that name no file
 
     def __str__(self) -> str:
-        return f"{self.read + self.told + len(self.bad)} copies: {self.read} read, {self.told} told, {len(self.bad)} bad"
+        return (
+            f"{self.read + self.told + len(self.bad)} copies: {self.read} read, {self.told} told, {len(self.bad)} bad"
+        )
 
 
 def mutate(content: bytes, draw: random.Random) -> bytes:
@@ -72,7 +74,14 @@ def survey(kind: str, folder: Path, numbers: range) -> Outcome:
     outcome, notes, first = Outcome(), folder / "notes.jsonl", numbers.start
     while first < numbers.stop:
         notes.write_text("")
-        command = [sys.executable, str(ROOT / "tests" / "mutated_child.py"), kind, str(folder), str(first), str(numbers.stop)]
+        command = [
+            sys.executable,
+            str(ROOT / "tests" / "mutated_child.py"),
+            kind,
+            str(folder),
+            str(first),
+            str(numbers.stop),
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
         lines = [json.loads(line) for line in notes.read_text(encoding="utf8").splitlines()]
