@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
@@ -147,13 +148,10 @@ class Writing:
         check_columns([*job.train, *job.validation], job.columns)
         state = _saved_state(folder)
         names = [TRAIN] * bool(job.train) + [VALIDATION] * (job.hold_out or bool(job.validation))
-        try:
-            saved = state["splits"] if state else {}
-            self.splits = {name: Split(folder / name, job, vocab_size, saved.get(name)) for name in names}
-            self.dropped = Dropped(state["dropped"] if state else {})
-            self.points = {name: Point(**point) for name, point in state["points"].items()} if state else {}
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise _unreadable(folder, error) from None
+        saved = state["splits"] if state else {}
+        self.splits = {name: Split(folder / name, job, vocab_size, saved.get(name)) for name in names}
+        self.dropped = Dropped(state["dropped"] if state else {})
+        self.points = {name: Point(**point) for name, point in state["points"].items()} if state else {}
         self._saved_at = time.monotonic()
 
     def run(self, tokenizer_dir: Path, workers: int) -> dict[str, Any]:
@@ -248,10 +246,9 @@ class Writing:
     def _save(self) -> None:
         splits = {name: split.state() for name, split in self.splits.items()}
         points = {name: asdict(point) for name, point in self.points.items()}
-        state = {"splits": splits, "points": points, "dropped": self.dropped.reasons}
+        state = json.dumps({"splits": splits, "points": points, "dropped": self.dropped.reasons})
         fresh = self.folder / f"{PROGRESS}.tmp"
-        with fresh.open("w", encoding="utf8") as file:
-            json.dump(state, file)
+        fresh.write_text(f"{zlib.crc32(state.encode()):08x}{state}", encoding="utf8")
         put_in_place(fresh, self.folder / PROGRESS)
         for split in self.splits.values():
             split.spool.forget()
@@ -267,19 +264,17 @@ def clear(folder: Path) -> None:
 
 
 def _saved_state(folder: Path) -> dict[str, Any] | None:
+    """Where an earlier attempt stood; None: there was none. The state has its checksum before it."""
     try:
-        return dict(json.loads((folder / PROGRESS).read_text(encoding="utf8")))
+        content = (folder / PROGRESS).read_bytes()
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise _unreadable(folder, error) from None
-
-
-def _unreadable(folder: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{folder / PROGRESS}: is damaged, where an interrupted attempt stood is not known ({error}); run the command "
-        "again, it begins anew"
-    )
+    if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:
+        raise UserError(
+            f"{folder / PROGRESS}: is damaged, where an interrupted attempt stood is not known; run the command again, it "
+            "begins anew"
+        )
+    return dict(json.loads(content[8:]))
 
 
 def limited(batches: Iterable[list[Row]], max_rows: int | None) -> Iterator[list[Row]]:

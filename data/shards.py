@@ -100,7 +100,7 @@ class Manifest:
             raise UserError(
                 f"{root}: is no shards folder, it has no {MANIFEST}; write one with the prepare command"
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(
                 f"{root / MANIFEST}: cannot be read ({error}); delete the folder and prepare it anew"
             ) from None

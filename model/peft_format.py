@@ -29,6 +29,7 @@ from settings import UserError, counted
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 _FINGERPRINT = "base_fingerprint"
+HIGHEST_RANK = 2**16
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,9 @@ def read_info(folder: str | Path) -> AdapterInfo:
     problems = [f"{folder}, {text}" for text in _foreign(raw)]
     if problems:
         raise UserError(*problems)
-    rank = int(raw.get("r", 8))
     targets = raw.get("target_modules") or []
     settings = LoraSettings(
-        rank, float(raw.get("lora_alpha", 8)), tuple(targets) if isinstance(targets, list) else (targets,),
+        raw.get("r", 8), float(raw.get("lora_alpha", 8)), tuple(targets) if isinstance(targets, list) else (targets,),
         float(raw.get("lora_dropout", 0.0)), bool(raw.get("use_rslora")), bool(raw.get("use_dora")),
     )  # fmt: skip
     with _open(folder) as stored:
@@ -108,7 +108,30 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
     for name in ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "fan_in_fan_out"):
         if raw.get(name):
             problems.append(f"{name} = {raw[name]}, is not supported; make the adapter without it")
+    return problems + _impossible(raw)
+
+
+def _impossible(raw: dict[str, Any]) -> list[str]:
+    """Values that no adapter can have."""
+    targets = raw.get("target_modules") or []
+    names = targets if isinstance(targets, list) else [targets]
+    numbers = (
+        ("r", 8, int, 1, HIGHEST_RANK, f"a whole number from 1 to {HIGHEST_RANK:,}"),
+        ("lora_alpha", 8, (int, float), -1e9, 1e9, "a number"),
+        ("lora_dropout", 0.0, (int, float), 0, 1, "0 up to 1"),
+    )
+    problems = [
+        f"{name} = {str(raw[name])[:60]}, is wrong; allowed: {allowed}"
+        for name, default, kind, low, high, allowed in numbers
+        if not _is_number(raw.get(name, default), kind, low, high)
+    ]
+    if not all(isinstance(name, str) for name in names):
+        problems.append(f"target_modules = {str(targets)[:60]}, is wrong; allowed: a name or a list of names")
     return problems
+
+
+def _is_number(value: Any, kind: Any, low: float, high: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high
 
 
 def _open(folder: Path) -> Any:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
-import random
 import shutil
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +24,6 @@ from config import load
 from data.dataset import LowMemDataset
 from data.lines import BadRows
 from data.loader import StepLoader
-from data.objectives import pairs  # noqa: F401
 from data.prepare import prepare
 from data.prompts import read_prompts
 from data.reading import read_rows
@@ -32,7 +33,7 @@ from data.sources import find
 from data.tokenizer import Tokenizer
 from data.tokenizer_training import byte_tokenizer, train_tokenizer
 from settings import UserError
-from tests.mutations import mutate
+from tests.mutations import mutated
 
 ADDRESS_SPACE = 24 * 2**30  # a length that a mutation made absurd must not take the machine's memory
 TEXTS = [f"row {number} of some words " * (1 + number % 4) + "你好" for number in range(60)]
@@ -141,7 +142,7 @@ def bpe_folder(folder: Path) -> None:
 
 def unigram_folder(folder: Path) -> None:
     folder.mkdir()
-    train_tokenizer(TEXTS * 10, "unigram", 400, 2**20, "texts").save(folder)
+    train_tokenizer(TEXTS * 10, "unigram", 640, 2**20, "texts").save(folder)
 
 
 def regex_folder(folder: Path) -> None:
@@ -237,29 +238,20 @@ def use_shards(folder: Path) -> None:
 
 
 def progress_folder(folder: Path) -> None:
-    """What a killed preparing leaves; named as the maker of shards names it."""
-    from data import encoding
-
-    saved, encoding.CHECKPOINT_SECONDS = encoding.CHECKPOINT_SECONDS, 0.0
-    finish, encoding.Split.finish = encoding.Split.finish, None  # type: ignore[assignment, method-assign]
-    target = folder / "made"
+    """What a full disk leaves of preparing, when only the manifest is missing."""
     folder.mkdir()
     jsonl(folder / "made.jsonl")
     byte_tokenizer().save(folder / "byte")
-    remove, encoding.os.replace = None, encoding.os.replace
-    import data.cache
-
-    kept, data.cache.remove = data.cache.remove, lambda path: None
-    try:
-        prepare(config_for(target, folder / "made.jsonl", "pairs"))
-    except TypeError:
-        pass
-    finally:
-        data.cache.remove, encoding.Split.finish, encoding.CHECKPOINT_SECONDS = kept, finish, saved
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch("data.prepare._put_manifest", side_effect=full), suppress(UserError):
+        prepare(config_for(folder / "made", folder / "made.jsonl", "pairs"))
 
 
 def use_progress(folder: Path) -> None:
-    prepare(config_for(folder / "made", folder / "made.jsonl", "pairs"))
+    # the identity names paths and times: take the attempt for one at this very copy
+    job = config_for(folder / "made", folder / "made.jsonl", "pairs")
+    with mock.patch("data.prepare._take_up"):
+        prepare(job)
 
 
 def tiny_model() -> Any:
@@ -285,7 +277,7 @@ def use_model(folder: Path) -> None:
 
     model = hf_format.load(folder)
     with torch.no_grad():
-        model(torch.ones(1, 3, dtype=torch.long), torch.ones(1, 3), torch.ones(1, 3, dtype=torch.long))
+        model(torch.ones(1, 3, dtype=torch.long), None, torch.ones(1, 3, dtype=torch.long))
 
 
 def adapter_folder(folder: Path) -> None:
@@ -314,12 +306,13 @@ def checkpoint_folder(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from memory.work import Choice
     from training.state import TrainingState
     from training.stopping import BestMetric
 
     (folder / "state").mkdir(parents=True)
     best = BestMetric("loss", 3, 2.5, 10, 1).state()
-    state = TrainingState(10, 1000, 2.5, {"batch_size_per_gpu": 2}, {"scale": 2.0}, best, 3.0)
+    state = TrainingState(10, 1000, 2.5, asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)), {"scale": 2.0}, best, 3.0)
     (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1))
     save_file({"a.b": torch.ones(3)}, folder / "state" / "optimizer.safetensors")
 
@@ -426,7 +419,7 @@ def main() -> None:
                 shutil.copytree(sound, copy)
                 for beside in islice(folder.glob("mutated.*"), 9):
                     beside.unlink() if beside.is_file() else shutil.rmtree(beside)
-            damaged = mutate(content, random.Random(f"{kind} {number}")) if number else content  # the first is sound
+            damaged = mutated(content, inner or kind, number)
             (copy / inner if inner else copy).write_bytes(damaged)
             what = outcome_of(read, copy)
             notes.write(json.dumps([number, what if number or what == "read" else f"the sound one is {what}"]) + "\n")

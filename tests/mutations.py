@@ -13,8 +13,11 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CRASH_NOTE = "died"
@@ -32,6 +35,16 @@ class Outcome:
         return (
             f"{self.read + self.told + len(self.bad)} copies: {self.read} read, {self.told} told, {len(self.bad)} bad"
         )
+
+
+def mutated(content: bytes, name: str, number: int) -> bytes:
+    """Copy number `number` of a file; the first is sound, and of JSON every second one stays JSON."""
+    draw = random.Random(f"{name} {number}")
+    if not number:
+        return content
+    if number % 2 and content[:1] == b"{" and name.endswith(("json", "yaml")):
+        return mutate_json(content, draw)
+    return mutate(content, draw)
 
 
 def mutate(content: bytes, draw: random.Random) -> bytes:
@@ -65,6 +78,39 @@ def mutate(content: bytes, draw: random.Random) -> bytes:
     return bytes(damaged)
 
 
+def mutate_json(content: bytes, draw: random.Random) -> bytes:
+    """Damage what JSON says and leave it JSON: other types, absurd numbers, missing, doubled and renamed entries."""
+    value = json.loads(content)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        holders = [node for node in _nodes(value) if isinstance(node, (dict, list)) and node]
+        if not holders:
+            break
+        holder = draw.choice(holders)
+        key = draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
+        how = draw.randrange(6)
+        if how == 0:
+            del holder[key]
+        elif how == 1 and isinstance(holder, dict):
+            holder[draw.choice(("", "\x1b[2J", f"{key}x", "type"))] = holder.pop(key)
+        elif how == 2:
+            holder[key] = deepcopy(draw.choice(list(_nodes(value))))
+        else:
+            holder[key] = deepcopy(draw.choice(STRANGE))
+    return json.dumps(value).encode()
+
+
+STRANGE: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**63, -(2**70), 1e308, 0.5, float("nan"), float("inf"), "", "x", "\0", "\x1b]0;x\x07",
+    "(", "(a+)+$", "[[:alpha:]", "\\p{L", "x" * 3000, "\ud800", [], {}, [[]], [None], {"a": {}}, ["x", "y"], [1, 2], "9" * 5000,
+]  # fmt: skip
+
+
+def _nodes(value: Any) -> Iterator[Any]:
+    yield value
+    for member in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _nodes(member)
+
+
 def survey(kind: str, folder: Path, numbers: range) -> Outcome:
     """Open mutated copies of one kind of file.
 
@@ -83,7 +129,7 @@ def survey(kind: str, folder: Path, numbers: range) -> Outcome:
             str(numbers.stop),
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, stdin=subprocess.DEVNULL)
         lines = [json.loads(line) for line in notes.read_text(encoding="utf8").splitlines()]
         for number, what in lines:
             if what in ("read", "told"):
@@ -92,7 +138,8 @@ def survey(kind: str, folder: Path, numbers: range) -> Outcome:
                 outcome.bad.append(f"{kind} {number}: {what}")
         if done.returncode == 0:
             break
-        last, what = lines[-1] if lines else (first, "begun")
+        assert lines, done.stderr.decode("utf8", "replace")  # the sound file could not be made
+        last, what = lines[-1]
         if what == "begun":
             reason = " ".join(done.stderr.decode("utf8", "replace").split())[-300:]
             outcome.bad.append(f"{kind} {last}: {CRASH_NOTE}, exit code {done.returncode}: {reason}")

@@ -115,7 +115,7 @@ def read_run(run_dir: str | Path) -> dict[str, Any] | None:
     """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970); None if it is no run."""
     try:
         record = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and record.get("kind") in KINDS and "started" in record else None
 

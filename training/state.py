@@ -16,10 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from data.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
+from engine.scaling import LossScaling
+from memory.work import Choice
 from model import hf_format
 from model.peft_format import save_adapters
 from model.t5 import T5
 from settings import UserError
+from training.stopping import BestMetric
 
 
 @dataclass
@@ -69,11 +72,30 @@ def read_training_state(folder: Path) -> TrainingState:
         UserError: there is no state in the folder, or it is broken.
     """
     try:
-        return TrainingState(**json.loads((folder / "state" / "training.json").read_text(encoding="utf8")))
-    except (OSError, ValueError, TypeError) as error:
+        state = TrainingState(**json.loads((folder / "state" / "training.json").read_text(encoding="utf8")))
+        fault = _fault(state)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        fault = str(error)
+    if fault:
         raise UserError(
-            f"checkpoint = {folder}, holds no state to resume from ({error}); start again with --overwrite=True"
-        ) from None
+            f"checkpoint = {folder}, holds no state to resume from ({fault}); start again with --overwrite=True"
+        )
+    return state
+
+
+def _fault(state: TrainingState) -> str:
+    """What in a state cannot be gone on with; empty where nothing. TypeError: a choice that is none."""
+    for name in ("step", "tokens"):
+        if type(getattr(state, name)) is not int or getattr(state, name) < 0:
+            return f"{name} is no whole number"
+    for name in ("best_eval_loss", "first_eval_loss"):
+        if getattr(state, name) is not None and type(getattr(state, name)) not in (int, float):
+            return f"{name} is no number"
+    if state.choice is not None:
+        Choice(**state.choice)
+    if state.loss_scaling is not None:
+        LossScaling(**state.loss_scaling)
+    return "" if state.best_metric is None else BestMetric.fault(state.best_metric)
 
 
 def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> None:

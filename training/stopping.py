@@ -40,11 +40,23 @@ class BestMetric:
         """Go on from the state of a checkpoint; another metric than it knows begins anew.
 
         Args:
-            state: what `state` returned; None: a new run.
+            state: what `state` returned, without `fault`; None: a new run.
         """
         if state is None or state["metric"] != metric:
             return cls(metric, patience)
         return cls(**{**state, "patience": patience})
+
+    @staticmethod
+    def fault(state: Any) -> str:
+        """What is wrong with a state that is to be restored; empty where nothing."""
+        sound = (
+            isinstance(state, Mapping)
+            and set(state) == set(BestMetric.__dataclass_fields__)
+            and isinstance(state["metric"], str)
+            and (state["value"] is None or type(state["value"]) in (int, float))
+            and all(type(state[name]) is int for name in ("patience", "step", "evals_since"))
+        )
+        return "" if sound else "best_metric is no state of the best evaluation"
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs, for JSON."""
