@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import json
-import os
 import shutil
 import sys
 import traceback
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,13 +28,20 @@ from data.reading import read_rows
 from data.row_access import MODES
 from data.shards import Manifest
 from data.sources import find
-from data.tokenizer import Tokenizer
-from data.tokenizer_training import byte_tokenizer, train_tokenizer
+from data.tokenizer_training import byte_tokenizer
 from settings import UserError
+from tests.mutated_tokenizers import (
+    TEXTS,
+    bpe_folder,
+    byte_bpe_folder,
+    regex_folder,
+    spiece_folder,
+    unigram_folder,
+    use_tokenizer,
+)
 from tests.mutations import mutated
 
 ADDRESS_SPACE = 24 * 2**30  # a length that a mutation made absurd must not take the machine's memory
-TEXTS = [f"row {number} of some words " * (1 + number % 4) + "你好" for number in range(60)]
 TABLE = pa.table(
     {
         "text": TEXTS,
@@ -124,82 +129,6 @@ def settings_json(path: Path) -> None:
 
 def settings_file(path: Path) -> None:
     load("train", {"config": str(path)})
-
-
-def use_tokenizer(folder: Path) -> None:
-    tokenizer = Tokenizer.load(folder)
-    ids = [ids for ids in tokenizer.encode_batch(["some words </s> <extra_id_0>", "你好 " * 40, ""])]
-    tokenizer.decode(np.concatenate(ids).tolist())
-    tokenizer.decode(range(min(tokenizer.size, 600)))
-    _ = tokenizer.fingerprint
-
-
-def bpe_folder(folder: Path) -> None:
-    folder.mkdir()
-    train_tokenizer(TEXTS * 10, "bpe", 400, 2**20, "texts").save(folder)
-    (folder / "prompt_template.json").write_text(json.dumps({"prompt_template": "chat", "source_prefix": "x: "}))
-
-
-def unigram_folder(folder: Path) -> None:
-    folder.mkdir()
-    train_tokenizer(TEXTS * 10, "unigram", 640, 2**20, "texts").save(folder)
-
-
-def regex_folder(folder: Path) -> None:
-    """A tokenizer with regular expressions in its normalizer, its splitting and its decoding."""
-    bpe_folder(folder)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    replace = {"type": "Replace", "pattern": {"Regex": "(a|b)+ {2,}[^c]"}, "content": " "}
-    split = {"type": "Split", "pattern": {"Regex": r"\p{L}+|\d{1,3}(?=x)"}, "behavior": "Isolated", "invert": False}
-    content["normalizer"] = {"type": "Sequence", "normalizers": [replace, {"type": "NFC"}]}
-    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
-    content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], replace]}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-
-
-def spiece_folder(folder: Path) -> None:
-    """A small SentencePiece model, written by hand."""
-    folder.mkdir()
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2), ("▁", -2.0, 1)]
-    pieces += [(letter, -3.0 - place / 10, 1) for place, letter in enumerate(letters)]
-    pieces += [("▁so", -4.0, 1), ("me", -4.1, 1), ("wo", -4.2, 1), ("wor", -4.5, 1)]
-    pieces += [(f"<0x{byte:02X}>", -9.0, 6) for byte in range(256)]
-    content = b"".join(field_of(1, piece_of(*piece)) for piece in pieces)
-    content += field_of(2, bytes([3 << 3, 1]) + varint(35 << 3) + b"\1")
-    content += field_of(3, field_of(2, charsmap()) + bytes([3 << 3, 1, 4 << 3, 1]))
-    (folder / "spiece.model").write_bytes(content)
-
-
-def charsmap() -> bytes:
-    """An empty double array with no replacements."""
-    return (1024).to_bytes(4, "little") + bytes(1024) + b"\0"
-
-
-def varint(number: int) -> bytes:
-    written = b""
-    while number >= 128:
-        written += bytes([number & 127 | 128])
-        number >>= 7
-    return written + bytes([number])
-
-
-def field_of(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def piece_of(text: str, score: float, kind: int) -> bytes:
-    return field_of(1, text.encode()) + bytes([2 << 3 | 5]) + np.float32(score).tobytes() + bytes([3 << 3, kind])
-
-
-def byte_bpe_folder(folder: Path) -> None:
-    bpe_folder(folder)
-    content = json.loads((folder / "tokenizer.json").read_text())["model"]
-    (folder / "vocab.json").write_text(json.dumps(content["vocab"]))
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    (folder / "added_tokens.json").write_text("{}")
-    (folder / "tokenizer.json").unlink()
 
 
 def shards_folder(folder: Path, kind: str, checked: bool) -> None:
@@ -312,7 +241,9 @@ def checkpoint_folder(folder: Path) -> None:
 
     (folder / "state").mkdir(parents=True)
     best = BestMetric("loss", 3, 2.5, 10, 1).state()
-    state = TrainingState(10, 1000, 2.5, asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)), {"scale": 2.0}, best, 3.0)
+    state = TrainingState(
+        10, 1000, 2.5, asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)), {"scale": 2.0}, best, 3.0
+    )
     (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1))
     save_file({"a.b": torch.ones(3)}, folder / "state" / "optimizer.safetensors")
 
@@ -426,5 +357,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("FRUGAL", "")
     main()

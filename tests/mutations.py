@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+CHILD = ROOT / "tests" / "mutated_child.py"
 CRASH_NOTE = "died"
 
 
@@ -120,14 +121,7 @@ def survey(kind: str, folder: Path, numbers: range) -> Outcome:
     outcome, notes, first = Outcome(), folder / "notes.jsonl", numbers.start
     while first < numbers.stop:
         notes.write_text("")
-        command = [
-            sys.executable,
-            str(ROOT / "tests" / "mutated_child.py"),
-            kind,
-            str(folder),
-            str(first),
-            str(numbers.stop),
-        ]
+        command = [sys.executable, str(CHILD), kind, str(folder), str(first), str(numbers.stop)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, stdin=subprocess.DEVNULL)
         lines = [json.loads(line) for line in notes.read_text(encoding="utf8").splitlines()]

@@ -169,12 +169,6 @@ def test_an_unclosed_quote_is_a_broken_row(tmp_path: Path) -> None:
         rows_of(tmp_path / "a.csv")
 
 
-def test_a_quote_in_tsv_is_a_letter_and_swallows_no_row(tmp_path: Path) -> None:
-    rows = [('"Stop', "he said"), ('"quoted"', 'a "" b'), ("5\" wide", '"'), ("last", "row")]
-    (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in [COLUMNS, *rows]))
-    assert rows_of(tmp_path / "a.tsv") == rows
-
-
 def test_text_that_is_not_utf8_is_named_or_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\n\n\xff\xfe bad\n\ngood too\n\xe4")
     with pytest.raises(UserError, match=r"a\.txt, line 3: is not UTF-8 \(byte 1"):

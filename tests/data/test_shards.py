@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.dataset import LowMemDataset
 from data import checksums
 from data.child import ROOT
+from data.dataset import LowMemDataset
 from data.loader import StepLoader
 from data.prepare import Prepared, prepare
 from data.shards import BATCH_ROWS, FORMAT, MANIFEST, PAIRS, ROW_TOKENS, STREAM, Manifest, check_shards, is_shards
