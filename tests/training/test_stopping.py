@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from config import load
 from settings import UserError
+from training.state import TrainingState, read_training_state
 from training.stopping import BestMetric
 
 
@@ -73,3 +76,37 @@ def test_a_score_needs_answers() -> None:
     assert load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8"}).train.metric_for_best == "bleu"
     with pytest.raises(UserError, match=r"--metric_for_best = bleu, is not among --metrics"):
         load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8", "metrics": "f1,chrf"})
+
+
+def test_a_state_that_is_none_is_known() -> None:
+    sound = BestMetric("loss", 3, 2.5, 10, 1).state()
+    assert BestMetric.fault(sound) == "" == BestMetric.fault({**sound, "value": None})
+    for wrong in (
+        None,
+        [],
+        {},
+        {**sound, "more": 1},
+        {**sound, "value": "x"},
+        {**sound, "step": None},
+        {**sound, "metric": 3},
+    ):
+        assert "no state of the best evaluation" in BestMetric.fault(wrong)
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"step": "7"}, "step is no whole number"),
+        ({"tokens": -1}, "tokens is no whole number"),
+        ({"best_eval_loss": [1]}, "best_eval_loss is no number"),
+        ({"best_metric": {"metric": "loss"}}, "best_metric is no state"),
+        ({"choice": {"songs": 3}}, "songs"),
+        ({"loss_scaling": {"songs": 3}}, "songs"),
+    ],
+)
+def test_a_checkpoint_whose_state_makes_no_sense_is_told(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    (tmp_path / "state").mkdir()
+    content = {**asdict(TrainingState()), **change}
+    (tmp_path / "state" / "training.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"{tmp_path}, holds no state to resume from \(.*{told}"):
+        read_training_state(tmp_path)
