@@ -218,10 +218,10 @@ class ParquetTable:
         self._group, self._columns, self._first = number, columns, 0
         wanted = {"columns": list(columns), "use_threads": False}
         group = self.metadata.row_group(number)
-        if group.num_rows <= parquet_batch_rows(self.metadata, columns, LARGEST_GROUP_BYTES):
+        if group.num_rows <= parquet_batch_rows(self._file, columns, group.num_rows, LARGEST_GROUP_BYTES, number):
             self._batch = self._file.read_row_group(number, **wanted)
         else:
-            rows = parquet_batch_rows(self.metadata, columns)
+            rows = parquet_batch_rows(self._file, columns, group.num_rows, group=number)
             self._later = self._file.iter_batches(batch_size=rows, row_groups=[number], **wanted)
             self._batch = next(self._later)
 

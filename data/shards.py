@@ -207,7 +207,7 @@ def _fault(value: Any, wanted: Any, name: str = "it") -> str:
     return next((fault for fault in faults if fault), "")
 
 
-def _is_name(text: str) -> bool:
+def _is_name(text: Any) -> bool:
     """Whether a text names a file in the folder itself, no other place."""
     return text == Path(text).name and text not in ("", ".", "..")
 

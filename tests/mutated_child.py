@@ -107,7 +107,7 @@ def jsonl(path: Path) -> None:
 
 def delimited(path: Path) -> None:
     mark = "\t" if ".tsv" in path.name else ","
-    rows = [("prompt", "response"), *((text, f'"{number}{mark} x"') for number, text in enumerate(TEXTS[:20]))]
+    rows = [("prompt", "response"), *((text, f'"{number}, x"') for number, text in enumerate(TEXTS[:20]))]
     path.write_text("".join(mark.join(row) + "\n" for row in rows), encoding="utf8")
 
 
