@@ -32,6 +32,7 @@ from model.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_
 from settings import UserError, counted, parse
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+MOST_BLOCKS = 2**12  # of one stack; a skeleton of each is made to compare it with the tensors
 Cut = Callable[[T5], Parts]
 
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -157,6 +158,11 @@ def _config_from(path: Path, raw: dict[str, Any], stored: TensorFolder) -> T5Mod
     start = values.get("decoder_start_token_id", config.pad_token_id)
     if start != config.pad_token_id:
         problems.append(f"{path}: decoder_start_token_id = {start}, must be pad_token_id ({config.pad_token_id})")
+    problems += [
+        f"{path}: {name} = {getattr(config, name)}, is out of range; allowed: 1 to {MOST_BLOCKS:,}"
+        for name in ("num_layers", "num_decoder_layers")
+        if getattr(config, name) > MOST_BLOCKS
+    ]
     if problems:
         raise UserError(*problems)
     return config
@@ -216,8 +222,8 @@ def load(
         _compare(folder, config, expect)
     as_int8 = dtype == torch.int8
     assert not (as_int8 and cut), "int8 weights are whole"
+    sources = _match(stored, T5(expect or config, "meta"))  # before memory is taken for a shape that the tensors lack
     model = T5(expect or config, "meta" if cut or as_int8 else device, torch.float32 if as_int8 else dtype)
-    sources = _match(stored, model)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
         if as_int8:

@@ -130,7 +130,9 @@ def test_data_does_not_import_torch(path: Path) -> None:
     assert not [module for module in imports_of(path) if module.split(".")[0] == "torch"]
 
 
-@pytest.mark.parametrize("path", [ROOT / f"{name}.py" for name in ("settings", "config", "screen", "train_low_mem")], ids=title)
+@pytest.mark.parametrize(
+    "path", [ROOT / f"{name}.py" for name in ("settings", "config", "screen", "train_low_mem")], ids=title
+)
 def test_flags_are_checked_before_heavy_imports(path: Path) -> None:
     heads = {
         module.split(".")[0]

@@ -10,7 +10,7 @@ from tests import mutations
 from tests.mutated_child import KINDS
 from tests.mutations import survey
 
-FEW, MANY = 12, 1200
+FEW, MANY = 12, 600
 # the kinds that once crashed the interpreter, and some of each trade; all are in the long run
 QUICK = ("a.arrow", "stream.arrow", "a.parquet", "a.jsonl", "regex", "spiece", "pairs", "manifest", "state", "a.json")
 

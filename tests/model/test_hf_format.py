@@ -259,3 +259,15 @@ print(measure(lambda: load("{tmp_path}/model"), "VmRSS"))
     # the lower bound: something was measured
     assert 0.7 * size < loading < size + 2**23
     assert with_pages < size + 2**24, "the file's pages stayed beside the model"
+
+
+def test_an_absurd_shape_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    config = T5ModelConfig(vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_heads=2, num_layers=1, num_decoder_layers=1)
+    save(T5(config), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 2**31 - 1}))
+    with pytest.raises(UserError, match="holds tensors of another shape than its config.json says"):
+        load(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_layers": 10**9}))
+    with pytest.raises(UserError, match="num_layers = 1000000000, is out of range"):
+        load(tmp_path)
