@@ -103,8 +103,18 @@ def _set(
     config: Config, place: tuple[str, dataclasses.Field[Any]], name: str, value: Any, origin: str, problems: list[str]
 ) -> None:
     group, member = place
+    if _is_nested(value):  # whose text may be of any length: YAML can name one part many times
+        problems.append(f"--{name}, is given a table; a setting has one value")
+        return
     try:
         setattr(getattr(config, group), name, parse(member, value))
         config.origins[name] = origin
     except ValueError as error:
         problems.append(f"--{name} = {value}, {error}")
+
+
+def _is_nested(value: Any) -> bool:
+    inner = (Mapping, list, tuple, set)
+    return isinstance(value, (Mapping, set)) or (
+        isinstance(value, (list, tuple)) and any(isinstance(member, inner) for member in value)
+    )

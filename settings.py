@@ -110,7 +110,7 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
     if kind == "size":
         try:
             return parse_size(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ValueError("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
     if kind == "text":
         return str(value)
@@ -200,12 +200,19 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
         content = yaml.safe_load(path.read_text(encoding="utf8"))  # JSON is YAML
     except FileNotFoundError:
         raise UserError(f"--config = {path}, no such file") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+    except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
         raise UserError(f"--config = {path}, cannot be read: {reason}; name a YAML or JSON file of settings") from None
     if not isinstance(content, dict):
         raise UserError(f"--config = {path}, is not a table of name: value lines; write it so")
     flat: dict[str, Any] = {}
     for key, value in content.items():
         flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})
+    problems = [
+        f"--config = {path}, the name {str(key)[:40]} is {type(key).__name__}, not a text; write it in quotes, or mend it"
+        for key in flat
+        if not isinstance(key, str)
+    ]
+    if problems:
+        raise UserError(*problems)
     return flat

@@ -22,6 +22,7 @@ from typing import Any
 
 from config import COMMANDS, GROUPS, Config, DoesNotFit, UserError, flags_of, load
 from precedence import model_presets, run_presets
+from screen import guard, visible
 from settings import allowed, counted, show
 
 PROGRAM = "python train_low_mem.py"
@@ -54,8 +55,13 @@ def main(arguments: Sequence[str]) -> int:
     """
     for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 must not end a run at the first Chinese letter
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    with guard():
+        return _answered(list(arguments))
+
+
+def _answered(arguments: list[str]) -> int:
     try:
-        return _dispatch(list(arguments))
+        return _dispatch(arguments)
     except UserError as error:
         _print_refusal(_name_of(arguments), error)
         return error.exit_code
@@ -65,7 +71,9 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         _report_crash(error, arguments)
         return 1
 
@@ -242,7 +250,7 @@ def _rank() -> int:
     return rank()
 
 
-def _report_crash(error: Exception, arguments: Sequence[str]) -> None:
+def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     """Put the traceback where a bug report finds it, and one line on the screen."""
     text = "".join(traceback.format_exception(error))
     tracking = sys.modules.get("training.tracking")
@@ -252,7 +260,7 @@ def _report_crash(error: Exception, arguments: Sequence[str]) -> None:
         place = Path(_log_dir(arguments)) / f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf8")
+            place.write_text(visible(text), encoding="utf8")
         except OSError as unwritable:
             print(f"{text}\n{place}: {unwritable}", file=sys.stderr)
             return

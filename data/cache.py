@@ -2,15 +2,13 @@
 
 The maker works in a neighbouring `.partial` place that is renamed into place at the end; a file lock lets processes
 that start together wait for the first. A killed maker leaves only a `.partial` place, which the next one clears away, or
-goes on with where the work can be taken up again.
+goes on with where the work can be taken up again. So does one that has found the disk full: what it has made so far stays.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock
 
+from data.durable import is_full, put_in_place
 from settings import DoesNotFit, UserError
 
 
@@ -48,7 +47,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
             if not target.exists():
                 _make(target, make, resumable)
     except OSError as error:
-        raise UserError(_explain(target, error)) from error
+        raise UserError(_explain(target, error, resumable)) from error
     return target
 
 
@@ -68,18 +67,15 @@ def only_if_made(target: Path, make: Callable[[Path], None], resumable: bool = F
 
 
 def _make(target: Path, make: Callable[[Path], None], resumable: bool) -> None:
-    partial = target.with_name(target.name + ".partial")
+    partial = _partial(target)
     if not resumable:
         remove(partial)
     try:
         make(partial)
-        os.replace(partial, target)
-    except (KeyboardInterrupt, DoesNotFit):
-        if not resumable:
+        put_in_place(partial, target)
+    except BaseException as error:
+        if not (resumable and (isinstance(error, (KeyboardInterrupt, DoesNotFit)) or is_full(error))):
             remove(partial)
-        raise
-    except BaseException:
-        remove(partial)
         raise
 
 
@@ -91,8 +87,18 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _explain(target: Path, error: OSError) -> str:
-    if error.errno == errno.ENOSPC or "No space left" in str(error):
+def _partial(target: Path) -> Path:
+    return target.with_name(target.name + ".partial")
+
+
+def _explain(target: Path, error: OSError, resumable: bool) -> str:
+    if is_full(error):
+        kept = _partial(target)
+        if resumable and kept.exists():
+            return (
+                f"{target.parent}: the disk is full; what is done is kept in {kept}: free space and run the same command "
+                "again, it goes on from there; or delete that folder and name another with --cache_dir or --shards_dir"
+            )
         return f"{target.parent}: the disk is full; free space or name another folder with --cache_dir or --shards_dir"
     reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror or str(error)
     return f"{target.parent}: cannot be written ({reason}); name another folder with --cache_dir or --shards_dir"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from screen import stand_guard
 from settings import DoesNotFit, UserError
 
 Result = TypeVar("Result")
@@ -51,6 +52,7 @@ def call_in_child(function: Callable[..., Result], *arguments: Any) -> Result:
 
 def serve() -> None:
     """Answer one call: the request comes from standard input, the answer goes to standard output."""
+    stand_guard()
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)  # whatever a library prints must not mix with the answer
         try:

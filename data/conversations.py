@@ -77,7 +77,7 @@ def turns_text(cell: object) -> str:
     if isinstance(cell, str):
         try:
             cell = json.loads(cell) if cell.strip() else []
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"holds no list of turns ({error})") from None
     if cell is None:
         return "[]"

@@ -167,6 +167,8 @@ class TokenStream:
     Args:
         dataset: rows of `tokens`, all of the same length but the last.
         window_tokens: length of a window, 2 or more.
+    Raises:
+        UserError: there are no tokens, or on reading a window, rows are of another length.
     """
 
     def __init__(self, dataset: Sequence[dict[str, Any]], window_tokens: int) -> None:
@@ -174,6 +176,8 @@ class TokenStream:
         self.row_tokens = len(dataset[0]["tokens"])
         self.num_tokens = (len(dataset) - 1) * self.row_tokens + len(dataset[len(dataset) - 1]["tokens"])
         self.window_tokens = min(window_tokens, self.num_tokens)
+        if not self.row_tokens:
+            raise UserError("the token stream is empty; delete the shards folder and prepare it anew")
 
     def __len__(self) -> int:
         """Whole windows; a stream shorter than one window is one short window."""
@@ -187,4 +191,10 @@ class TokenStream:
         end = begin + self.window_tokens
         first, last = begin // self.row_tokens, (end - 1) // self.row_tokens
         tokens = np.concatenate([self.dataset[row]["tokens"] for row in range(first, last + 1)])
-        return tokens[begin - first * self.row_tokens : end - first * self.row_tokens].astype(np.int64)
+        window = tokens[begin - first * self.row_tokens : end - first * self.row_tokens].astype(np.int64)
+        if len(window) != self.window_tokens:
+            raise UserError(
+                f"rows {first + 1} to {last + 1} of the token stream are not of {self.row_tokens} tokens; "
+                "delete the shards folder and prepare it anew"
+            )
+        return window

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from data.chunks import Chunk, Point, chunks
 from data.conversations import Examples, Row
+from data.durable import put_in_place
 from data.lines import BadRows
 from data.order import mix
 from data.pace import Pace
@@ -119,7 +120,7 @@ def find_duplicates(
         doubles = _exact(folder) if how == EXACT else _near(folder)
         fresh = folder / f"tmp.{RESULT}"
         np.save(fresh, doubles)
-        os.replace(fresh, folder / RESULT)
+        put_in_place(fresh, folder / RESULT)
     for path in folder.glob("signatures.*"):
         path.unlink()
     (folder / STATE).unlink(missing_ok=True)
@@ -175,7 +176,7 @@ def _signed_so_far(folder: Path, how: str) -> tuple[Point, list[int]]:
 def _save_signing(folder: Path, point: Point, sizes: list[int]) -> None:
     fresh = folder / f"{STATE}.tmp"
     fresh.write_text(json.dumps({"point": asdict(point), "sizes": sizes}), encoding="utf8")
-    os.replace(fresh, folder / STATE)
+    put_in_place(fresh, folder / STATE)
 
 
 def _mapped(path: Path, dtype: type, width: int = 1) -> NDArray[Any]:

@@ -9,8 +9,8 @@ the counts, and the sizes of the spools. The shards do not depend on where that 
 from __future__ import annotations
 
 import json
-import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
@@ -24,6 +24,7 @@ from data.chunks import Chunk, Point, chunks
 from data.clean import Dropped
 from data.conversations import Examples
 from data.duplicates import RESULT, find_duplicates
+from data.durable import put_in_place
 from data.encoder import Encoded, make_encoder
 from data.lengths import LengthCounts
 from data.lines import BadRows
@@ -179,8 +180,6 @@ class Writing:
             if not job.skip_bad_rows:
                 check_answers(self.dropped, _named([*job.train, *job.validation]))
             facts = {name: split.finish() for name, split in self.splits.items()}
-        for name in (PROGRESS, RESULT):
-            (self.folder / name).unlink(missing_ok=True)
         _check_enough(job, facts)
         return facts
 
@@ -247,23 +246,35 @@ class Writing:
     def _save(self) -> None:
         splits = {name: split.state() for name, split in self.splits.items()}
         points = {name: asdict(point) for name, point in self.points.items()}
-        state = {"splits": splits, "points": points, "dropped": self.dropped.reasons}
+        state = json.dumps({"splits": splits, "points": points, "dropped": self.dropped.reasons})
         fresh = self.folder / f"{PROGRESS}.tmp"
-        with fresh.open("w", encoding="utf8") as file:
-            json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self.folder / PROGRESS)
+        fresh.write_text(f"{zlib.crc32(state.encode()):08x}{state}", encoding="utf8")
+        put_in_place(fresh, self.folder / PROGRESS)
         for split in self.splits.values():
             split.spool.forget()
         self._saved_at = time.monotonic()
 
 
+def clear(folder: Path) -> None:
+    """Remove what an interrupted attempt would need; called once all else is on the disk."""
+    for name in (PROGRESS, RESULT):  # the state first: it must not outlive what it names
+        (folder / name).unlink(missing_ok=True)
+    for spool in folder.glob("*/.*.*"):
+        spool.unlink()
+
+
 def _saved_state(folder: Path) -> dict[str, Any] | None:
+    """Where an earlier attempt stood; None: there was none. The state has its checksum before it."""
     try:
-        return dict(json.loads((folder / PROGRESS).read_text(encoding="utf8")))
+        content = (folder / PROGRESS).read_bytes()
     except FileNotFoundError:
         return None
+    if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:
+        raise UserError(
+            f"{folder / PROGRESS}: is damaged, where an interrupted attempt stood is not known; run the command again, it "
+            "begins anew"
+        )
+    return dict(json.loads(content[8:]))
 
 
 def limited(batches: Iterable[list[Row]], max_rows: int | None) -> Iterator[list[Row]]:

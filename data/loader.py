@@ -23,6 +23,7 @@ from data.objectives import corrupt, corrupted_lengths, lengths_of, pairs, prefe
 from data.order import Order, row_keys
 from data.row_access import FILE, REOPEN
 from data.shards import COLUMNS, PAIRS, PREFERENCES, STREAM, TRAIN, Manifest
+from data.token_rows import TokenRows
 from settings import AUTO, UserError, counted
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
@@ -40,7 +41,7 @@ class StepLoader:
         config: lengths, masking, order, mixture, `group_by_length`, `batch_tokens` and seed.
         ultra_low_mem: open the shard anew for every read.
     Raises:
-        UserError: the shards are incomplete or broken.
+        UserError: the shards are incomplete or broken, here or when a row is read. Their checksums: see `check_shards`.
     Memory:
         the rows of one step.
 
@@ -55,10 +56,11 @@ class StepLoader:
         self.density, self.mean_span = data.noise_density, data.mean_noise_span_length
         self.lengths = lengths_of(data, objective, len(self.special.sentinels))
         split = Path(split_dir).name
-        rows = LowMemDataset(
+        stored = LowMemDataset(
             manifest.files(split), COLUMNS[manifest.kind],
             mode=REOPEN if ultra_low_mem else FILE, drop_page_cache=data.drop_page_cache,
         )  # fmt: skip
+        rows = TokenRows(stored, manifest.vocab_size, split_dir)
         self._pairs = None if manifest.kind == STREAM else rows
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(rows) if self._windows is None else len(self._windows)

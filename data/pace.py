@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from screen import raw, visible
 from settings import counted
 
 FIRST_SECONDS = 2.0  # quick work needs no display
@@ -26,7 +27,7 @@ class Pace:
         self, what: str, rows: int = 0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.what, self.rows, self.bytes = what, rows, 0
-        self._stream = stream or sys.stderr
+        self._stream = raw(stream or sys.stderr)
         self._clock, self._earlier = clock, rows
         self._is_terminal = self._stream.isatty()
         self._began = clock()
@@ -48,6 +49,7 @@ class Pace:
             f"{self.what}: {counted(self.rows, 'row')}, {(self.rows - self._earlier) / seconds:,.0f} rows/s, "
             f"{self.bytes / seconds / 1e6:.1f} MB/s{', ' + where if where else ''}"
         )
+        line = visible(line)
         self._stream.write(f"\r{line[:118]:<118}" if self._is_terminal else line + "\n")
         self._stream.flush()
         self._shown = True

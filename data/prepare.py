@@ -19,7 +19,8 @@ from config import Config
 from data import shards
 from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remove
 from data.child import call_in_child
-from data.encoding import Job, Writing
+from data.durable import put_in_place, sync
+from data.encoding import Job, Writing, clear
 from data.objectives import lengths_of
 from data.shards import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources import Source, find, source_facts, sources_fingerprint
@@ -230,19 +231,34 @@ def _make_shards(
         _check_free(target, identity)
 
     def write(folder: Path) -> None:
-        _take_up(folder, identity)
-        writing = Writing(job, folder, tokenizer.size)
-        splits = writing.run(tokenizer_dir, _workers(config, job))
-        tokenizer.save(folder / TOKENIZER)
-        content = {
-            "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
-            "sources": {TRAIN: source_facts(train), VALIDATION: source_facts(validation)},
-            "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits, "dropped": writing.dropped.reasons,
-        }  # fmt: skip
-        (folder / IDENTITY).unlink()
-        (folder / shards.MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+        if not _is_finished(folder, identity):
+            _take_up(folder, identity)
+            writing = Writing(job, folder, tokenizer.size)
+            splits = writing.run(tokenizer_dir, _workers(config, job))
+            tokenizer.save(folder / TOKENIZER)
+            content = {
+                "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
+                "sources": {TRAIN: source_facts(train), VALIDATION: source_facts(validation)},
+                "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits, "dropped": writing.dropped.reasons,
+            }  # fmt: skip
+            _put_manifest(folder, content)
+        clear(folder)
+        (folder / IDENTITY).unlink(missing_ok=True)
 
     return Manifest.read(once(target, write, resumable=True))
+
+
+def _put_manifest(folder: Path, content: dict[str, object]) -> None:
+    """Write the manifest, once all that it names is on the disk."""
+    sync(folder / TOKENIZER)
+    fresh = folder / f"{shards.MANIFEST}.tmp"
+    fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    put_in_place(fresh, folder / shards.MANIFEST)
+
+
+def _is_finished(folder: Path, identity: str) -> bool:
+    """Whether an earlier attempt at this job came to its end, and only the folder's last rename is missing."""
+    return (folder / shards.MANIFEST).is_file() and Manifest.read(folder).content["fingerprint"] == identity
 
 
 def _take_up(folder: Path, identity: str) -> None:

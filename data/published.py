@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from data.panics import failure_is_user_error
 from data.spiece import load_sentencepiece
 from settings import UserError
 
@@ -41,7 +42,7 @@ def read_backend(place: str | Path) -> tuple[Backend, Path]:
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
         return _read_byte_bpe(folder), folder / VOCABULARY
     about = folder / "tokenizer_config.json"
-    if not found and about.is_file() and "byt5" in about.read_text(encoding="utf8").lower():
+    if not found and about.is_file() and "byt5" in about.read_text(encoding="utf8", errors="replace").lower():
         return byte_backend(), about
     if not folder.exists():
         raise UserError(f"--tokenizer_dir = {folder}, no such folder; name a tokenizer's folder or file")
@@ -51,11 +52,11 @@ def read_backend(place: str | Path) -> tuple[Backend, Path]:
 
 def _read_json(path: Path) -> Backend:
     try:
-        return Backend.from_str(path.read_text(encoding="utf8"))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"{path}: is no tokenizer ({' '.join(str(error).split())[:200]}); fetch or train it anew"
-        ) from None
+        text = path.read_text(encoding="utf8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is no tokenizer ({error}); fetch or train it anew") from None
+    with failure_is_user_error(f"{path}: is no tokenizer"):
+        return Backend.from_str(text)
 
 
 def _read_byte_bpe(folder: Path) -> Backend:
@@ -66,7 +67,7 @@ def _read_byte_bpe(folder: Path) -> Backend:
         merges = [(left, right) for left, right in (line.split(" ") for line in lines if _is_merge(line))]
         backend = Backend(models.BPE(vocabulary, merges))
         added = _added_tokens(folder)
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # what the library raises, and whatever a table that is none leads to
         raise UserError(
             f"{folder}: {VOCABULARY} and {MERGES} are no byte-level BPE ({' '.join(str(error).split())[:200]}); "
             "fetch them anew"
@@ -103,7 +104,7 @@ def token_names(folder: Path) -> dict[str, str]:
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
             content: Any = json.loads((folder / file).read_text(encoding="utf8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         for role in ("pad_token", "eos_token", "unk_token"):
             token = content.get(role) if isinstance(content, dict) else None

@@ -21,7 +21,11 @@ from settings import UserError, counted
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
-DELIMITERS = {CSV: ",", TSV: "\t"}
+# of TSV no cell is quoted: a quote is a letter like others (the media type text/tab-separated-values)
+DIALECTS: dict[str, dict[str, Any]] = {
+    CSV: {"delimiter": ",", "strict": True},
+    TSV: {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
+}
 Row = tuple[str, ...]
 
 
@@ -119,7 +123,7 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
 def _text_rows(source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str) -> Iterator[Row]:
     if source.kind == JSONL:
         return _jsonl_rows(source, columns, bad_rows)
-    if source.kind in DELIMITERS:
+    if source.kind in DIALECTS:
         return _csv_rows(source, columns, bad_rows)
     lines = decoded_lines(source, bad_rows)
     return ((text,) for text in (lines if text_unit == "line" else paragraphs(lines)))
@@ -204,7 +208,7 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
     """Rows of cells with the number of their last line; bytes that are not UTF-8 come as surrogates."""
     lines = _CsvLines(source)
     csv.field_size_limit(LONGEST_LINE_BYTES)
-    reader = csv.reader(lines, delimiter=DELIMITERS[source.kind], strict=True)
+    reader = csv.reader(lines, **DIALECTS[source.kind])
     while True:
         try:
             cells = next(reader)
@@ -213,9 +217,10 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
         except csv.Error as error:
             bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
         except _LineTooLong:
-            hint = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB; a quote may be missing"
+            hint = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB"
+            hint += "; a quote may be missing" if source.kind == CSV else ""
             bad_rows.add(source.path, f"line {lines.number}", hint)
-            reader = csv.reader(lines, delimiter=DELIMITERS[source.kind], strict=True)  # forgets an open quote
+            reader = csv.reader(lines, **DIALECTS[source.kind])  # forgets an open quote
         else:
             if cells:
                 yield lines.number, cells

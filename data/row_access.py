@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from data.arrow_checks import checked
 from data.ranges import RangeIndex, plain
 from data.sources import ARROW_STREAM, Source
 from data.tables import parquet_batch_rows
@@ -42,8 +43,8 @@ class ArrowTable:
     Args:
         mode: "mmap" (mapped and kept open), "file" (kept open, read in ranges) or "reopen" (opened for every read).
     Memory:
-        8 bytes a batch (16 for a stream; nothing for files that name their rows per batch), and without a mapping 24
-        bytes a batch and column that was read.
+        9 bytes a batch (17 for a stream; one for files that name their rows per batch), and without a mapping 24 bytes a
+        batch and column that was read.
     """
 
     def __init__(self, source: Source, mode: str) -> None:
@@ -60,14 +61,18 @@ class ArrowTable:
         self._starts = index  # None with a fixed batch size
         self.num_rows = self._fixed_rows if index is None else int(index[-1])
         self._ranges = RangeIndex(self.schema, self._num_batches)
+        self._checked: dict[tuple[str, ...], NDArray[np.bool_]] = {}  # columns -> which batches were found sound
 
     def _index_file(self, reader: pa.ipc.RecordBatchFileReader) -> NDArray[np.int64] | None:
         batches = self._num_batches = reader.num_record_batches
-        self._rows_per_batch = int((self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, 0))
+        told = (self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, b"0")
+        if not (told.isdigit() and len(told) < 10):
+            raise pa.ArrowInvalid("the number of rows per batch is no number")
+        self._rows_per_batch = int(told)
         if self._rows_per_batch and batches:
-            self._fixed_rows = (batches - 1) * self._rows_per_batch + reader.get_batch(batches - 1).num_rows
+            self._fixed_rows = (batches - 1) * self._rows_per_batch + _num_rows(reader.get_batch(batches - 1))
             return None
-        return starts(reader.get_batch(number).num_rows for number in range(batches))
+        return starts(_num_rows(reader.get_batch(number)) for number in range(batches))
 
     def _index_stream(self, file: pa.MemoryMappedFile) -> NDArray[np.int64]:
         if any(pa.types.is_dictionary(kind) for kind in self.schema.types):
@@ -84,7 +89,7 @@ class ArrowTable:
             except EOFError:  # the mark of the end
                 break
             offsets.append(offset)
-            rows.append(pa.ipc.read_record_batch(message, self.schema).num_rows)
+            rows.append(_num_rows(pa.ipc.read_record_batch(message, self.schema)))
         self._offsets = np.array(offsets, np.int64)
         self._num_batches = len(offsets)
         return starts(rows)
@@ -104,7 +109,7 @@ class ArrowTable:
             return self._read_ranges(number, inside, columns)
         file, reader = self._open()
         with file:
-            batch = self._batch(file, reader, number)
+            batch = self._sound_batch(file, reader, number, columns)
             self._ranges.learn(number, batch, file, columns)
             return {name: plain(batch.column(name)[inside]) for name in columns}
 
@@ -131,10 +136,23 @@ class ArrowTable:
         file.seek(int(self._offsets[number]))
         return pa.ipc.read_record_batch(pa.ipc.read_message(file), self.schema)
 
+    def _sound_batch(
+        self, file: pa.MemoryMappedFile, reader: Any, number: int, columns: Sequence[str]
+    ) -> pa.RecordBatch:
+        """A batch that has been validated once since the file was opened here."""
+        batch = self._batch(file, reader, number)
+        sound = self._checked.setdefault(tuple(columns), np.zeros(self._num_batches, np.bool_))
+        if not sound[number]:
+            checked(batch, columns)
+            if self._starts is None and number < self._num_batches - 1 and batch.num_rows != self._rows_per_batch:
+                raise pa.ArrowInvalid(f"a batch has {batch.num_rows} rows and not {self._rows_per_batch}")
+            sound[number] = True
+        return batch
+
     def _values(
         self, file: pa.MemoryMappedFile, reader: Any, number: int, inside: int, columns: Sequence[str]
     ) -> dict[str, Any]:
-        batch = self._batch(file, reader, number)
+        batch = self._sound_batch(file, reader, number, columns)
         return {name: plain(batch.column(name)[inside]) for name in columns}
 
     def close(self) -> None:
@@ -200,10 +218,10 @@ class ParquetTable:
         self._group, self._columns, self._first = number, columns, 0
         wanted = {"columns": list(columns), "use_threads": False}
         group = self.metadata.row_group(number)
-        if group.num_rows <= parquet_batch_rows(self.metadata, columns, LARGEST_GROUP_BYTES):
+        if group.num_rows <= parquet_batch_rows(self._file, columns, group.num_rows, LARGEST_GROUP_BYTES, number):
             self._batch = self._file.read_row_group(number, **wanted)
         else:
-            rows = parquet_batch_rows(self.metadata, columns)
+            rows = parquet_batch_rows(self._file, columns, group.num_rows, group=number)
             self._later = self._file.iter_batches(batch_size=rows, row_groups=[number], **wanted)
             self._batch = next(self._later)
 
@@ -213,6 +231,12 @@ class ParquetTable:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _num_rows(batch: pa.RecordBatch) -> int:
+    if batch.num_rows < 0:
+        raise pa.ArrowInvalid(f"a batch has {batch.num_rows} rows")
+    return int(batch.num_rows)
 
 
 def starts(rows: Iterable[int]) -> NDArray[np.int64]:

@@ -7,13 +7,12 @@ files, 128 rows a record batch, so that one row can be read without touching muc
 - pairs: columns `input_ids` and `labels`, each with end of text;
 - preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text.
 
-The manifest is written last, into a folder that is then renamed: where there is a manifest, all is there.
+The manifest, which holds a checksum of every file, is written last, into a folder that is then renamed: where there is a manifest, all is there.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.checksums import ShardFile, SummedFile, check_sums
+from data.durable import put_in_place
 from data.objectives import SpecialIds
 from data.row_access import ROWS_PER_BATCH_KEY
 from data.tokenizer import Tokenizer
@@ -44,11 +45,13 @@ def id_dtype(vocab_size: int) -> type:
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
-def write_shard(path: Path, kind: str, dtype: type, ids: Sequence[Path], lengths: Sequence[NDArray[np.int64]]) -> None:
-    """Write one shard file; it is there once it is whole.
+def write_shard(path: Path, kind: str, dtype: type, ids: Sequence[Path], lengths: Sequence[NDArray[np.int64]]) -> int:
+    """Write one shard file; it is there once it is whole and on the disk.
 
     Args:
         ids: per column, a file of the ids of all rows end to end, of `dtype`; lengths: per column, (rows,).
+    Returns:
+        the CRC-32 of its bytes.
     Memory:
         128 rows.
     """
@@ -57,12 +60,14 @@ def write_shard(path: Path, kind: str, dtype: type, ids: Sequence[Path], lengths
     fresh = path.with_suffix(".tmp")
     with ExitStack() as stack:
         files = [stack.enter_context(file.open("rb")) for file in ids]
-        writer = stack.enter_context(pa.ipc.new_file(str(fresh), schema))
+        summed = stack.enter_context(SummedFile(fresh))
+        writer = stack.enter_context(pa.ipc.new_file(summed, schema))
         for first in range(0, len(lengths[0]), BATCH_ROWS):
             parts = [column[first : first + BATCH_ROWS] for column in lengths]
             arrays = [_list_array(file, part, dtype) for file, part in zip(files, parts, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
-    os.replace(fresh, path)
+    put_in_place(fresh, path)
+    return summed.crc32
 
 
 def _list_array(file: BinaryIO, lengths: NDArray[np.int64], dtype: type) -> pa.ListArray:
@@ -95,7 +100,7 @@ class Manifest:
             raise UserError(
                 f"{root}: is no shards folder, it has no {MANIFEST}; write one with the prepare command"
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(
                 f"{root / MANIFEST}: cannot be read ({error}); delete the folder and prepare it anew"
             ) from None
@@ -103,6 +108,8 @@ class Manifest:
             raise UserError(
                 f"{root / MANIFEST}: is of another format than {FORMAT}; delete the folder and prepare it anew"
             )
+        if fault := _fault(content, FIELDS):
+            raise UserError(f"{root / MANIFEST}: {fault}; copy the folder again, or delete it and prepare it anew")
         return cls(root, content)
 
     @classmethod
@@ -141,23 +148,97 @@ class Manifest:
             )
         return dict(splits[name])
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer: the highest one and 1."""
+        return int(self.content["tokenizer"]["size"])
+
     def files(self, split: str) -> list[Path]:
         """The shard files of a split.
 
         Raises:
             UserError: one is missing.
         """
-        paths = [self.root / split / shard["file"] for shard in self._split(split)["shards"]]
-        missing = [path for path in paths if not path.is_file()]
+        return [file.path for file in self.shard_files(split)]
+
+    def shard_files(self, split: str) -> list[ShardFile]:
+        """The same with what the manifest knows of each."""
+        files = [
+            ShardFile(self.root / split / shard["file"], shard["rows"], shard.get("crc32"))
+            for shard in self._split(split)["shards"]
+        ]
+        missing = [file.path for file in files if not file.path.is_file()]
         if missing:
             raise UserError(f"{missing[0]}: is missing, the manifest lists it; delete {self.root} and prepare it anew")
-        return paths
+        return files
+
+
+# what a manifest must hold to be read: a type, a tuple of words, [what each member is], or {name: what it is}; the name
+# "*" stands for every name
+_LENGTHS = {"longest": int, "longest_uncut": int, "mean": float, "histogram": list}
+_SPLIT = {
+    "counts": {"*": int}, "lengths": {"*": _LENGTHS}, "parts": [{"name": str, "rows": int, "tokens": int}],
+    "shards": [{"file": str, "rows": int}],
+}  # fmt: skip
+FIELDS: dict[str, Any] = {
+    "kind": tuple(COLUMNS), "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
+    "tokenizer": {"fingerprint": str, "size": int, "pad_id": int, "eos_id": int, "unk_id": int, "sentinel_ids": [int]},
+}  # fmt: skip
+
+
+def _fault(value: Any, wanted: Any, name: str = "it") -> str:
+    """What a value lacks of what is wanted; empty where nothing."""
+    if isinstance(wanted, dict):
+        if not isinstance(value, dict) or ("*" in wanted and name == "splits" and not value):
+            return f"{name} is no table of names"
+        every = [(key, wanted["*"]) for key in value] if "*" in wanted else list(wanted.items())
+        faults = (_fault(value.get(key), what, str(key)) for key, what in every)
+    elif isinstance(wanted, list):
+        if not isinstance(value, list):
+            return f"{name} is no list"
+        faults = (_fault(member, wanted[0], name) for member in value)
+    elif isinstance(wanted, tuple):
+        return "" if value in wanted else f"{name} is none of {', '.join(wanted)}"
+    elif wanted is int:  # ids, rows and bytes: none is below 0
+        return "" if type(value) is int and 0 <= value < 2**62 else f"{name} is no whole number"
+    else:
+        fits = isinstance(value, (int, float) if wanted is float else wanted) and (name != "file" or _is_name(value))
+        return "" if fits else f"{name} is not what belongs there"
+    return next((fault for fault in faults if fault), "")
+
+
+def _is_name(text: Any) -> bool:
+    """Whether a text names a file in the folder itself, no other place."""
+    return text == Path(text).name and text not in ("", ".", "..")
 
 
 def is_shards(path: str | Path) -> bool:
     """Whether a path is a shards folder or one of its splits."""
     path = Path(path)
     return (path / MANIFEST).is_file() or (path.name in (TRAIN, VALIDATION) and (path.parent / MANIFEST).is_file())
+
+
+def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
+    """Compare the files of splits with their checksums, once in a process.
+
+    Args:
+        forget_pages: tell the system that it need not keep what was read.
+    Returns:
+        what the user should know: which shards have no checksums.
+    Raises:
+        UserError: names the damaged and the missing files. OSError: one cannot be read.
+    Memory: 1 MiB.
+    """
+    notes = []
+    for split_dir in split_dirs:
+        manifest = Manifest.of(split_dir)
+        files = manifest.shard_files(split_dir.name)
+        check_sums(files, f"copy it again, or delete {manifest.root} and prepare it anew", forget_pages)
+        if any(file.crc32 is None for file in files):
+            notes.append(
+                f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them anew"
+            )
+    return notes
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:

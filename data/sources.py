@@ -134,7 +134,10 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         return None
     if state.get("_indices_data_files"):
         raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it anew after flatten_indices()")
-    paths = [folder / str(file["filename"]) for file in files]
+    names = [file.get("filename") if isinstance(file, dict) else None for file in files]
+    if not all(isinstance(file, str) for file in names):
+        raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset anew")
+    paths = [folder / str(file) for file in names]
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise UserError(f"{name} = {missing[0]}, is missing, state.json lists it; save the dataset anew")
@@ -144,7 +147,7 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -208,6 +211,8 @@ def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
             {"path": str(source.path.resolve()), "kind": source.kind, "bytes": state.st_size,
              "modified_ns": state.st_mtime_ns, "part": source.part}
         )  # fmt: skip
+        if source.kind == TSV:  # what was made of it while quotes counted is made anew
+            facts[-1]["quoted"] = False
     return facts
 
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from data.panics import failure_is_user_error
 from settings import UserError
 
 NUM_SENTINELS = 100
 END_OF_TEXT = "</s>"
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+LONGEST_PIECE = 1024  # letters; SentencePiece makes none over 16 unless told to
 Value = int | bytes
 
 
@@ -45,11 +47,12 @@ def load_sentencepiece(path: Path) -> Backend:
     """
     try:
         model = parse(path.read_bytes())
-    except (OSError, IndexError, ValueError, struct.error, AttributeError) as error:
+    except (OSError, IndexError, ValueError, TypeError, struct.error) as error:
         raise UserError(f"{path}: is no SentencePiece model ({error}); fetch it anew") from None
     if not model.pieces or model.kind not in (UNIGRAM, BPE):
         raise UserError(f"{path}: is no Unigram or BPE model of SentencePiece; name another tokenizer")
-    return build(model)
+    with failure_is_user_error(f"{path}: no tokenizer can be made of it"):
+        return build(model)
 
 
 def parse(content: bytes) -> SentencePieceModel:
@@ -80,6 +83,8 @@ def _piece(content: bytes) -> tuple[str, float, int]:
     for number, value in _fields(content):
         if number == 1:
             text = _bytes(value).decode("utf8")
+            if len(text) > LONGEST_PIECE:
+                raise ValueError(f"a piece has {len(text)} letters")
         elif number == 2:
             (score,) = struct.unpack("<f", _bytes(value))
         elif number == 3:
@@ -122,6 +127,8 @@ def _varint(content: bytes, place: int) -> tuple[int, int]:
         shift += 7
         if byte < 128:
             return value, place
+        if shift > 63:
+            raise ValueError("a number is longer than 64 bits")
 
 
 def build(model: SentencePieceModel) -> Backend:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.shards import COLUMNS, ROW_TOKENS, STREAM, id_dtype, write_shard
+from settings import UserError
 
 Column = tuple[NDArray[np.int32], NDArray[np.int64]]  # ids of many rows end to end, and the length of each row
 
 
 class Spool:
-    """The rows of one split on their way to disk.
+    """The rows of one split on their way to disk; a context, in which the files are open.
 
     Args:
         folder: the split's folder, made if it is not there.
@@ -29,6 +31,8 @@ class Spool:
         vocab_size: ids below 65,536 are stored in two bytes, others in four.
         shard_rows: rows of one shard file.
         state: what `state` returned at the point to go on from; None: a new split.
+    Raises:
+        UserError: on entering, the files are not those of that state.
     Memory:
         what `add` is given; 128 rows and 4 bytes a row and column while a shard is written.
     """
@@ -44,17 +48,19 @@ class Spool:
         self._capacity = shard_rows * ROW_TOKENS if kind == STREAM else shard_rows
         self._filled = int(state["filled"]) if state else 0  # rows of the open shard; tokens of a stream
         self._files: list[BinaryIO] = []
-        self._open(state["sizes"] if state else None)
+        self._sizes = [int(size) for size in state["sizes"]] if state else [0] * len(self._names)
 
     def _path(self, shard: int, name: str) -> Path:
         return self.folder / f".{shard:05d}.{name}"
 
-    def _open(self, sizes: Sequence[int] | None = None) -> None:
+    def _open(self, sizes: Sequence[int]) -> None:
         shard = len(self.shards)
-        for number, name in enumerate(self._names):
+        for name, size in zip(self._names, sizes, strict=True):
             path = self._path(shard, name)
             path.touch()
-            os.truncate(path, sizes[number] if sizes else 0)
+            if path.stat().st_size < size:  # `truncate` would fill it up with zeros
+                raise UserError(f"{path}: is shorter than it was; run the command again, it begins anew")
+            os.truncate(path, size)
             self._files.append(path.open("ab"))
 
     def add(self, columns: Sequence[Column]) -> None:
@@ -93,18 +99,16 @@ class Spool:
             lengths = [np.fromfile(self._path(number, name), np.int32).astype(np.int64) for name in self._names[1::2]]
         name = f"{number:05d}.arrow"
         ids = [self._path(number, name) for name in self._names[::2]]
-        write_shard(self.folder / name, self.kind, self.dtype, ids, lengths)
-        self.shards.append({"file": name, "rows": len(lengths[0])})
+        crc32 = write_shard(self.folder / name, self.kind, self.dtype, ids, lengths)
+        self.shards.append({"file": name, "rows": len(lengths[0]), "crc32": crc32})
         self._filled = 0
-        self._open()
+        self._open([0] * len(self._names))
 
     def finish(self) -> None:
-        """Write the rows that are still held, and remove all spools."""
+        """Write the rows that are still held. The spools stay, so that the last saved state can still be gone back to."""
         if self._filled:
             self._seal()
         self._close()
-        for path in self.folder.glob(".*.*"):
-            path.unlink()
 
     def state(self) -> dict[str, Any]:
         """Bring everything to disk and say how to come back to this point."""
@@ -127,12 +131,19 @@ class Spool:
         return sum(int(shard["rows"]) for shard in self.shards)
 
     def _close(self) -> None:
-        for file in self._files:
-            file.close()
-        self._files.clear()
+        with ExitStack() as stack:  # all of them, also where a full disk refuses the last bytes of one
+            for file in self._files:
+                stack.callback(file.close)
+            self._files.clear()
 
     def __enter__(self) -> Spool:
+        try:
+            self._open(self._sizes)
+        except BaseException:
+            self._close()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._close()
+        with suppress(OSError) if any(exception) else nullcontext():
+            self._close()

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data.arrow_checks import checked
 from data.conversations import TurnsColumn, check_pair, turns_text
 from data.places import Place
 from data.sources import ARROW_STREAM, PARQUET, Source
@@ -60,9 +61,12 @@ def _schema(source: Source) -> pa.Schema:
     with broken_file_is_user_error(source.path, source.kind):
         if source.kind == PARQUET:
             with open_parquet(source.path) as file:
-                return file.schema_arrow
-        with open_arrow(source.path) as file:
-            return (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
+                schema = file.schema_arrow
+        else:
+            with open_arrow(source.path) as file:
+                schema = (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
+        _ = schema.names  # which may be no UTF-8
+        return schema
 
 
 def table_columns(source: Source) -> list[str]:
@@ -164,38 +168,45 @@ def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> I
     """Columns of a Parquet or Arrow file as they are, in batches of at most `batch_rows`."""
     if source.kind == PARQUET:
         with open_parquet(source.path) as file:
-            rows = min(batch_rows, parquet_batch_rows(file.metadata, columns))
+            rows = parquet_batch_rows(file, columns, batch_rows)
             for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
                 yield batch.select(list(columns))  # in our order, not in the file's
         return
     with open_arrow(source.path) as file:
         for batch in _ipc_batches(file, source.kind):
-            picked = batch.select(list(columns))
+            picked = checked(batch, columns)
             for start in range(0, picked.num_rows, batch_rows):
-                part = picked.slice(start, batch_rows)
-                _validate(part)
-                yield part
+                yield picked.slice(start, batch_rows)
 
 
-def parquet_batch_rows(metadata: pq.FileMetaData, columns: Sequence[str], most_bytes: int | None = None) -> int:
-    """How many rows of the wanted columns make about `most_bytes`, or 8 MiB, by the group with the longest rows."""
-    widest = 1.0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        places = (group.column(place) for place in range(group.num_columns))
-        size = sum(c.total_uncompressed_size for c in places if c.path_in_schema.split(".")[0] in columns)
-        widest = max(widest, size / max(group.num_rows, 1))
-    return max(1, int((most_bytes or PARQUET_BATCH_BYTES) / widest))
+def parquet_batch_rows(
+    file: pq.ParquetFile, columns: Sequence[str], enough: int, most_bytes: int | None = None, group: int | None = None
+) -> int:
+    """How many rows of the wanted columns, `enough` at most, make about `most_bytes`, or 8 MiB.
+
+    Args:
+        group: whose rows are meant; None: the group with the longest rows decides.
+    Raises:
+        OSError: the file is broken.
+    """
+    most, widest = most_bytes or PARQUET_BATCH_BYTES, 1.0
+    for number in range(file.metadata.num_row_groups) if group is None else [group]:
+        about = file.metadata.row_group(number)
+        rows = max(about.num_rows, 1)
+        width = about.total_byte_size / rows
+        if width * enough > most:  # else it does not matter what of this is wanted
+            width = _wanted_bytes(file, number, columns) / rows
+        widest = max(widest, width)
+    return max(1, min(enough, int(most / widest)))
 
 
-def _validate(batch: pa.RecordBatch) -> None:
-    """Check that all offsets point inside their buffers; texts are checked later, cell by cell."""
-    for column in batch.columns:
-        as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
-        if as_bytes is None:
-            column.validate(full=_is_list(column.type))
-        else:
-            column.view(as_bytes).validate(full=True)
+def _wanted_bytes(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
+    """Bytes of some columns of a group. A row of them is read first: reading tells of broken facts about a column, where
+    asking for them alone ends the interpreter."""
+    next(file.iter_batches(batch_size=1, row_groups=[number], columns=list(columns), use_threads=False), None)
+    leaves, group = file.metadata.schema, file.metadata.row_group(number)
+    wanted = (place for place in range(len(leaves)) if leaves.column(place).path.split(".")[0] in columns)
+    return sum(group.column(place).total_uncompressed_size for place in wanted)
 
 
 def _ipc_batches(file: pa.NativeFile, kind: str) -> Iterator[pa.RecordBatch]:

@@ -85,7 +85,7 @@ class Template:
             return cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read ({error}); copy the folder again, or delete the file") from None
 
     def save(self, folder: str | Path) -> None:

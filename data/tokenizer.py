@@ -23,6 +23,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from data.panics import failure_is_user_error
 from data.published import EOS, FILE_NAME, PAD, UNK, read_backend, token_names
 from data.templates import Template
 from settings import UserError
@@ -31,6 +32,7 @@ from settings import UserError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
+MOST_IDS = 2**24  # tables of a byte or a row an id are made; no published vocabulary has more than 2^20
 PIECE_CHARS = 64 * 1024  # longer texts are encoded in pieces
 
 
@@ -43,7 +45,7 @@ class Tokenizer:
         place: where it comes from, for messages.
         template: the words around prompts that a model with this tokenizer was trained with; ids do not depend on it.
     Raises:
-        UserError: a special token is missing.
+        UserError: a special token is missing, or ids are absurd; on use, its own rules fail at a text.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Tokenizer:
         template: Template | None = None,
     ) -> None:
         self.template = template or Template()
+        self._failing = f"{place}: fails at a text"
         self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | (names or {})
         self._backend = backend
         backend.no_padding()
@@ -64,6 +67,8 @@ class Tokenizer:
             raise UserError(
                 *(f"{text}; a T5 tokenizer is needed, train one or leave --tokenizer_dir auto" for text in missing)
             )
+        if self.size > MOST_IDS:
+            raise UserError(f"{place}: has ids up to {self.size - 1:,}; allowed: {MOST_IDS:,} ids, name another")
         self.pad_id, self.eos_id, self.unk_id = ids["pad_token"], ids["eos_token"], ids["unk_token"]
         self.sentinel_ids = tuple(self._sentinels())
         self._reserved = np.zeros(self.size, bool)
@@ -130,7 +135,8 @@ class Tokenizer:
         pieces = ((place, piece) for place, text in enumerate(texts) for piece in _pieces(text))
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         for group in _groups(pieces):
-            encodings = self._backend.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+            with failure_is_user_error(self._failing):
+                encodings = self._backend.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
             for (place, piece), encoding in zip(group, encodings, strict=True):
                 ids = np.array(encoding.ids, np.int32)
                 parts[place].append(ids if special or not self._reserved[ids].any() else self._spelt(piece))
@@ -138,12 +144,14 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
-        return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
+        with failure_is_user_error(self._failing):
+            return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
 
     def _spelt(self, text: str) -> NDArray[np.int32]:
         """Encode a text whose special names the model itself would match, as old Unigram vocabularies do."""
         parts = self._inside_special.split(text)
-        encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
+        with failure_is_user_error(self._failing):
+            encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
 
     def _sentinels(self) -> Iterator[int]:

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from data.child import ROOT
+from screen import stand_guard
 from settings import DoesNotFit, UserError
 
 Item = TypeVar("Item")
@@ -80,6 +81,7 @@ class Worker:
 
 def serve() -> None:
     """Answer requests until the input ends."""
+    stand_guard()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever a library prints must not mix with the answers

@@ -125,9 +125,10 @@ def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
 
 def _family(raw: dict[str, Any]) -> Any:
     """The model type; the first configurations name the class alone."""
-    if "model_type" in raw or not raw.get("architectures"):
+    names = raw.get("architectures")
+    if "model_type" in raw or not isinstance(names, list) or not names:
         return raw.get("model_type")
-    name = str(raw["architectures"][0]).lower()
+    name = str(names[0]).lower()
     return next((family for family in ("umt5", "mt5", "t5") if name.startswith(family)), name)
 
 
@@ -141,7 +142,7 @@ def _feed_forward(raw: dict[str, Any]) -> str | None:
 
 def _config_from(path: Path, raw: dict[str, Any], stored: TensorFolder) -> T5ModelConfig:
     family, raw = _family(raw), {**raw, "feed_forward_proj": _feed_forward(raw)}
-    if family not in _FAMILY_DEFAULTS:
+    if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
         raise UserError(f"{path}: model_type = {family}, is not a T5; allowed: {', '.join(_FAMILY_DEFAULTS)}")
     values = {**_FAMILY_DEFAULTS[family], **{name: value for name, value in raw.items() if value is not None}}
     values.setdefault("num_decoder_layers", values.get("num_layers", T5ModelConfig.num_layers))
@@ -239,8 +240,8 @@ def load(
         _compare(folder, config, expect)
     as_int8 = dtype == torch.int8
     assert not (as_int8 and cut), "int8 weights are whole"
+    sources = _match(stored, T5(expect or config, "meta"))  # before memory is taken for a shape that the tensors lack
     model = T5(expect or config, "meta" if cut or as_int8 else device, torch.float32 if as_int8 else dtype)
-    sources = _match(stored, model)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
         if as_int8:

@@ -29,7 +29,7 @@ from settings import UserError, counted
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 _FINGERPRINT = "base_fingerprint"
-MAX_RANK = 4096  # as of the setting lora_rank
+HIGHEST_RANK = 4096  # as of the setting lora_rank
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,9 @@ def read_info(folder: str | Path) -> AdapterInfo:
     if problems:
         raise UserError(*problems)
     targets = raw.get("target_modules") or []
-    rank, alpha, dropout = raw.get("r", 8), raw.get("lora_alpha", 8), raw.get("lora_dropout", 0.0)
-    if type(rank) is not int or not 1 <= rank <= MAX_RANK or not all(type(n) in (int, float) for n in (alpha, dropout)):
-        raise UserError(
-            f"{folder / CONFIG_FILE}: r = {rank}, lora_alpha = {alpha}, lora_dropout = {dropout}, are not those of an "
-            f"adapter; allowed: r from 1 to {MAX_RANK}, numbers; copy the adapter again"
-        )
     settings = LoraSettings(
-        rank, float(alpha), tuple(targets) if isinstance(targets, list) else (targets,), float(dropout),
-        bool(raw.get("use_rslora")), bool(raw.get("use_dora")),
+        raw.get("r", 8), float(raw.get("lora_alpha", 8)), tuple(targets) if isinstance(targets, list) else (targets,),
+        float(raw.get("lora_dropout", 0.0)), bool(raw.get("use_rslora")), bool(raw.get("use_dora")),
     )  # fmt: skip
     with _open(folder) as stored:
         fingerprint = (stored.metadata() or {}).get(_FINGERPRINT, "")
@@ -114,7 +108,30 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
     for name in ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "fan_in_fan_out"):
         if raw.get(name):
             problems.append(f"{name} = {raw[name]}, is not supported; make the adapter without it")
+    return problems + _impossible(raw)
+
+
+def _impossible(raw: dict[str, Any]) -> list[str]:
+    """Values that no adapter can have."""
+    targets = raw.get("target_modules") or []
+    names = targets if isinstance(targets, list) else [targets]
+    numbers = (
+        ("r", 8, int, 1, HIGHEST_RANK, f"a whole number from 1 to {HIGHEST_RANK:,}"),
+        ("lora_alpha", 8, (int, float), -1e9, 1e9, "a number"),
+        ("lora_dropout", 0.0, (int, float), 0, 1, "0 up to 1"),
+    )
+    problems = [
+        f"{name} = {str(raw[name])[:60]}, is wrong; allowed: {allowed}"
+        for name, default, kind, low, high, allowed in numbers
+        if not _is_number(raw.get(name, default), kind, low, high)
+    ]
+    if not all(isinstance(name, str) for name in names):
+        problems.append(f"target_modules = {str(targets)[:60]}, is wrong; allowed: a name or a list of names")
     return problems
+
+
+def _is_number(value: Any, kind: Any, low: float, high: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high
 
 
 def _open(folder: Path) -> Any:

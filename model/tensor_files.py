@@ -156,7 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf8"))
     except FileNotFoundError:
         raise UserError(f"{path.parent}, holds no {path.name}; name the folder of a saved model") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}, cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}, is not a JSON object; copy or download it again")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from settings import DoesNotFit, UserError, allowed, counted, nearest_name, parse, setting, show
+from config import load
+from settings import DoesNotFit, UserError, allowed, counted, nearest_name, parse, read_settings_file, setting, show
 
 
 def field_of(**facts: Any) -> dataclasses.Field[Any]:
@@ -146,3 +149,39 @@ def test_errors_carry_exit_codes_and_all_problems() -> None:
     assert UserError("a", "b").problems == ["a", "b"]
     assert (UserError("a").exit_code, DoesNotFit("a").exit_code) == (2, 3)
     assert isinstance(DoesNotFit("a"), UserError)
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("3: 4\nnull: 5\n", "the name 3 is int, not a text"),
+        ("2001-01-01: 4\n", "the name 2001-01-01 is date, not a text"),
+        ("max_steps: 2001-99-99\n", "cannot be read: month must be in 1..12"),
+        ("max_steps: " + "9" * 5000 + "\n", "cannot be read: Exceeds the limit|cannot be read"),
+        ("max_steps: !!bool maybe\n", "cannot be read"),
+        ("max_steps: " + "[" * 3000 + "]" * 3000, "cannot be read"),
+        ("? [1, 2]\n: 3\n", "cannot be read|is tuple, not a text"),
+    ],
+)
+def test_a_file_of_settings_that_makes_no_sense_is_told_by_name(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    if text.startswith("max_steps: 9") and not hasattr(sys, "get_int_max_str_digits"):
+        pytest.skip("this Python reads numbers of any length")
+    with pytest.raises(UserError, match=told) as caught:
+        read_settings_file(tmp_path / "a.yaml")
+    assert str(tmp_path / "a.yaml") in str(caught.value)
+
+
+def test_a_value_that_repeats_itself_is_not_printed(tmp_path: Path) -> None:
+    """YAML can name one list a billion times in a few lines."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{new}: &{new} [{', '.join(['*' + old] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)]
+    (tmp_path / "a.yaml").write_text("\n".join([*lines, "max_steps: *i"]))
+    with pytest.raises(UserError, match="--max_steps, is given a table") as caught:
+        load("train", {"config": str(tmp_path / "a.yaml")})
+    assert len(str(caught.value)) < 5000
+
+
+def test_an_infinite_size_is_no_size() -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse(field_of(kind="size"), "1e999G")

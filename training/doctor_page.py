@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memory.units import format_size
+from screen import raw
 from settings import counted
 from training.chart import Bars, bar_chart
 
@@ -20,7 +21,7 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 def print_report(report: dict[str, Any], console: Console | None = None) -> None:
     """Print everything for people."""
-    console = console or Console(highlight=False, file=sys.stdout)
+    console = console or Console(highlight=False, file=raw(sys.stdout))
     console.print(_table("this machine", list(machine_rows(report))))
     if report["devices"]:
         console.print(_device_table(report["devices"]))

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from config import Config, GenerateConfig, UserError, load, training_command
 from data.loader import StepLoader
 from data.prepare import Prepared, evaluation_in_child
-from data.shards import PAIRS
+from data.shards import PAIRS, check_shards
 from memory.generation import MOST_ROWS, Writing
 from memory.monitor import Monitor
 from memory.units import format_size
@@ -75,6 +75,7 @@ def evaluation_rows(config: Config, folder: Path) -> tuple[Config, Prepared, Ste
     """
     config = _data_settings(config, folder)
     prepared = evaluation_in_child(config)
+    check_shards(prepared.validation_dir, forget_pages=config.data.drop_page_cache)
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader
 

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 
 import torch.distributed as dist
 
+from screen import visible
 from settings import UserError
 from training.interrupts import SHOW_CURSOR, Interrupted
 from training.tracking import log_crash
@@ -184,7 +185,7 @@ class Peers:
         if sys.__stdout__ is not None and sys.__stdout__.isatty():
             os.write(sys.__stdout__.fileno(), SHOW_CURSOR)  # a live display hides it
         if stream is not None:
-            print(text, file=stream, flush=True)
+            print(visible(text), file=stream, flush=True)
         log_crash(f"{text}\n")
 
     # --- the end ---

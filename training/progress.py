@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from memory.units import format_size
+from screen import raw, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -59,7 +60,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_steps, self.is_main, self.log_steps, self.start_step = max_steps, is_main, log_steps, start_step
-        self._stream = stream or sys.stdout
+        self._stream = raw(stream or sys.stdout)
         self._clock = clock
         self._timed_from: tuple[int, float] | None = None
         self._console: Console | None = None
@@ -117,6 +118,7 @@ class Progress:
         self.note("\n".join(f"  {line}" for line in aligned(rows)))
 
     def _print(self, text: str) -> None:
+        text = visible(text)
         if self._console is not None:
             self._console.print(text, markup=False, soft_wrap=True)
         else:

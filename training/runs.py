@@ -130,7 +130,7 @@ def read_run(run_dir: str | Path) -> dict[str, Any] | None:
     """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970); None if it is no run."""
     try:
         record = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("kind") not in KINDS:
         return None

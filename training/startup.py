@@ -15,6 +15,7 @@ from typing import Any
 from config import PREFERENCES, Config, T5ModelConfig, UserError, load, training_command
 from data.loader import StepLoader
 from data.prepare import Prepared, prepare_in_child
+from data.shards import check_shards
 from data.task import file_problems
 from data.tokenizer import Tokenizer
 from engine.optimizers import PEAK_LEARNING_RATES
@@ -170,9 +171,9 @@ def start(config: Config, available_bytes: int) -> Start:
     _fit_vocabulary(config, tokenizer, base, notes)
     asked = config.memory.ultra_low_mem
     reopen = available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
-    train, validation = (
-        StepLoader(split, prepared.objective, config, reopen) for split in (prepared.train_dir, prepared.validation_dir)
-    )
+    splits = prepared.train_dir, prepared.validation_dir
+    notes += check_shards(*splits, forget_pages=config.data.drop_page_cache)
+    train, validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
     if 0 < validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         notes.append(
             f"held out for evaluation: {counted(validation.num_rows, 'row')}; its numbers say little, name a --validation_file"

@@ -19,6 +19,7 @@ from typing import Any
 
 from loguru import logger
 
+from screen import visible
 from settings import UserError
 
 LOG_PREFIX = "chat_trainer_low_mem_"
@@ -68,7 +69,7 @@ class _LogFile:
     def write(self, line: str) -> None:
         """Append a line and flush it."""
         try:
-            self._file.write(line)
+            self._file.write(visible(line))
             self._file.flush()
         except OSError as error:
             raise _unwritable(self._folder, error) from None
@@ -98,7 +99,7 @@ def log_crash(traceback_text: str) -> Path | None:
     close_log()
     try:
         with place.open("a", encoding="utf8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} | CRITICAL\n{traceback_text}")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} | CRITICAL\n{visible(traceback_text)}")
     except OSError:
         return None
     return place

@@ -63,7 +63,6 @@ def zstd(content: bytes) -> bytes:
         ("a.jsonl", jsonl(ROWS)),
         ("bom.jsonl", b"\xef\xbb\xbf" + jsonl(ROWS)),
         ("a.csv", csv(ROWS)),
-        ("a.tsv", csv(ROWS, "\t")),
         ("a.jsonl.gz", gzip.compress(jsonl(ROWS))),
         ("a.csv.xz", lzma.compress(csv(ROWS))),
         ("a.jsonl.zst", zstd(jsonl(ROWS))),
@@ -145,6 +144,7 @@ BROKEN = [
     ),
     ("cells.csv", b"prompt,response\na,b\na,b,c\n", "line 3", "has 3 cells, the header has 2"),
     ("quote.csv", b'prompt,response\na,b\n"a"x,b\n', "line 3", "is not CSV"),
+    ("cells.tsv", b'prompt\tresponse\na\tb\n"a\tb\tc"\n', "line 3", "has 3 cells, the header has 2"),
     ("utf8.csv", b"prompt,response\na,b\n\xff,b\n", "line 3", "is not UTF-8"),
     ("nul.jsonl", b'{"prompt": "a", "response": "b"}\n\x00\n', "line 2", "is not JSON"),
 ]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+from errno import ENOSPC
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from config import load
+from data import checksums, duplicates, durable, encoding
 from data.child import ROOT
+from data.prepare import prepare
+from data.spool import Spool
+from settings import UserError
 
 # Runs `prepare` and kills itself at the n-th call of any function; writes how many calls an unbroken run makes.
 PREPARING = """
@@ -93,6 +103,75 @@ def test_a_killed_preparing_ends_with_the_same_bytes(
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
     assert len(list((tmp_path / "broken" / "train").glob("*.arrow"))) > 2
     assert not list(tmp_path.glob("broken.*partial*"))
+
+
+@pytest.mark.parametrize("dedup", ["none", "exact"])
+def test_a_full_disk_keeps_what_is_done_and_the_next_attempt_goes_on(
+    tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch, dedup: str
+) -> None:
+    """Whatever it is that no longer fits: rows, a shard, the saved state, the tokenizer, the manifest."""
+    monkeypatch.setattr(encoding, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(duplicates, "SAVE_SECONDS", 0.0)
+    flags = {
+        "train_file": str(corpus(tmp_path / "a.jsonl", 700)), "tokenizer_dir": str(byte_dir), "shard_rows": "128",
+        "max_seq_len": "64", "skip_bad_rows": "True", "cache_dir": str(tmp_path / "cache"), "dedup": dedup,
+    }  # fmt: skip
+    room = Room(monkeypatch)
+    prepare(load("prepare", {**flags, "shards_dir": str(tmp_path / "unbroken")}))
+    wanted, target = content(tmp_path / "unbroken"), tmp_path / "broken"
+    writes = room.writes
+    for first in (2, writes // 3, writes // 2, writes - 9, writes - 4, writes):
+        room.writes, room.most = 0, first
+        with pytest.raises(UserError, match="the disk is full") as caught:
+            prepare(load("prepare", {**flags, "shards_dir": str(target)}))
+        assert f"kept in {target}.partial" in str(caught.value) and not target.exists()
+        room.writes, room.most = 0, 10**9
+        prepare(load("prepare", {**flags, "shards_dir": str(target)}))
+        assert room.writes < writes or first == 2, "it has begun from the start"
+        assert content(target) == wanted
+        shutil.rmtree(target)
+
+
+class Room:
+    """A disk that is full behind a number of writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writes, self.most = 0, 10**9
+        for place, name in (
+            (Spool, "_append"), (checksums.SummedFile, "write"), (durable, "_sync_file"), (encoding.json, "dump"),
+            (Path, "write_text"), (np, "save"),
+        ):  # fmt: skip
+            monkeypatch.setattr(place, name, self._limited(getattr(place, name)))
+
+    def _limited(self, write: Any) -> Any:
+        def limited(*arguments: Any, **named: Any) -> Any:
+            self.writes += 1
+            if self.writes == self.most:
+                raise (
+                    OSError(f"{self.writes} requested and 0 written") if self.most % 2 else OSError(ENOSPC, "No space")
+                )
+            return write(*arguments, **named)
+
+        return limited
+
+
+def test_a_state_that_cannot_be_gone_back_to_is_told_and_made_anew(tmp_path: Path, byte_dir: Path) -> None:
+    flags = {
+        "train_file": str(corpus(tmp_path / "a.jsonl", 600)), "tokenizer_dir": str(byte_dir), "skip_bad_rows": "True",
+        "cache_dir": str(tmp_path / "cache"), "shards_dir": str(tmp_path / "shards"), "prepare_workers": "0",
+    }  # fmt: skip
+    counted = tmp_path / "calls"
+    assert run({**flags, "shards_dir": str(tmp_path / "other")}, 0, counted) == 0
+    for damage in ("state", "spool"):
+        assert run(flags, int(counted.read_text()) * 4 // 5, counted) == -signal.SIGKILL
+        partial = tmp_path / "shards.partial"
+        if damage == "state":
+            (partial / "progress.json").write_text('{"splits": 3}')
+        else:
+            os.truncate(next((partial / "train").glob(".*.ids")), 10)
+        with pytest.raises(UserError, match=r"run the command again, it begins anew"):
+            prepare(load("prepare", flags))
+        assert not partial.exists()
 
 
 def test_an_attempt_at_another_job_is_not_taken_over(tmp_path: Path, byte_dir: Path) -> None:

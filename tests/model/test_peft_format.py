@@ -78,6 +78,10 @@ def test_an_adapter_for_another_base_is_refused(config: T5ModelConfig, tmp_path:
         ({"peft_type": "IA3"}, "peft_type = IA3, is not supported; allowed: LORA"),
         ({"bias": "all", "modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q": 4}}, "rank_pattern"),
+        ({"r": 0}, "r = 0, is wrong; allowed: a whole number from 1"),
+        ({"r": "v", "lora_alpha": []}, "lora_alpha = [], is wrong; allowed: a number"),
+        ({"lora_dropout": 2}, "lora_dropout = 2, is wrong; allowed: 0 up to 1"),
+        ({"target_modules": [3]}, "target_modules = "),
     ],
 )
 def test_what_has_no_place_here_is_refused(config: T5ModelConfig, tmp_path: Path, change: dict, words: str) -> None:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from config import load
 from settings import UserError
+from training.state import TrainingState, read_training_state
 from training.stopping import BestMetric, lowest_of
 
 
@@ -81,3 +84,22 @@ def test_the_lowest_loss_is_a_number() -> None:
         lowest = lowest_of(lowest, loss)
         found.append(lowest)
     assert found == [None, 5.0, 5.0, 5.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"step": "7"}, "step of it is 7"),
+        ({"tokens": -1}, "tokens of it is -1"),
+        ({"best_eval_loss": [1]}, "best_eval_loss of it is"),
+        ({"best_metric": {"metric": "loss"}}, "its best_metric lacks"),
+        ({"choice": {"songs": 3}}, "songs"),
+        ({"loss_scaling": {"songs": 3}}, "songs"),
+    ],
+)
+def test_a_checkpoint_whose_state_makes_no_sense_is_told(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    (tmp_path / "state").mkdir()
+    content = {**asdict(TrainingState()), **change}
+    (tmp_path / "state" / "training.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"{tmp_path}, holds no state to resume from: .*{told}"):
+        read_training_state(tmp_path)

@@ -1,0 +1,360 @@
+"""The child process of `mutations`: makes a sound file of a kind, opens mutated copies, notes what came of each."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from config import load
+from data.dataset import LowMemDataset
+from data.lines import BadRows
+from data.loader import StepLoader
+from data.prepare import prepare
+from data.prompts import read_prompts
+from data.reading import read_rows
+from data.row_access import MODES
+from data.shards import Manifest
+from data.sources import find
+from data.tokenizer_training import byte_tokenizer
+from settings import UserError
+from tests.mutated_tokenizers import (
+    TEXTS,
+    bpe_folder,
+    byte_bpe_folder,
+    regex_folder,
+    spiece_folder,
+    unigram_folder,
+    use_tokenizer,
+)
+from tests.mutations import mutated
+
+ADDRESS_SPACE = 24 * 2**30  # a length that a mutation made absurd must not take the machine's memory
+TABLE = pa.table(
+    {
+        "text": TEXTS,
+        "prompt": pa.array(TEXTS).dictionary_encode(),
+        "ids": pa.array([list(range(number % 9)) for number in range(60)], pa.list_(pa.uint16())),
+        "maybe": pa.array([None if number % 3 else [1.5, None] for number in range(60)], pa.list_(pa.float32())),
+        "messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": str(n)}] for n in range(60)],
+    }
+)
+PLAIN = TABLE.drop_columns(["prompt"])  # a stream with dictionaries has no rows by number
+
+
+def rows_of(path: Path, *columns: str) -> None:
+    for _ in read_rows(find(str(path)), columns, BadRows()):
+        pass
+    for _ in read_rows(find(str(path)), columns, BadRows(skip=True)):
+        pass
+
+
+def prompts_of(path: Path) -> None:
+    for _ in read_prompts(find(str(path)), "prompt", "text", BadRows(skip=True)):
+        pass
+
+
+def by_number(path: Path) -> None:
+    told = None
+    for mode in MODES:
+        try:
+            dataset = LowMemDataset(path, mode=mode)
+        except UserError as error:
+            told = error
+            continue
+        for place in range(min(len(dataset), 70)):
+            for again in (place, place):
+                try:
+                    dataset[again]
+                except UserError as error:
+                    told = error
+    if told is not None:
+        raise told
+
+
+def table_file(path: Path) -> None:
+    told = None
+    for work in (by_number, lambda path: rows_of(path, "text"), prompts_of):
+        try:
+            work(path)
+        except UserError as error:
+            told = error
+    if told is not None:
+        raise told
+
+
+def write_ipc(path: Path, table: pa.Table, new: Any, **options: Any) -> None:
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as out:
+        out.write_table(table, max_chunksize=16)
+
+
+def jsonl(path: Path) -> None:
+    rows = [{"prompt": text, "response": text[::-1], "text": text} for text in TEXTS[:20]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+
+
+def delimited(path: Path) -> None:
+    mark = "\t" if ".tsv" in path.name else ","
+    rows = [("prompt", "response"), *((text, f'"{number}, x"') for number, text in enumerate(TEXTS[:20]))]
+    path.write_text("".join(mark.join(row) + "\n" for row in rows), encoding="utf8")
+
+
+def packed(write: Callable[[Path], None]) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        write(path)
+        path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+
+    return make
+
+
+def settings_yaml(path: Path) -> None:
+    path.write_text("train:\n  max_steps: 10\n  learning_rate: 1e-3\ndata:\n  max_seq_len: 64\nmodel_preset: tiny\n")
+
+
+def settings_json(path: Path) -> None:
+    path.write_text(json.dumps({"train": {"max_steps": 10}, "memory_budget": "2G", "preset": "none", "clean": True}))
+
+
+def settings_file(path: Path) -> None:
+    load("train", {"config": str(path)})
+
+
+def shards_folder(folder: Path, kind: str, checked: bool) -> None:
+    text = folder.with_name(f"{folder.name}.jsonl")
+    jsonl(text)
+    byte_tokenizer().save(folder.with_name("byte"))
+    prepare(config_for(folder, text, kind))
+    if not checked:
+        content = json.loads((folder / "manifest.json").read_text())
+        for split in content["splits"].values():
+            for shard in split["shards"]:
+                shard.pop("crc32", None)
+        (folder / "manifest.json").write_text(json.dumps(content))
+
+
+def config_for(folder: Path, train_file: Path, objective: str) -> Any:
+    flags = {
+        "train_file": train_file, "shards_dir": folder, "cache_dir": folder.with_name("cache"), "objective": objective,
+        "tokenizer_dir": folder.with_name("byte"), "max_seq_len": 32, "shard_rows": 64,
+    }  # fmt: skip
+    return load("prepare", {name: str(value) for name, value in flags.items()})
+
+
+def use_shards(folder: Path) -> None:
+    objective = {"stream": "span"}.get(Manifest.read(folder).kind, "pairs")
+    told = None
+    for reopen in (False, True):
+        try:
+            loader = StepLoader(folder / "train", objective, load("train", {"max_seq_len": "32"}), reopen)
+            for step in range(4):
+                loader.micro_batches(step, effective_batch_size=8, batch_size=4)
+        except UserError as error:
+            told = error
+    if told is not None:
+        raise told
+
+
+def progress_folder(folder: Path) -> None:
+    """What a full disk leaves of preparing, when only the manifest is missing."""
+    folder.mkdir()
+    jsonl(folder / "made.jsonl")
+    byte_tokenizer().save(folder / "byte")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch("data.prepare._put_manifest", side_effect=full), suppress(UserError):
+        prepare(config_for(folder / "made", folder / "made.jsonl", "pairs"))
+
+
+def use_progress(folder: Path) -> None:
+    # the identity names paths and times: take the attempt for one at this very copy
+    job = config_for(folder / "made", folder / "made.jsonl", "pairs")
+    with mock.patch("data.prepare._take_up"):
+        prepare(job)
+
+
+def tiny_model() -> Any:
+    import torch
+
+    from config import T5ModelConfig
+    from model.t5 import T5
+
+    torch.manual_seed(0)
+    return T5(T5ModelConfig(vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_heads=2, num_layers=1, num_decoder_layers=1))
+
+
+def model_folder(folder: Path) -> None:
+    from model import hf_format
+
+    hf_format.save(tiny_model(), folder)
+
+
+def use_model(folder: Path) -> None:
+    import torch
+
+    from model import hf_format
+
+    model = hf_format.load(folder)
+    with torch.no_grad():
+        model(torch.ones(1, 3, dtype=torch.long), None, torch.ones(1, 3, dtype=torch.long))
+
+
+def adapter_folder(folder: Path) -> None:
+    from model.lora import LoraAdapter, LoraSettings, linears, use_adapters
+    from model.peft_format import save_adapters
+
+    model, settings = tiny_model(), LoraSettings(2, 4.0, ("q", "v"), 0.0, False, False)
+    chosen = {
+        path: LoraAdapter(linear.weight, settings, 0)
+        for path, linear in linears(model).items()
+        if path.endswith(("q", "v"))
+    }
+    use_adapters(model, chosen)
+    save_adapters(model, settings, folder, "base", "0123")
+
+
+def use_adapter(folder: Path) -> None:
+    from model.peft_format import load_adapters
+
+    load_adapters(tiny_model(), folder)
+
+
+def checkpoint_folder(folder: Path) -> None:
+    from dataclasses import asdict
+
+    import torch
+    from safetensors.torch import save_file
+
+    from memory.work import Choice
+    from training.state import TrainingState
+    from training.stopping import BestMetric
+
+    (folder / "state").mkdir(parents=True)
+    best = BestMetric("loss", 3, 2.5, 10, 1).state()
+    state = TrainingState(
+        10, 1000, 2.5, asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)), {"scale": 2.0}, best, 3.0
+    )
+    (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1))
+    save_file({"a.b": torch.ones(3)}, folder / "state" / "optimizer.safetensors")
+
+
+class Stored:
+    """Takes the tensors of an optimizer."""
+
+    def load_state(self, tensors: dict[str, Any]) -> None:
+        tensors["a.b"].sum()
+
+
+def use_checkpoint(folder: Path) -> None:
+    import torch
+
+    from training.state import load_optimizer, read_training_state
+    from training.stopping import BestMetric
+
+    state = read_training_state(folder)
+    best = BestMetric.restore("loss", 3, state.best_metric)
+    best.is_best(12, {"loss": 2.0})
+    _ = best.should_stop, best.got_no_better, best.describe(), state.step + 1, state.tokens + 1
+    load_optimizer(folder, Stored(), torch.device("cpu"))  # type: ignore[arg-type]
+
+
+Maker, Reader = Callable[[Path], None], Callable[[Path], None]
+# kind -> what makes a sound file or folder, what reads it, and which file of the folder is mutated
+KINDS: dict[str, tuple[Maker, Reader, str]] = {
+    "a.jsonl": (jsonl, lambda path: rows_of(path, "prompt", "response"), ""),
+    "b.jsonl": (jsonl, prompts_of, ""),
+    "a.jsonl.gz": (packed(jsonl), lambda path: rows_of(path, "prompt", "response"), ""),
+    "a.csv": (delimited, lambda path: rows_of(path, "prompt", "response"), ""),
+    "a.tsv": (delimited, lambda path: rows_of(path, "prompt", "response"), ""),
+    "a.txt": (jsonl, lambda path: rows_of(path, "text"), ""),
+    "a.parquet": (lambda path: pq.write_table(TABLE, path, row_group_size=20), table_file, ""),
+    "packed.parquet": (lambda path: pq.write_table(TABLE, path, compression="zstd"), table_file, ""),
+    "plain.parquet": (
+        lambda path: pq.write_table(TABLE, path, compression="none", use_dictionary=False),
+        table_file,
+        "",
+    ),
+    "a.arrow": (lambda path: write_ipc(path, TABLE, pa.ipc.new_file), table_file, ""),
+    "packed.arrow": (lambda path: write_ipc(path, TABLE, pa.ipc.new_file, compression="lz4"), table_file, ""),
+    "stream.arrow": (lambda path: write_ipc(path, PLAIN, pa.ipc.new_stream), table_file, ""),
+    "packed.stream.arrow": (lambda path: write_ipc(path, PLAIN, pa.ipc.new_stream, compression="zstd"), table_file, ""),
+    "a.yaml": (settings_yaml, settings_file, ""),
+    "a.json": (settings_json, settings_file, ""),
+    "bpe": (bpe_folder, use_tokenizer, "tokenizer.json"),
+    "regex": (regex_folder, use_tokenizer, "tokenizer.json"),
+    "unigram": (unigram_folder, use_tokenizer, "tokenizer.json"),
+    "names": (bpe_folder, use_tokenizer, "special_tokens_map.json"),
+    "template": (bpe_folder, use_tokenizer, "prompt_template.json"),
+    "spiece": (spiece_folder, use_tokenizer, "spiece.model"),
+    "vocabulary": (byte_bpe_folder, use_tokenizer, "vocab.json"),
+    "merges": (byte_bpe_folder, use_tokenizer, "merges.txt"),
+    "pairs": (lambda path: shards_folder(path, "pairs", False), use_shards, "train/00000.arrow"),
+    "stream": (lambda path: shards_folder(path, "span", False), use_shards, "train/00000.arrow"),
+    "checked": (lambda path: shards_folder(path, "span", True), use_shards, "train/00000.arrow"),
+    "manifest": (lambda path: shards_folder(path, "pairs", True), use_shards, "manifest.json"),
+    "progress": (progress_folder, use_progress, "made.partial/progress.json"),
+    "model": (model_folder, use_model, "model.safetensors"),
+    "config": (model_folder, use_model, "config.json"),
+    "adapter": (adapter_folder, use_adapter, "adapter_model.safetensors"),
+    "adapter config": (adapter_folder, use_adapter, "adapter_config.json"),
+    "state": (checkpoint_folder, use_checkpoint, "state/training.json"),
+    "optimizer": (checkpoint_folder, use_checkpoint, "state/optimizer.safetensors"),
+}
+
+
+def outcome_of(read: Reader, path: Path) -> str:
+    """Read one mutated copy."""
+    try:
+        read(path)
+    except UserError as error:
+        named = all(isinstance(problem, str) and problem.strip() for problem in error.problems) and error.problems
+        return "told" if named else f"a UserError without a word: {error!r}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if "/tests/" not in frame.filename and "site-packages" not in frame.filename]
+        where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
+        return f"{type(error).__name__} at {where}: {str(error)[:150]}"
+    return "read"
+
+
+def main() -> None:
+    kind, folder, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    make, read, inner = KINDS[kind]
+    sound = folder / f"sound {kind}" if inner else folder / f"sound.{kind}"
+    if not sound.exists():
+        make(sound)
+    copy = folder / "mutated" if inner else folder / kind
+    content = (sound / inner if inner else sound).read_bytes()
+    with (folder / "notes.jsonl").open("a", encoding="utf8", buffering=1) as notes:
+        for number in range(first, last):
+            notes.write(json.dumps([number, "begun"]) + "\n")
+            if inner:
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.copytree(sound, copy)
+                for beside in islice(folder.glob("mutated.*"), 9):
+                    beside.unlink() if beside.is_file() else shutil.rmtree(beside)
+            damaged = mutated(content, inner or kind, number)
+            (copy / inner if inner else copy).write_bytes(damaged)
+            what = outcome_of(read, copy)
+            notes.write(json.dumps([number, what if number or what == "read" else f"the sound one is {what}"]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Nothing that a stranger has written commands the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import train_low_mem
+from data.pace import Pace
+from screen import GuardedStream, guard, raw, visible
+from training.progress import Progress
+from training.tracking import close_log, open_log
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\x08\x7f\u202egnp"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def commands(text: str) -> list[str]:
+    return [letter for letter in text if letter in "\x1b\x07\x9b\r\x08\x7f\u202e"]
+
+
+def test_controls_are_shown_and_letters_stay() -> None:
+    assert visible("a\tb\n你好 \U0001f600 é") == "a\tb\n你好 \U0001f600 é"
+    assert visible("\x1b[2J\x00\x9b\x7f\r") == "\\x1b[2J\\x00\\x9b\\x7f\\r"
+    assert visible("a\u202eb") == "a\\u202eb"
+
+
+def test_a_terminal_is_guarded_and_a_pipe_gets_answers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, errors, pipe = Terminal(), io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", errors)
+    with guard():
+        print(HOSTILE)
+        print(HOSTILE, file=sys.stderr)
+        sys.stdout.writelines([HOSTILE])
+        assert raw(sys.stdout) is terminal and isinstance(sys.stdout, GuardedStream)
+    assert sys.stdout is terminal and not commands(terminal.getvalue() + errors.getvalue())
+    assert "\\x1b[2J" in terminal.getvalue() and "\\x1b[2J" in errors.getvalue()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    with guard():
+        print(HOSTILE)
+    assert pipe.getvalue() == HOSTILE + "\n"
+
+
+@pytest.mark.parametrize("place", [Terminal, io.StringIO])
+def test_samples_and_notes_are_shown(place: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = place()
+    progress = Progress(1, stream=stream)
+    progress.sample(HOSTILE, HOSTILE, HOSTILE)
+    progress.note(HOSTILE)
+    progress.table("t", [(HOSTILE, HOSTILE)])
+    assert not commands(stream.getvalue()) and "owned" in stream.getvalue()
+
+
+def test_the_pace_draws_its_own_line_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, now = Terminal(), iter([0.0, 5.0, 6.0])
+    pace = Pace("checking", stream=GuardedStream(terminal), clock=lambda: next(now))  # type: ignore[arg-type]
+    pace.add(1, 1, HOSTILE)
+    assert terminal.getvalue().startswith("\rchecking: 1 row") and not commands(terminal.getvalue()[1:])
+
+
+def test_an_error_that_quotes_data_and_names_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "a\x1b]0;owned\x07.jsonl" if os.name != "nt" else "a.jsonl"
+    (tmp_path / name).write_text(json.dumps({HOSTILE: "x"}) + "\n")
+    code = train_low_mem.main(["prepare", f"--train_file={name}", "--objective=span"])
+    told = "".join(capsys.readouterr())
+    assert code == 2 and "owned" in told and not commands(told)
+
+
+def test_the_log_is_shown(tmp_path: Path) -> None:
+    from loguru import logger
+
+    try:
+        path = open_log(tmp_path, "run", console=lambda text: None)
+        logger.info("{}", HOSTILE)
+    finally:
+        close_log()
+    assert path is not None and "owned" in path.read_text() and not commands(path.read_text())
+
+
+def test_a_panic_of_a_library_is_a_crash_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panic(arguments: list[str]) -> int:
+        raise PanicException(HOSTILE)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train_low_mem, "_dispatch", panic)
+    assert train_low_mem.main(["plan"]) == 1
+    told = capsys.readouterr().err
+    assert "unforeseen PanicException" in told and not commands(told)
