@@ -235,6 +235,7 @@ def checkpoint_folder(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from engine.scaling import LossScaling
     from memory.work import Choice
     from training.state import TrainingState
     from training.stopping import BestMetric
@@ -242,30 +243,25 @@ def checkpoint_folder(folder: Path) -> None:
     (folder / "state").mkdir(parents=True)
     best = BestMetric("loss", 3, 2.5, 10, 1).state()
     state = TrainingState(
-        10, 1000, 2.5, asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)), {"scale": 2.0}, best, 3.0
+        10, 1000, 2.5, asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)), LossScaling().as_dict(), best, 3.0
     )
     (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1))
-    save_file({"a.b": torch.ones(3)}, folder / "state" / "optimizer.safetensors")
-
-
-class Stored:
-    """Takes the tensors of an optimizer."""
-
-    def load_state(self, tensors: dict[str, Any]) -> None:
-        tensors["a.b"].sum()
+    save_file({"a/square": torch.ones(3)}, folder / "state" / "optimizer.safetensors")
 
 
 def use_checkpoint(folder: Path) -> None:
     import torch
 
+    from engine.optimizers import OPTIMIZERS
     from training.state import load_optimizer, read_training_state
     from training.stopping import BestMetric
 
+    optimizer = OPTIMIZERS["adafactor"]({"a": torch.nn.Parameter(torch.ones(3))})
     state = read_training_state(folder)
     best = BestMetric.restore("loss", 3, state.best_metric)
     best.is_best(12, {"loss": 2.0})
     _ = best.should_stop, best.got_no_better, best.describe(), state.step + 1, state.tokens + 1
-    load_optimizer(folder, Stored(), torch.device("cpu"))  # type: ignore[arg-type]
+    load_optimizer(folder, optimizer, torch.device("cpu"))
 
 
 Maker, Reader = Callable[[Path], None], Callable[[Path], None]

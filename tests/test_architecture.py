@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
-LONGER_FILES = {"config.py": 590}
+LONGER_FILES = {"config.py": 600}
 # wing -> the wings it may import
 GROUND = {"limits", "settings", "precedence", "config", "screen", "memory.units"}
 WINGS: dict[str, set[str]] = {

@@ -84,7 +84,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(path.read_text(encoding="utf8"))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            _filled(Choice, state.choice, "its choice")
+            state.choice = asdict(_filled(Choice, state.choice, "its choice"))
         if state.loss_scaling is not None:
             _filled(LossScaling, state.loss_scaling, "its loss_scaling")
         if state.best_metric is not None:

@@ -24,7 +24,7 @@ from settings import UserError
 from tests.training.small_trained import SHAPE
 from training.pieces import INDEX, Pieces, write_index, write_rows
 from training.sharded_state import has_pieces, load_optimizer_share
-from training.state import TrainingState, load_optimizer, read_training_state, write_checkpoint
+from training.state import LATER_FIELDS, TrainingState, load_optimizer, read_training_state, write_checkpoint
 from training.stopping import BestMetric
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def without(content: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 def fields(content: dict[str, Any]) -> list[tuple[str, ...]]:
     inner = [(name, *path) for name, value in content.items() if isinstance(value, dict) for path in fields(value)]
-    return [*((name,) for name in content), *inner]
+    return [*((name,) for name in content if name not in LATER_FIELDS), *inner]
 
 
 @pytest.mark.parametrize("path", fields(asdict(STATE)), ids=".".join)
@@ -86,6 +86,20 @@ def test_a_field_that_is_missing_or_foreign_is_told(tmp_path: Path, path: tuple[
         if isinstance(inner[path[-1]], str) and path[-1] == "metric":
             continue
         file.write_text(json.dumps(content))
+        with pytest.raises(UserError, match="which no run writes"):
+            read_training_state(tmp_path / "c")
+
+
+def test_fields_that_came_later_may_be_missing(tmp_path: Path) -> None:
+    saved(tmp_path / "c")
+    file = tmp_path / "c" / "state" / "training.json"
+    content = json.loads(file.read_text())
+    content = {name: value for name, value in content.items() if name not in LATER_FIELDS}
+    content["choice"] = {name: value for name, value in content["choice"].items() if name not in LATER_FIELDS}
+    file.write_text(json.dumps(content))
+    assert read_training_state(tmp_path / "c") == STATE
+    for wrong in ([0], [1.5], "load", {"a": 1}):
+        file.write_text(json.dumps({**content, "choice": {**content["choice"], "source_sizes": wrong}}))
         with pytest.raises(UserError, match="which no run writes"):
             read_training_state(tmp_path / "c")
 

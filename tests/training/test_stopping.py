@@ -93,8 +93,8 @@ def test_the_lowest_loss_is_a_number() -> None:
         ({"tokens": -1}, "tokens of it is -1"),
         ({"best_eval_loss": [1]}, "best_eval_loss of it is"),
         ({"best_metric": {"metric": "loss"}}, "its best_metric lacks"),
-        ({"choice": {"songs": 3}}, "songs"),
-        ({"loss_scaling": {"songs": 3}}, "songs"),
+        ({"choice": {"songs": 3}}, "its choice lacks"),
+        ({"loss_scaling": {"songs": 3}}, "its loss_scaling lacks"),
     ],
 )
 def test_a_checkpoint_whose_state_makes_no_sense_is_told(tmp_path: Path, change: dict[str, object], told: str) -> None:
