@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
+DROPOUT_ELEMENTS = 512 * 1024  # whose masks are drawn at a time on a CPU: their random words stay in cache
 LEAST_LENGTH = 8  # of queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
 LEAST_FILLED = 16  # tokens of a micro-batch

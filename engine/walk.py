@@ -76,8 +76,8 @@ class Walk:
             update (`engine.update`). boundaries: where they wait for backward.
         boundary_dtype: of what passes between blocks; None: that of the products. Where these are fp32 for lack of fast
             bf16 ones, bf16 halves what the boundaries take, and rounds as products in bf16 would.
-        trim: gives back what the allocator keeps of what is gone; called before the loss and before the way back through
-            the encoder, where the walk holds most.
+        trim: gives back what the allocator keeps of what is gone; called at the start, behind each block that keeps its
+            graph, before the loss and before the way back through the encoder, where the walk holds most.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class Walk:
             the summed loss, a fp32 scalar on the device.
         """
         model = self.model
+        self.trim()
         slices = self.objective.complete(slices, self.token_losses)
         encoder_bias, decoder_bias = self._bias_leaf(model.encoder, slices), self._bias_leaf(model.decoder, slices)
         encoder_drop = [self._dropout(s.source) for s in slices]
@@ -250,6 +251,8 @@ class Walk:
             with self.residency.visit(stage.weights):
                 row = [Visit(f, x, keep, dtype, needs_input) for f, x in zip(stage.functions, xs, strict=True)]
                 xs = [visit.forward().to(stage.dtype) for visit in row]
+            if keep and self.keep.num_blocks:
+                self.trim()  # else what it has freed between the tensors of its graph adds up from block to block
             visits.append(row)
             self.boundaries.after_forward(row)
         return xs, _Trace(stages[reach.first :], visits)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
-from limits import row_groups
+from limits import DROPOUT_ELEMENTS, row_groups
 from memory.shapes import Micro, Tokens
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
@@ -135,8 +135,12 @@ class Blocks:
     def _inner(self, tokens: int) -> int:
         """Activations of width F at their most, in forward."""
         f = self._widths[2]
-        hashing = HASH_BYTES * self.model.d_ff if self.dropout else 0
-        return tokens * ((3 if self._is_gated else 2) * f + hashing)
+        return tokens * (3 if self._is_gated else 2) * f + self._hashing(tokens)
+
+    def _hashing(self, tokens: int) -> int:
+        """Random words while the masks of feed-forward's activations are drawn: on a CPU, of a chunk of them."""
+        elements = tokens * self.model.d_ff
+        return HASH_BYTES * (elements if self.is_padded else min(elements, DROPOUT_ELEMENTS)) if self.dropout else 0
 
     def encoder_backward(self, weights: int) -> int:
         """Backward through a block whose graph is there: what comes on top of it.
@@ -146,7 +150,7 @@ class Blocks:
         """
         d, i, f = self._widths
         n = self.tokens.source
-        in_feed_forward = n * (d + self._inner_gradients()) + self.model.d_model * f
+        in_feed_forward = n * d + self._inner_gradients(n) + self.model.d_model * f
         # the graph of feed-forward is gone by then
         in_attention = n * (2 * d + i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
         return max(in_feed_forward, in_attention)
@@ -156,15 +160,15 @@ class Blocks:
         d, i, f = self._widths
         n, m = self._memory, self.tokens.target
         gone = m * self._feed_forward_graph()
-        in_feed_forward = m * (d + self._inner_gradients()) + self.model.d_model * f
+        in_feed_forward = m * d + self._inner_gradients(m) + self.model.d_model * f
         in_cross = m * (2 * d + i) + max(self._score_gradients(True, True), n * 2 * (d + i)) + weights - gone
         in_attention = m * (2 * d + i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
         return max(in_feed_forward, in_cross, in_attention)
 
-    def _inner_gradients(self) -> int:
-        """A token's bytes of gradients of width F on top of the graph."""
+    def _inner_gradients(self, tokens: int) -> int:
+        """Gradients of width F on top of the graph: two, or one and the random words of its mask."""
         f = self._widths[2]
-        return max(2 * f, f + HASH_BYTES * self.model.d_ff) if self.dropout else 2 * f
+        return tokens * f + max(tokens * f, self._hashing(tokens))
 
     # --- attention
 

@@ -2,8 +2,8 @@
 
 glibc maps a tensor above a size by itself and gives it back when it is freed; smaller ones lie in a heap that keeps what
 comes free in its middle. "small" maps nearly all, and only rounds a few up. "fast" has the heap, which the walk trims
-before the loss and between the ways back through decoder and encoder (`engine.walk`): what came free before is gone by
-then, and what comes free after stays to the next time.
+at the start, behind each block that keeps its graph, before the loss and between the ways back through decoder and
+encoder (`engine.walk`): what came free before is gone by then, and what comes free after stays to the next time.
 
 The shares are fitted: to measured peaks of each moment, of models of 6M and 190M weights, with and without recomputing.
 """
@@ -48,8 +48,8 @@ class Heap:
         if phase == "evaluation":  # cleaned before, trimmed at the head
             return walk.blocks.tile_bytes() + self._casts("decoder")
         decoder = self._visits("decoder", is_kept=walk.kept_decoder > 0)
-        if self.choice.num_slices > 1:  # the graphs of a block come free one by one, with others between them
-            decoder += KEPT_VISIT_SHARE * self._small_graphs(0, min(1, walk.kept_decoder))
+        # the graphs of a block come free with others between them
+        decoder += GRAPH_SHARE * self._small_graphs(0, min(1, walk.kept_decoder))
         if phase == "decoder backward":
             return decoder
         if phase == "block update":

@@ -12,7 +12,7 @@ from memory.moments import SLAB_BYTES, Moments, evaluation_parts, offloaded_byte
 from memory.sharing import share_out
 from memory.speed import predict_seconds, step_flops, typical_seconds
 from memory.units import MIB
-from memory.work import BASE_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes, weight_counts
+from memory.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes, weight_counts
 
 __all__ = [
     "BASE_BYTES", "SLAB_BYTES", "Choice", "Machine", "Work", "dtype_bytes", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
@@ -30,7 +30,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "base": machine.base_bytes,
         "weights": work.counts["total"] * s + (4 * work.trained.adapters if work.trained else 0),
         "optimizer state": state_bytes(work, choice.storage),
-        "libraries": machine.libraries_bytes if machine.base_bytes else 0,
+        "libraries": libraries_bytes(choice, machine),
     }
     walk = Moments(work, choice, machine)
     phases = {
@@ -52,6 +52,14 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         if machine.correction != 1.0:
             parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
     return phases
+
+
+def libraries_bytes(choice: Choice, machine: Machine) -> int:
+    """What libraries keep behind their first use: nothing in the host's memory counts where the device has its own."""
+    if not machine.base_bytes:
+        return 0
+    compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
+    return machine.libraries_bytes + (COMPILED_BYTES if compiles else 0)
 
 
 def changeable(parts: dict[str, int]) -> int:

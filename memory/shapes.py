@@ -20,6 +20,7 @@ Row = tuple[int, int]  # encoder and decoder tokens
 Micro = tuple[Row, ...]  # the rows of a micro-batch
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # of source and target tokens of a micro-batch, ascending
 MOST_SIZES = 6  # of the token sums of micro-batches, on each side
+FEW_FILLERS = 0.02  # share of the tokens that is not worth a further size
 MOST_CANDIDATES = 128  # that they are chosen from
 SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
 
@@ -130,7 +131,8 @@ class Shapes:
 
 
 def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
-    """At most `MOST_SIZES` sizes, so that filling each sum up to the next one takes the fewest tokens in all.
+    """At most `MOST_SIZES` sizes, so that filling each sum up to the next one takes the fewest tokens in all; no more
+    sizes than are worth it.
 
     Args:
         sums: tokens of micro-batches, any shape, at least one. largest: that may come; not below any of them.
@@ -151,7 +153,7 @@ def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
     fillers = edges * (number - number[:, None]) - (tokens - tokens[:, None])
     fillers = np.where(np.arange(len(edges)) > np.arange(len(edges))[:, None], fillers, np.iinfo(np.int64).max // 2)
     least, before = edges * number - tokens, []  # of all sums up to an edge, by so many sizes of which it is the last
-    for _ in range(MOST_SIZES - 1):
+    while len(before) < MOST_SIZES - 1 and least[-1] > FEW_FILLERS * tokens[-1]:
         ways = least[:, None] + fillers
         before.append(ways.argmin(0))
         least = np.minimum(ways.min(0), np.iinfo(np.int64).max // 2)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from limits import DROPOUT_ELEMENTS
 from model.rows import Rows
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
@@ -107,6 +108,16 @@ class Dropout:
         """(N, width) bool: which elements of the micro-batch stay."""
         return random_words(self.token_keys(), width) >= self.threshold
 
+    def drop_(self, x: Tensor) -> Tensor:
+        """Drop elements of x (N, width), which is overwritten, and scale the others. Memory: a few chunks on a CPU."""
+        keys, width = self.token_keys(), x.shape[-1]
+        step = max(1, DROPOUT_ELEMENTS // width) if x.device.type == "cpu" else len(x)
+        x.mul_(self.scale)
+        for first in range(0, len(x), step):
+            part = slice(first, first + step)
+            x[part].mul_(random_words(keys[part], width) >= self.threshold)
+        return x
+
     def __call__(self, x: Tensor, graph_only: bool = False) -> Tensor:
         """Drop elements of x (N, width). Memory: one output; no mask is kept.
 
@@ -120,8 +131,8 @@ class _DropTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropout: Dropout, graph_only: bool) -> Tensor:
         ctx.dropout = dropout
-        return x.view_as(x) if graph_only else (x * dropout.scale).mul_(dropout.kept(x.shape[-1]))
+        return x.view_as(x) if graph_only else dropout.drop_(x.clone())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return (grad * ctx.dropout.scale).mul_(ctx.dropout.kept(grad.shape[-1])), None, None
+        return ctx.dropout.drop_(grad.clone()), None, None

@@ -68,8 +68,6 @@ class Engine:
             members = slices[:size]
             del slices[:size]
             total += self.walk.gradients(members, total_labels, _hold_back if slices else on_ready)
-            if slices:
-                self.walk.trim()  # else what backward has left would lie beside the next forward and all gradients
         return total
 
     def follow(self, choice: Choice) -> None:

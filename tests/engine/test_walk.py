@@ -132,7 +132,7 @@ def test_evaluation_loss_is_that_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 99])
-def test_the_heap_is_trimmed_before_the_loss_and_before_the_encoder(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heap_is_trimmed_where_the_walk_holds_most(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = small_model(), Rectangle(), []
     walk = Walk(
         model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0, trim=lambda: seen.append("trim")
@@ -141,7 +141,9 @@ def test_the_heap_is_trimmed_before_the_loss_and_before_the_encoder(keep: int, m
         inner = getattr(walk, name)
         monkeypatch.setattr(walk, name, lambda *words, inner=inner, name=name: (seen.append(name), inner(*words))[1])
     walk.gradients(batch.slices(model, CUTS["two"]), batch.num_labels, lambda weights: None)
-    assert seen == ["_forward", "_forward", "trim", "_loss", "_backward", "trim", "_backward"]
+    encoder, decoder = (["trim"] * (len(stack.blocks) + 1 if keep else 0) for stack in (model.encoder, model.decoder))
+    way = ["trim", "_forward", *encoder, "_forward", *decoder, "trim", "_loss", "_backward", "trim", "_backward"]
+    assert seen == way
     seen.clear()
     walk.loss(batch.slices(model, CUTS["two"]))
     assert seen == ["trim"]

@@ -98,11 +98,3 @@ def test_the_walk_trims_the_heap_where_it_is_kept_between_steps(monkeypatch: pyt
     monkeypatch.setattr(type(engine.device), "is_separate_memory", True)
     engine.follow(choice)
     assert engine.walk.trim is no_trim, "the tensors lie on a device"
-
-
-def test_the_heap_is_trimmed_between_walks(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen = built(None), []
-    monkeypatch.setattr(engine.walk, "trim", lambda: seen.append("trim"))
-    monkeypatch.setattr(engine.walk, "gradients", lambda *words: (seen.append("walk"), torch.zeros(()))[1])
-    engine.gradients(list(range(5)), 7, 3, lambda weights: None)  # type: ignore[arg-type]
-    assert seen == ["walk", "trim", "walk", "trim", "walk"]
