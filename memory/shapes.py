@@ -19,7 +19,7 @@ from limits import LEAST_FILLED, filled_tokens
 Row = tuple[int, int]  # encoder and decoder tokens
 Micro = tuple[Row, ...]  # the rows of a micro-batch
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # of source and target tokens of a micro-batch, ascending
-MOST_SIZES = 6  # of the token sums of micro-batches, on each side
+MOST_SIZES = 4  # of the token sums of micro-batches, on each side
 FEW_FILLERS = 0.02  # share of the tokens that is not worth a further size
 MOST_CANDIDATES = 128  # that they are chosen from
 SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
