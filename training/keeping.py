@@ -19,6 +19,7 @@ from config import Config
 from devices.base import Device
 from memory.budget import Budget, free_host_bytes, measure_budget
 from memory.cleanup import Cleaner
+from memory.growth import FORESIGHT, Growth
 from memory.monitor import Monitor
 from memory.plan import Plan
 from memory.prediction import Choice
@@ -82,6 +83,7 @@ class Keeper:
         self._device, self._monitor, self._journal = device, monitor, journal
         self._shape, self._local_processes, self._clock = shape, local_processes, clock
         self._looked, self._rest_until, self._steps = clock(), 0.0, 0
+        self._growth, self._has_cleaned_growth = Growth(), False
         self._first_plan, self._ratio = plan, 1.0  # measured peak over predicted, of the first plan
 
     def before(self, what: str, step: int) -> None:
@@ -98,6 +100,7 @@ class Keeper:
             self._journal.cleanup(step, record)
         elif self._monitor.pressure() > PRESSURE and self._clock() >= self._rest_until:
             self._relieve(step)
+        self._watch_growth(step)
         if self._clock() - self._looked >= LOOK_SECONDS:
             self._look(step)
         return self.plan is not before
@@ -148,6 +151,29 @@ class Keeper:
             self._shrink(step, "train", "pressure", None, self._plan_within(wanted))
         self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
 
+    def _watch_growth(self, step: int) -> None:
+        """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
+        growth = self._growth.after_step(self._monitor.pressure())
+        left = self._growth.steps_left(growth, self._peak_share())
+        if left is None:
+            return
+        pace = format_size(int(growth * self._monitor.budget_bytes))
+        self._journal.tell(f"memory grows by {pace} a step and would reach the budget in {counted(left, 'step')}")
+        self._growth.forget()
+        if not self._has_cleaned_growth:
+            self._has_cleaned_growth = True
+            self._journal.cleanup(step, self.cleaner.under_pressure())
+        else:
+            self._shrink(
+                step, "train", "growth", None, self._plan_within(self.plan.peak_bytes / (1.0 + FORESIGHT * growth))
+            )
+
+    def _peak_share(self) -> float:
+        """The most that was held so far, as a share of the budget."""
+        if self._device.is_separate_memory:
+            return self._device.memory_peak_bytes() / max(1, self._room(self.budget))
+        return self._monitor.peak_bytes / self._monitor.budget_bytes
+
     def _shrink(self, step: int, phase: str, reason: str, shortage: Shortage | None, wanted: Plan | None) -> None:
         """Take the plan that was found; where it would run no other shapes, or there is none, the next smaller ones."""
         old, story = self.plan, self._story(phase, reason, shortage)
@@ -155,7 +181,9 @@ class Keeper:
         if reason != "budget" and (wanted is None or not _runs_smaller(wanted.choice, old.choice)):
             smaller = self._next_smaller()
         if smaller is None:
-            over = reason != "pressure" or self._monitor.pressure() > 1.0  # inside the budget a run may be tight
+            over = (
+                reason not in ("pressure", "growth") or self._monitor.pressure() > 1.0
+            )  # inside the budget a run may be tight
             self.exhausted = f"{story}; nothing is left to shrink. What helps most: {ADVICE}" if over else None
             return
         choice = smaller.choice
@@ -207,6 +235,8 @@ class Keeper:
     def _story(self, phase: str, reason: str, shortage: Shortage | None) -> str:
         if shortage is not None:
             return shortage.describe(phase, self.plan.choice.batch_size_per_gpu, self._shape)
+        if reason == "growth":
+            return "memory goes on growing behind cleaning"
         if reason == "budget":
             room, binding = format_size(self._room(self.budget)), self.budget.binding
             return f"the budget is now {room} ({binding}), planned were {format_size(self._expected_peak())}"

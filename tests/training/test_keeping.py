@@ -178,3 +178,18 @@ def test_every_mode_gives_the_same_losses(folder, undisturbed, mode):
 def test_bf16_at_rest_stays_near_fp32(folder, undisturbed):
     losses = run(folder, "mode_bf16", memory_mode="ultra", mixed_precision="bf16")
     assert losses != undisturbed and losses == pytest.approx(undisturbed, rel=0.02)
+
+
+def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbed, monkeypatch, capfd):
+    """Every step holds more than the one before: the run cleans, and where that does not help takes a smaller way."""
+    monkeypatch.setattr("memory.growth.WINDOW", 1)
+    shares = iter(0.3 + 0.1 * step for step in range(100))
+    monkeypatch.setattr("memory.growth.Growth.steps_left", lambda self, growth, peak: 7 if growth > 0 else None)
+    inner = keeping.Growth.after_step
+    monkeypatch.setattr(keeping.Growth, "after_step", lambda self, held: inner(self, next(shares)))
+    losses = run(folder, "grows", max_steps=STEPS)
+    assert losses == pytest.approx(undisturbed, rel=1e-5)
+    (record,) = [event for event in events(folder, "grows", "recovery") if event["reason"] == "growth"]
+    assert record["step"] == 6 and "memory goes on growing" in record["report"]
+    told = capfd.readouterr()
+    assert (told.out + told.err).count("would reach the budget in 7 steps") == 2
