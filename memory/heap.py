@@ -49,7 +49,7 @@ class Heap:
             return walk.blocks.tile_bytes() + self._casts("decoder")
         decoder = self._visits("decoder", is_kept=walk.kept_decoder > 0)
         # the graphs of a block come free with others between them
-        decoder += GRAPH_SHARE * self._small_graphs(0, min(1, walk.kept_decoder))
+        decoder += self._small_graphs(0, min(1, walk.kept_decoder))
         if phase == "decoder backward":
             return decoder
         if phase == "block update":
