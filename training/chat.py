@@ -232,14 +232,17 @@ def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     """
     written: list[int] = []
     before = shown = 0  # tokens behind which the window begins, and those whose text was given
+    whole = stuck = 0  # letters of the window that are whole, and tokens since there were more of them
     for token in tokens:
         written.append(token)
         known = tokenizer.decode(written[before:shown])
         text = tokenizer.decode(written[before:])
-        is_whole = not text.endswith(BROKEN) or len(written) - shown > LONGEST_LETTER
+        now = len(text.rstrip(BROKEN))  # a token may end one letter and begin the next
+        whole, stuck = max(whole, now), 0 if now > whole else stuck + 1
+        is_whole = not text.endswith(BROKEN) or stuck > LONGEST_LETTER
         if len(text) > len(known) and is_whole:
             yield text[len(known) :]
-            before, shown = shown, len(written)
+            before, shown, whole, stuck = shown, len(written), 0, 0
     rest = tokenizer.decode(written[before:])[len(tokenizer.decode(written[before:shown])) :]
     if rest:
         yield rest

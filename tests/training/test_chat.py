@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config import load
@@ -147,6 +147,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
+@settings(derandomize=True, max_examples=200)
 @given(text=st.text(alphabet=LETTERS + "xyz,.\n嗨龍", max_size=30))
 def test_pieces_are_the_text_and_never_half_a_letter(tokenizers: dict[str, Tokenizer], kind: str, text: str) -> None:
     tokenizer = tokenizers[kind]
@@ -281,3 +282,8 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
             {"input": "x"} if command_name == "generate" else {}))  # fmt: skip
         with pytest.raises(UserError, match="only one can be on here"):
             do(several)
+
+
+def test_tokens_that_end_one_letter_and_begin_the_next_wait_for_it(tokenizers: dict[str, Tokenizer]) -> None:
+    ids = tokenizers["bpe"].encode_batch(["石春嗨"])[0].tolist()
+    assert "".join(pieces(tokenizers["bpe"], iter(ids))) == "石春嗨"
