@@ -152,7 +152,8 @@ def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
     # fillers[i, j]: of all sums above edge i and up to edge j
     fillers = edges * (number - number[:, None]) - (tokens - tokens[:, None])
     fillers = np.where(np.arange(len(edges)) > np.arange(len(edges))[:, None], fillers, np.iinfo(np.int64).max // 2)
-    least, before = edges * number - tokens, []  # of all sums up to an edge, by so many sizes of which it is the last
+    least = edges * number - tokens  # of all sums up to an edge, by so many sizes of which it is the last
+    before: list[NDArray[np.int64]] = []
     while len(before) < MOST_SIZES - 1 and least[-1] > FEW_FILLERS * tokens[-1]:
         ways = least[:, None] + fillers
         before.append(ways.argmin(0))
