@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -41,16 +42,13 @@ class Slice:
         """What the loss is averaged over: labels that carry one, or pairs of answers."""
         return int((self.labels != IGNORED).sum()) if self.answers == 1 else len(self.source.lengths)
 
-    @property
+    @cached_property
     def memory(self) -> Rows:
         """The layout of the encoder's output as the decoder sees it: once for each answer, all fillers at the end."""
         if self.answers == 1:
             return self.source
-        return Rows(self.source.lengths * self.answers, self._keys_of_answers, self.source.filler * self.answers)
-
-    @property
-    def _keys_of_answers(self) -> Tensor | None:
-        return None if self.source.keys is None else self.source.keys.repeat(self.answers)
+        keys = None if self.source.keys is None else self.source.keys.repeat(self.answers)
+        return Rows(self.source.lengths * self.answers, keys, self.source.filler * self.answers)
 
     def spread(self, memory: Tensor) -> Tensor:
         """The encoder's output (N, D) for each answer: (N answers, D)."""
@@ -74,21 +72,20 @@ def to_slice(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes
         sizes: what source and target are filled up to (`limits.filled_tokens`), with tokens that no row sees and no label
             judges, so that products meet few sizes; None: they stay as they are.
     """
-    keys = torch.from_numpy(np.ascontiguousarray(batch.keys))
+    keys = place(torch.from_numpy(np.ascontiguousarray(batch.keys)), device)
     answers = len(batch.target_lengths) // len(batch.input_lengths)
     lengths = [tuple(int(n) for n in side) for side in (batch.input_lengths, batch.target_lengths)]
     fillers = [0, 0]
     if sizes is not None:
         fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
-    source, target = (Rows(side, filler=filler) for side, filler in zip(lengths, fillers, strict=True))
+    source, target = Rows(lengths[0], keys, fillers[0]), Rows(lengths[1], keys.repeat(answers), fillers[1])
     labels = torch.from_numpy(batch.labels)
     decoder_ids = torch.full_like(labels, pad_token_id)
     decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_token_id)
     flat = [source.flatten(torch.from_numpy(batch.input_ids)), target.flatten(decoder_ids), target.flatten(labels)]
     for ids, rows, value in zip(flat, (source, target, target), (pad_token_id, pad_token_id, IGNORED), strict=True):
         ids[rows.row_tokens :] = value
-    input_ids, decoder_ids, labels, keys = (place(t, device) for t in (*flat, keys))
+    input_ids, decoder_ids, labels = (place(t, device) for t in flat)
     known = batch.reference if isinstance(batch, PreferenceBatch) else None
     reference = None if known is None else torch.from_numpy(known)
-    source, target = Rows(lengths[0], keys, fillers[0]), Rows(lengths[1], keys.repeat(answers), fillers[1])
     return Slice(input_ids, decoder_ids, labels, source, target, answers, reference)

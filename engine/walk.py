@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from engine.finite import OnReady
 from engine.keep import BlockFunction, Keep, Visit, backward_from
 from engine.objective import Objective
 from engine.offload import Boundaries
@@ -33,8 +34,6 @@ from model.loss import LossSettings, token_losses
 from model.quantization import embed
 from model.rows import Rows
 from model.t5 import T5, Stack
-
-OnReady = Callable[[Sequence[nn.Parameter]], None]
 
 
 def no_trim() -> None:

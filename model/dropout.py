@@ -104,9 +104,9 @@ class Dropout:
         keys, device = self.row_keys(), self.rows.keys.device  # type: ignore[union-attr]
         return mix(keys[self.rows.row_of_token(device)] + self.rows.positions(device) * _MIX_1)
 
-    def kept(self, width: int) -> Tensor:
-        """(N, width) bool: which elements of the micro-batch stay."""
-        return random_words(self.token_keys(), width) >= self.threshold
+    def kept(self, width: int, keys: Tensor | None = None) -> Tensor:
+        """(N, width) bool: which elements of the micro-batch stay; or of the tokens with these keys."""
+        return random_words(self.token_keys() if keys is None else keys, width) >= self.threshold
 
     def drop_(self, x: Tensor) -> Tensor:
         """Drop elements of x (N, width), which is overwritten, and scale the others. Memory: a few chunks on a CPU."""
@@ -115,7 +115,7 @@ class Dropout:
         x.mul_(self.scale)
         for first in range(0, len(x), step):
             part = slice(first, first + step)
-            x[part].mul_(random_words(keys[part], width) >= self.threshold)
+            x[part].mul_(self.kept(width, keys[part]))
         return x
 
     def __call__(self, x: Tensor, graph_only: bool = False) -> Tensor:

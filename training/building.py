@@ -12,6 +12,7 @@ from torch import nn
 
 from devices.base import Device
 from devices.malloc import trim_malloc
+from engine.finite import OnReady
 from engine.keep import Keep
 from engine.offload import Boundaries, Offload
 from engine.optimizers import OPTIMIZERS, Optimizer
@@ -21,7 +22,7 @@ from engine.scaling import LossScaling
 from engine.sharding import ShardedResidency, Shards
 from engine.slices import Slice
 from engine.update import Update
-from engine.walk import OnReady, Walk, no_trim
+from engine.walk import Walk, no_trim
 from memory.prediction import Choice
 from model import hf_format
 from model.checksums import STATE

@@ -11,8 +11,9 @@ import torch
 
 import devices
 from devices.malloc import trim_malloc
+from engine.finite import OnReady
 from engine.residency import Int8Tables, Residency
-from engine.walk import OnReady, no_trim
+from engine.walk import no_trim
 from memory.prediction import Choice
 from model import hf_format
 from model.lora import adapters_of
