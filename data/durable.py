@@ -23,7 +23,7 @@ def put_in_place(fresh: Path, final: Path) -> None:
     """
     sync(fresh)
     os.replace(fresh, final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
 
 
 def sync(path: Path) -> None:
@@ -37,7 +37,7 @@ def sync(path: Path) -> None:
     for base, _, files in os.walk(path):
         for name in files:
             _sync_file(Path(base) / name)
-        _sync_folder(Path(base))
+        sync_folder(Path(base))
 
 
 def is_full(error: BaseException) -> bool:
@@ -50,18 +50,22 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and (error.errno in _FULL or told)
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if os.name != "nt":  # Windows cannot open folders
+        _sync(folder, os.O_RDONLY)
+
+
 def _sync_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    _sync(path, os.O_RDWR)
 
 
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return  # Windows cannot open folders
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:

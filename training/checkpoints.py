@@ -20,9 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from data.durable import sync, sync_folder
 from model.checksums import damages, read_sums, seal
 from settings import UserError
-from training.durable import TEMPORARY, flush_folder, flush_tree, remove
+from training.durable import TEMPORARY, remove
 
 REPLACED, DAMAGED = ".replaced-", "damaged-"
 BEST_STEP = "best_step"  # in checksums.json: the step of the best checkpoint when this one was written
@@ -67,7 +68,7 @@ class Checkpoints:
             write(temporary)
             best = None if is_best else self.best()
             seal(temporary, **{BEST_STEP: step if is_best else None if best is None else step_of(best)})
-            flush_tree(temporary)
+            sync(temporary)
             self.put_in_place(temporary, final)
             self.point()
         except BaseException as error:
@@ -156,7 +157,7 @@ class Checkpoints:
         if final.exists():
             os.replace(final, aside)
         os.replace(temporary, final)
-        flush_folder(self.folder)
+        sync_folder(self.folder)
         if aside.exists():
             remove(aside)
 

@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from data.durable import sync, sync_folder
+
 TEMPORARY = ".tmp-"
 
 
@@ -26,33 +28,18 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     try:
         fresh.unlink(missing_ok=True)
         write(fresh)
-        _flush_file(fresh)
+        sync(fresh)
         os.replace(fresh, path)
         fresh.unlink(missing_ok=True)  # renaming a hard link onto the very same file leaves both
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
-    flush_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def replace_text(path: Path, text: str) -> None:
     """The same with a text; raises as `replace_file`."""
     replace_file(path, lambda fresh: fresh.write_text(text, encoding="utf8"))
-
-
-def flush_tree(folder: Path) -> None:
-    """Wait until all files below a folder are on the disk, so that a rename cannot overtake them."""
-    for base, _, files in os.walk(folder):
-        for name in files:
-            _flush_file(Path(base, name))
-        flush_folder(Path(base))
-
-
-def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    if os.name == "nt":
-        return  # Windows cannot open folders
-    _fsync(folder, os.O_RDONLY)
 
 
 def remove(path: Path) -> None:
@@ -61,15 +48,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _flush_file(path: Path) -> None:
-    _fsync(path, os.O_RDWR)
-
-
-def _fsync(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

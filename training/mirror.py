@@ -23,11 +23,12 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
+from data.durable import sync
 from data.places import public
 from model.checksums import CHECKSUMS_FILE, damages, describe, is_inside
 from settings import UserError
 from training.checkpoints import Checkpoints, name_of, step_of
-from training.durable import TEMPORARY, flush_tree, remove, replace_text
+from training.durable import TEMPORARY, remove, replace_text
 from training.runs import RUN_FILE, SETTINGS_FILE
 
 LATEST, CHECKPOINTS = "LATEST", "checkpoints"
@@ -195,7 +196,7 @@ class Mirror:
         if found := damages(fresh):
             remove(fresh)
             raise UserError(f"{self.what}, the copy {name} is damaged: {'; '.join(found)}; name another place")
-        flush_tree(fresh)
+        sync(fresh)
         here.put_in_place(fresh, final)
 
     def _is_here(self, final: Path, name: str) -> bool:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from data.durable import sync
 from data.published import FILE_NAME, VOCABULARY
 from data.tokenizer import Tokenizer
 from model.checksums import seal
 from model.hf_format import GENERATION_FILE
 from settings import UserError
-from training.durable import flush_tree
 
 TOKENIZER_FILES = (FILE_NAME, "*.model", VOCABULARY, "tokenizer_config.json")  # any of these tells of a tokenizer
 
@@ -45,7 +45,7 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         partial.mkdir(parents=True)
         yield partial
         seal(partial)
-        flush_tree(partial)
+        sync(partial)
         if output.is_dir():
             shutil.rmtree(output)
         os.replace(partial, output)

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.durable import sync, sync_folder
 from model.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings import UserError
 from training.checkpoints import REPLACED, Checkpoints
-from training.durable import TEMPORARY, flush_folder, flush_tree, remove, replace_file, replace_text
+from training.durable import TEMPORARY, remove, replace_file, replace_text
 
 RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 KINDS = ("pretrain", "finetune", "dpo")
@@ -96,11 +97,11 @@ def create_run(
         fresh.mkdir(parents=True)
         _write_record(fresh, {"name": name, "kind": kind, "started": time.time()})
         fill(fresh)
-        flush_tree(fresh)
+        sync(fresh)
         if os.path.lexists(run_dir):
             os.replace(run_dir, aside)
         os.replace(fresh, run_dir)
-        flush_folder(run_dir.parent)
+        sync_folder(run_dir.parent)
         remove(aside)
     except OSError as error:
         raise UserError(

@@ -140,7 +140,7 @@ def test_our_own_mistakes_stay_visible(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill")
-@pytest.mark.parametrize("moment", ["write", "flush_tree", "point", "_rotate"])
+@pytest.mark.parametrize("moment", ["write", "sync", "point", "_rotate"])
 def test_a_kill_at_any_moment(tmp_path: Path, moment: str) -> None:
     """A child saves step 1, then dies in the middle of saving step 2; a new process finds a whole checkpoint."""
     pid = os.fork()
