@@ -169,6 +169,16 @@ class Checkpoints:
             else:
                 (self.folder / name).unlink(missing_ok=True)
 
+    def settle(self) -> None:
+        """Do what a process that was killed behind its last save has left undone: the links, and dropping the old ones.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self._all():
+            self.point()
+            self._rotate()
+
     def _rotate(self) -> None:
         best, newest = self.best(), self._all()
         for path in newest[self.keep_latest :]:

@@ -159,6 +159,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
         resume_run(begin.run_dir)
         with writes(config.run.output_dir):
             replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
+            Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
             owner.sign()
         return
     refuse(owner.take(begin.run_dir))

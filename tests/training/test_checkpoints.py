@@ -234,6 +234,36 @@ def test_a_kill_at_every_single_change_of_the_disk(tmp_path: Path, is_best: bool
     assert number > 9, "every change was a moment of its own"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_what_a_kill_behind_the_last_save_has_left_undone_is_done_by_the_next_start(
+    tmp_path: Path, is_after: bool
+) -> None:
+    """A run that has nothing more to do saves nothing more: its links would lead astray, and its old ones stay for good."""
+    for number in range(1000):
+        run_dir = tmp_path / str(number)
+        checkpoints = Checkpoints(run_dir, keep_latest=1)
+        for step in (1, 2, 3):
+            checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+
+        def save(checkpoints: Checkpoints = checkpoints, number: int = number) -> None:
+            die_at(number, is_after)
+            checkpoints.save(4, write_file("4"), is_best=True)
+
+        code = run_child(save)
+        again = Checkpoints(run_dir, keep_latest=1)
+        again.clear_leftovers()
+        again.settle()
+        done = again.latest() == run_dir / "checkpoints" / "step_00000004"
+        kept = ["step_00000004"] if done else ["step_00000001", "step_00000003"]
+        assert names(run_dir) == ["best", "latest", *kept]
+        for link, target in (("best", kept[0]), ("latest", kept[-1])):
+            assert os.readlink(run_dir / "checkpoints" / link) == target
+        if code == 0:
+            break
+        assert code == DIED
+
+
 def spoil(path: Path, how: str) -> None:
     if how == "cut":
         path.write_text(path.read_text()[:-2])
