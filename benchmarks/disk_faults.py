@@ -116,7 +116,10 @@ class _Counter:
             return plain(*arguments, **named)
         finally:
             words = " ".join(str(word) for word in arguments)
-            _log(self.fault.log, json.dumps({"change": f"{name} {words}", "states": [before, state_of(self.fault.below)]}))
+            _log(
+                self.fault.log,
+                json.dumps({"change": f"{name} {words}", "states": [before, state_of(self.fault.below)]}),
+            )
 
 
 class PowerLoss:

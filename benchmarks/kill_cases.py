@@ -28,12 +28,27 @@ SHAPE = (
     "--vocab_size=1056",
 )  # fmt: skip
 WORK = (
-    "--max_seq_len=64", f"--max_steps={STEPS}", f"--save_steps={SAVE_STEPS}", "--eval_steps=4", "--effective_batch_size=7",
+    "--max_seq_len=64", f"--max_steps={STEPS}", f"--save_steps={SAVE_STEPS}", "--eval_steps=4", "--eval_rows=8", "--effective_batch_size=7",
     "--mixed_precision=no", "--seed=5", "--sample_rows=1", "--log_steps=1", KEEP,
 )  # fmt: skip
 CHANGING = ("run.json", "settings.json")  # times and places
 HIDDEN = (".tmp-", ".replaced-", ".partial", ".tmp", "owner.json")
-WORDS = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain".split()
+WORDS = (
+    "the",
+    "river",
+    "runs",
+    "under",
+    "a",
+    "stone",
+    "bridge",
+    "where",
+    "small",
+    "boats",
+    "wait",
+    "for",
+    "morning",
+    "light",
+)
 Words = tuple[str, ...]
 
 
@@ -109,7 +124,9 @@ class Case:
     _every: dict[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Run it unbroken, with a list of its changes."""
+        """Run it unbroken, with a list of its changes; once."""
+        if self.whole:
+            return
         folder = self.world.folder / f"{self.name}-whole"
         self.begin(folder)
         log = self.world.folder / f"{self.name}.trace"
@@ -121,6 +138,7 @@ class Case:
 
     def moments(self) -> list[tuple[int, bool]]:
         """Before or behind which change: one for each state of the disk that a kill can leave."""
+        self.prepare()
         found: dict[int, tuple[int, bool]] = {}
         for number, entry in enumerate(self.trace):
             for is_after, state in zip((False, True), entry["states"], strict=True):
@@ -131,6 +149,7 @@ class Case:
 
     def calls(self, place: str) -> list[float]:
         """Processor seconds of each call of a function in an unbroken run."""
+        self.prepare()
         folder = self.world.folder / f"{self.name}-{place.rpartition('.')[2].rpartition(':')[2]}"
         self.begin(folder)
         log = folder.with_suffix(".calls")
@@ -206,7 +225,12 @@ def contents(folder: Path) -> dict[str, str]:
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             found[name] = os.readlink(path)
-        elif path.is_file() and path.name not in CHANGING and not name.startswith(("logs/", "there/")) and path.suffix != ".lock":
+        elif (
+            path.is_file()
+            and path.name not in CHANGING
+            and not name.startswith(("logs/", "there/"))
+            and path.suffix != ".lock"
+        ):
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
@@ -227,7 +251,6 @@ def steps_done(folder: Path) -> int:
 def started_at(folder: Path) -> int:
     """The step that the last part of a run has started from."""
     return [event["step"] for event in _events(folder) if event["event"] == "start"][-1]
-
 
 
 def cases_of(world: World) -> list[Case]:
@@ -254,7 +277,7 @@ def cases_of(world: World) -> list[Case]:
 
     def prepare(folder: Path) -> Words:
         return ("prepare", text, f"--tokenizer_dir={world.folder / 'base' / 'runs' / RUN}", f"--shards_dir={folder / 'shards'}",
-                f"--cache_dir={folder / 'cache'}", "--num_threads=1", "--prepare_workers=0", "--shard_rows=32", "--dedup=exact")  # fmt: skip
+                f"--cache_dir={folder / 'cache'}", "--num_threads=1", "--prepare_workers=0", "--shard_rows=64", "--dedup=exact")  # fmt: skip
 
     def dpo(folder: Path) -> Words:
         places = [word for word in world.places(folder) if not word.startswith("--cache_dir")]

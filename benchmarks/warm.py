@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.disk_faults import Fault, start
@@ -18,6 +19,9 @@ from benchmarks.disk_faults import Fault, start
 def load() -> None:
     """Import what the commands import."""
     import torch
+
+    with suppress(ImportError):  # pyarrow does, where it is there
+        import pandas as pandas
 
     import train_low_mem
     import trainer_low_mem
