@@ -292,7 +292,7 @@ def cases_of(world: World) -> list[Case]:
     push = {"training.mirror:Mirror.push": "mirror push"}
     return [
         Case("train", world, train, train_timed),
-        Case("resume", world, train, {"training.opening:start": "resume"}, cut, until="/latest"),
+        Case("resume", world, train, {"training.opening:start": "resume"}, cut, until="symlink step_00000006"),
         Case("mirror", world, mirrored, push, is_mirror=True, loses=("runs", "logs")),
         Case("prepare", world, prepare, {"data.encoding:Writing.run": "prepare"}),
         Case("tokenizer", world, tokenizer, {"training.commands:train_task_tokenizer": "tokenizer"}),

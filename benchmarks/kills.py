@@ -1,4 +1,4 @@
-"""Is anything lost when a run is killed? `python -m benchmarks.kills [--times=100] [--only=NAME,...] [--fresh]`.
+"""Is anything lost when a run is killed? `python -m benchmarks.kills [--times=100] [--only=NAME+NAME] [--fresh]`.
 
 Every command that writes is killed before and behind each change of the disk that it makes (moments that leave the same
 disk count once), `times` times at random moments of every part of a run, and as one of two processes; a training run also
@@ -163,7 +163,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         planned = list(all_series(World(Path(folder)), int(options["times"])))
         for name, work in planned:
-            if name in noted() or not name.startswith(tuple(options["only"].split(","))):
+            if name in noted() or not name.startswith(tuple(options["only"].split("+"))):
                 continue
             began, series = time.monotonic(), work()
             series.name, series.seconds = name, time.monotonic() - began

@@ -6,6 +6,7 @@ command's own.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -21,7 +22,7 @@ def load() -> None:
     import torch
 
     with suppress(ImportError):  # pyarrow does, where it is there
-        import pandas as pandas
+        importlib.import_module("pandas")
 
     import train_low_mem
     import trainer_low_mem

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from config import Config
 from devices.base import Device
 from memory.budget import Budget, measure_budget
+from memory.disk import bytes_below, disk_need, too_full
 from memory.monitor import Monitor
 from memory.plan import Plan
 from settings import AUTO, UserError
@@ -112,6 +113,7 @@ def open_run(
             "processes; raise it"
         )
     mirror = _mirror(config, accelerator.is_main_process)
+    begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, plan))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     return Opening(begin, budget, plan, mirror, device, base_bytes, processes, ahead)
 
@@ -150,6 +152,18 @@ def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
             f"--output_dir = {begin.config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
             "name a folder that all see, or a --checkpoint_mirror"
         )
+
+
+def _room_on_disk(begin: Start, plan: Plan) -> list[str]:
+    """What is to be told of the room for checkpoints.
+
+    Raises:
+        UserError: not one of them fits.
+    """
+    need, held = disk_need(begin.config, plan.choice.storage), bytes_below(begin.run_dir / "checkpoints")
+    problems, notes = too_full(need, begin.config.run.output_dir, held)
+    refuse(problems)
+    return notes
 
 
 def _open_folder(begin: Start, owner: Ownership) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.durable import sync, sync_folder
+from data.durable import make_folder, sync, sync_folder
 from model.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings import UserError
 from training.checkpoints import REPLACED, Checkpoints
@@ -94,7 +94,8 @@ def create_run(
     try:
         remove(fresh)
         remove(aside)
-        fresh.mkdir(parents=True)
+        make_folder(fresh.parent)
+        fresh.mkdir()
         _write_record(fresh, {"name": name, "kind": kind, "started": time.time()})
         fill(fresh)
         sync(fresh)
