@@ -115,6 +115,7 @@ def open_run(
     mirror = _mirror(config, accelerator.is_main_process)
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, plan))
     by_main(accelerator, lambda: _open_folder(begin, owner))
+    begin.notes += [owner.remark] if owner.remark else []
     return Opening(begin, budget, plan, mirror, device, base_bytes, processes, ahead)
 
 
