@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from devices.kernels.calls import kernels, takes
 from engine.optimizers.base import row_chunks
 from engine.sharding import Shards
 
@@ -62,18 +63,18 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
 
     Memory: on a CPU, a row chunk in fp32.
     """
-    norms = [
-        torch.linalg.vector_norm(part, dtype=torch.float32) for tensor in tensors for part in _without_copies(tensor)
-    ]
+    norms = [norm for tensor in tensors for norm in _norms(tensor)]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
-def _without_copies(tensor: Tensor) -> Iterator[Tensor]:
-    """Row chunks, where torch would widen a whole narrow matrix to form its norm."""
-    if tensor.device.type != "cpu" or tensor.dtype == torch.float32 or tensor.dim() == 0:
-        yield tensor
-    else:
-        yield from (tensor[rows] for rows in row_chunks(tensor))
+def _norms(tensor: Tensor) -> Iterator[Tensor]:
+    """Of row chunks, where torch would widen a whole narrow matrix to form its norm."""
+    if (compiled := kernels()) is not None and takes(tensor):
+        yield torch.tensor(compiled.square_sum(tensor) ** 0.5)
+        return
+    is_widened = tensor.device.type == "cpu" and tensor.dtype != torch.float32 and tensor.dim() > 0
+    for part in (tensor[rows] for rows in row_chunks(tensor)) if is_widened else (tensor,):
+        yield torch.linalg.vector_norm(part, dtype=torch.float32)
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:

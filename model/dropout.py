@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devices.kernels.calls import kernels, takes
 from limits import DROPOUT_ELEMENTS
 from model.rows import Rows
 
@@ -111,6 +112,9 @@ class Dropout:
     def drop_(self, x: Tensor) -> Tensor:
         """Drop elements of x (N, width), which is overwritten, and scale the others. Memory: a few chunks on a CPU."""
         keys, width = self.token_keys(), x.shape[-1]
+        if (compiled := kernels()) is not None and takes(x):
+            compiled.drop_tokens(x, keys, self.threshold, self.scale)
+            return x
         step = max(1, DROPOUT_ELEMENTS // width) if x.device.type == "cpu" else len(x)
         x.mul_(self.scale)
         for first in range(0, len(x), step):
