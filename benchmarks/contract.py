@@ -72,7 +72,7 @@ def accuracy_cases() -> list[Flags]:
     large = {"model_preset": "chatlm-0.2b", "max_steps": 2}
     rows += [large, {**large, "memory_mode": "ultra"}, {**large, "batch_size_per_gpu": 2, "mixed_precision": "bf16"}]
     rows += [{**large, "memory_mode": "ultra", "effective_batch_size": 16, "max_seq_len": 256}]
-    # several walks, beside the gradients of all weights
+    # several accumulation passes, beside the gradients of all weights
     several: Flags = {"effective_batch_size": 32, "max_seq_len": 256, "max_steps": 3}
     rows += [
         {**several, "memory_budget": "400M"},

@@ -112,7 +112,7 @@ def simulate(model: T5ModelConfig, work: Work, ranks: int, cluster: Cluster, cho
         compute(once)
     gather(counts["embedding"])
     compute(3 * head / cluster.flops)
-    kept_from = number - choice.kept_blocks
+    kept_from = number - choice.saved_blocks
     for index in reversed(range(number)):
         before = link  # the sum of the block before has to end before this one's begins its update
         gather(sizes[index])

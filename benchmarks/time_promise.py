@@ -32,6 +32,7 @@ from memory.plan import make_work
 from memory.prediction import Choice, Machine, Work
 from memory.shapes import Shapes
 from memory.speed import PACES, Pace, typical_seconds
+from memory.work import choice_fields
 
 CACHE = ROOT / "data" / "cache" / "time_promise"
 FIGURES = CACHE / "figures.json"
@@ -150,7 +151,7 @@ def work_of(case: Case, machine: Machine) -> tuple[Work, Choice]:
     batch = int(config.train.effective_batch_size)
     whole = rows[: len(rows) // batch * batch].reshape(-1, batch, 2)
     work = make_work(config, machine, *(int(side) for side in rows.max(0)))
-    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), Choice(**case["choice"])
+    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), Choice(**choice_fields(case["choice"]))
 
 
 def fit(error: Callable[[Pace], float], pace: Pace, rounds: int = 40) -> Pace:

@@ -137,7 +137,7 @@ class Pool:
         return host
 
     def give_back(self, host: Tensor) -> None:
-        """Return the memory of a tensor; the last one taken is the first to come back, except inside one block's slices."""
+        """Return the memory of a tensor; the last one taken is the first to come back, except inside one block's micro-batches."""
         at = next(i for i in reversed(range(len(self._taken))) if self._taken[i][0] == host.data_ptr())
         _, slab, size = self._taken[at]
         self._taken[at] = (0, slab, size)

@@ -66,7 +66,7 @@ def backward_from(output: Tensor, grad: Tensor) -> None:
 
 
 class Visit:
-    """One block on one slice: forward once, backward once.
+    """One block on one micro-batch: forward once, backward once.
 
     Args:
         block: the function of the block.

@@ -21,7 +21,7 @@ class Boundaries:
         """A walk begins."""
 
     def after_forward(self, row: Sequence[Visit]) -> None:
-        """All slices have passed through a block."""
+        """All micro-batches have passed through a block."""
 
     def before_backward(self, row: Sequence[Visit], following: Sequence[Visit]) -> None:
         """A block is about to go backward, and `following` after it (empty: none)."""

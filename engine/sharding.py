@@ -7,7 +7,7 @@ the wire for a matrix of n weights: 2 gathers + 1 reduce-scatter of n, 1.5 times
 processes need.
 
 Why not `fully_shard` (FSDP2): its hooks bring and release a module once around forward and once around a backward of the
-whole graph, and sum after every backward; a walk visits a block once each way for all slices, sums once, needs the bare
+whole graph, and sum after every backward; a walk visits a block once each way for all micro-batches, sums once, needs the bare
 embedding table, and keeps weights in one dtype while computing in another. Both are two collectives and a few lines;
 importing FSDP2 takes 43 MB a process (600 modules), this nothing.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), stage 3; Zhao et al. 2023 (arXiv 2304.11277).

@@ -1,14 +1,14 @@
 """How does one step pass through the model? Forward through the blocks and back, one block at a time.
 
-    forward:   for each block, for each slice: run it, keep its boundary (and, where `keep` says so, its local graph)
-    loss:      in chunks, for each slice; the head's gradient goes into one buffer
-    backward:  for each block from the last to the first, for each slice: (run again,) backward through this block alone;
+    forward:   for each block, for each micro-batch: run it, keep its boundary (and, where `keep` says so, its local graph)
+    loss:      in chunks, for each micro-batch; the head's gradient goes into one buffer
+    backward:  for each block from the last to the first, for each micro-batch: (run again,) backward through this block alone;
                then the block is handed over: reduce between processes -> update -> free its gradients
     shared:    embedding, head and position bias gather their gradients on the way and are handed over at the end
 
-Every mode of the program is a policy of this loop. What a step holds is exactly: the boundaries of all slices, the kept
-graphs, one slice's activations of one block, one block's gradients, and those of the shared weights.
-Gradients equal those of plain autograd over `T5.forward`, whatever the slices and the policies (tests hold it).
+Every mode of the program is a policy of this loop. What a step holds is exactly: the checkpointed activations, the kept
+graphs, one micro-batch's activations of one block, one block's gradients, and those of the shared weights.
+Gradients equal those of plain autograd over `T5.forward`, whatever the micro-batches and the policies (tests hold it).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from engine.finite import OnReady
 from engine.keep import BlockFunction, Keep, Visit, backward_from
+from engine.micro_batches import MicroBatch
 from engine.objective import Objective
 from engine.offload import Boundaries
 from engine.reach import Reach, reach_of
 from engine.residency import Residency
 from engine.scaling import LossScaling
-from engine.slices import Slice
 from engine.token_gradients import add_token_gradients
 from model.dropout import Dropout
 from model.loss import LossSettings, token_losses
@@ -46,7 +46,7 @@ def no_check(loss: Tensor) -> None:
 
 @dataclass
 class _Stage:
-    """One stop of the walk: weights, for each slice the function that uses them, and the dtype of what it passes on."""
+    """One stop of the walk: weights, for each micro-batch the function that uses them, and the dtype of what it passes on."""
 
     weights: list[nn.Parameter]
     functions: list[BlockFunction]
@@ -55,7 +55,7 @@ class _Stage:
 
 @dataclass
 class _Trace:
-    """What forward leaves for backward: stages and, for each, one visit a slice."""
+    """What forward leaves for backward: stages and, for each, one visit a micro-batch."""
 
     stages: list[_Stage]
     visits: list[list[Visit]]
@@ -99,77 +99,84 @@ class Walk:
         self.boundary_dtype = boundary_dtype or residency.compute_dtype
         self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
 
-    def gradients(self, slices: Sequence[Slice], total_labels: int, on_ready: OnReady) -> Tensor:
-        """Form the gradient of sum(loss) / total_labels over all slices, handing over each block's when complete.
+    def gradients(self, micro_batches: Sequence[MicroBatch], total_labels: int, on_ready: OnReady) -> Tensor:
+        """Form the gradient of sum(loss) / total_labels over all micro-batches, handing over each block's when complete.
 
         Args:
-            slices: the micro-batches that pass through each block together.
-            total_labels: labels (or pairs of answers) of the whole effective batch, over all slices and processes.
+            micro_batches: the micro-batches that pass through each block together.
+            total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and processes.
             on_ready: called with weights whose `.grad` is complete; it must leave `.grad` None or accumulate on purpose.
         Returns:
             the summed loss, a fp32 scalar on the device.
         """
         model = self.model
         self.trim()
-        slices = self.objective.complete(slices, self.token_losses)
-        encoder_bias, decoder_bias = self._bias_leaf(model.encoder, slices), self._bias_leaf(model.decoder, slices)
-        encoder_drop = [self._dropout(s.source) for s in slices]
-        decoder_drop = [self._dropout(s.target) for s in slices]
+        micro_batches = self.objective.complete(micro_batches, self.token_losses)
+        encoder_bias, decoder_bias = (
+            self._bias_leaf(model.encoder, micro_batches),
+            self._bias_leaf(model.decoder, micro_batches),
+        )
+        encoder_drop = [self._dropout(mb.source) for mb in micro_batches]
+        decoder_drop = [self._dropout(mb.target) for mb in micro_batches]
         encoder_reach, decoder_reach = reach_of(model)
         self.boundaries.begin()
 
-        stages = self._encoder_stages(slices, encoder_bias, encoder_drop)
-        ids = [s.input_ids for s in slices]
+        stages = self._encoder_stages(micro_batches, encoder_bias, encoder_drop)
+        ids = [mb.input_ids for mb in micro_batches]
         # the embedded tokens get no name here: it would hold the first block's boundary
         memories, encoder_trace = self._forward(
             stages, self._enter(model.encoder, ids, encoder_drop), 0, encoder_reach
         )  # fmt: skip
         needed = encoder_reach.is_needed  # set without a loop, whose variable would hold the last one to the end
-        memories = [s.spread(memory).requires_grad_(needed) for s, memory in zip(slices, memories, strict=True)]
-        stages = self._decoder_stages(slices, memories, decoder_bias, decoder_drop)
-        ids = [s.decoder_ids for s in slices]
+        memories = [
+            mb.spread(memory).requires_grad_(needed) for mb, memory in zip(micro_batches, memories, strict=True)
+        ]
+        stages = self._decoder_stages(micro_batches, memories, decoder_bias, decoder_drop)
+        ids = [mb.decoder_ids for mb in micro_batches]
         hidden, decoder_trace = self._forward(
             stages, self._enter(model.decoder, ids, decoder_drop), len(model.encoder.blocks), decoder_reach
         )
 
         self.trim()
-        total, grads = self._loss(hidden, slices, total_labels)
+        total, grads = self._loss(hidden, micro_batches, total_labels)
         self.check_loss(total)
         del hidden
         grads = self._backward(decoder_trace, grads, on_ready)
-        self._leave(model.decoder, grads, [s.decoder_ids for s in slices], decoder_drop)
-        grads = [s.gather(m.grad) for s, m in zip(slices, memories, strict=True) if m.grad is not None]
+        self._leave(model.decoder, grads, [mb.decoder_ids for mb in micro_batches], decoder_drop)
+        grads = [mb.gather(m.grad) for mb, m in zip(micro_batches, memories, strict=True) if m.grad is not None]
         del memories, decoder_trace, stages
         self.trim()
         grads = self._backward(encoder_trace, grads, on_ready)
-        self._leave(model.encoder, grads, [s.input_ids for s in slices], encoder_drop)
+        self._leave(model.encoder, grads, [mb.input_ids for mb in micro_batches], encoder_drop)
         self._finish_bias(model.encoder, encoder_bias)
         self._finish_bias(model.decoder, decoder_bias)
         on_ready(self._shared_weights())
         return total
 
     @torch.no_grad()
-    def loss(self, slices: Sequence[Slice]) -> Tensor:
-        """The summed loss of the slices, without dropout or gradients: evaluation."""
-        slices = self.objective.complete(slices, self.token_losses)
-        losses = self.token_losses(slices)
-        return torch.stack([self.objective.loss(part, s) for part, s in zip(losses, slices, strict=True)]).sum()
+    def loss(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """The summed loss of the micro-batches, without dropout or gradients: evaluation."""
+        micro_batches = self.objective.complete(micro_batches, self.token_losses)
+        losses = self.token_losses(micro_batches)
+        return torch.stack(
+            [self.objective.loss(each, mb) for each, mb in zip(losses, micro_batches, strict=True)]
+        ).sum()
 
     @torch.no_grad()
-    def token_losses(self, slices: Sequence[Slice]) -> list[Tensor]:
-        """The cross-entropy of each token (N',) of each slice, fp32, without dropout."""
+    def token_losses(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The cross-entropy of each token (N',) of each micro-batch, fp32, without dropout."""
         model, settings = self.model, LossSettings(self.loss_settings.chunk_bytes)
-        no_drop = [Dropout(0.0, s.source) for s in slices]
-        biases = self._bias_leaf(model.encoder, slices), self._bias_leaf(model.decoder, slices)
-        xs = self._enter(model.encoder, [s.input_ids for s in slices], no_drop)
-        memories = self._run(self._encoder_stages(slices, biases[0], no_drop), xs)
-        memories = [s.spread(memory) for s, memory in zip(slices, memories, strict=True)]
-        ys = self._enter(model.decoder, [s.decoder_ids for s in slices], no_drop)
-        hidden = self._run(self._decoder_stages(slices, memories, biases[1], no_drop), ys)
+        no_drop = [Dropout(0.0, mb.source) for mb in micro_batches]
+        biases = self._bias_leaf(model.encoder, micro_batches), self._bias_leaf(model.decoder, micro_batches)
+        xs = self._enter(model.encoder, [mb.input_ids for mb in micro_batches], no_drop)
+        memories = self._run(self._encoder_stages(micro_batches, biases[0], no_drop), xs)
+        memories = [mb.spread(memory) for mb, memory in zip(micro_batches, memories, strict=True)]
+        ys = self._enter(model.decoder, [mb.decoder_ids for mb in micro_batches], no_drop)
+        hidden = self._run(self._decoder_stages(micro_batches, memories, biases[1], no_drop), ys)
         head = model.output_weight
         self.trim()
         with self.residency.glance([head]):
-            return [token_losses(h, head, s.labels, settings) for h, s in zip(hidden, slices, strict=True)]
+            return [token_losses(h, head, mb.labels, settings) for h, mb in zip(hidden, micro_batches, strict=True)]
 
     def accompany(self) -> None:
         """Take part in the visits of one `loss` of another process, where weights are brought by all together."""
@@ -185,12 +192,17 @@ class Walk:
 
     # --- the stops ---
 
-    def _encoder_stages(self, slices: Sequence[Slice], bias: Tensor | None, drops: Sequence[Dropout]) -> list[_Stage]:
+    def _encoder_stages(
+        self, micro_batches: Sequence[MicroBatch], bias: Tensor | None, drops: Sequence[Dropout]
+    ) -> list[_Stage]:
         stack = self.model.encoder
         stages = [
             _Stage(
                 list(block.parameters()),
-                [partial(block, bias=bias, rows=s.source, dropout=d) for s, d in zip(slices, drops, strict=True)],
+                [
+                    partial(block, bias=bias, rows=mb.source, dropout=d)
+                    for mb, d in zip(micro_batches, drops, strict=True)
+                ],
                 self.boundary_dtype,
             )
             for block in stack.blocks
@@ -198,14 +210,18 @@ class Walk:
         return [*stages, self._norm_stage(stack, [partial(stack.leave, dropout=d) for d in drops])]
 
     def _decoder_stages(
-        self, slices: Sequence[Slice], memories: Sequence[Tensor], bias: Tensor | None, drops: Sequence[Dropout]
+        self,
+        micro_batches: Sequence[MicroBatch],
+        memories: Sequence[Tensor],
+        bias: Tensor | None,
+        drops: Sequence[Dropout],
     ) -> list[_Stage]:
         stack, scale = self.model.decoder, self.model.output_scale
         stages = []
         for block in stack.blocks:
             functions: list[BlockFunction] = [
-                partial(block, memory=m, bias=bias, rows=s.target, memory_rows=s.memory, dropout=d)
-                for s, m, d in zip(slices, memories, drops, strict=True)
+                partial(block, memory=m, bias=bias, rows=mb.target, memory_rows=mb.memory, dropout=d)
+                for mb, m, d in zip(micro_batches, memories, drops, strict=True)
             ]
             stages.append(_Stage(list(block.parameters()), functions, self.boundary_dtype))
 
@@ -275,17 +291,19 @@ class Walk:
             on_ready(stage.weights)
         return grads
 
-    def _loss(self, hidden: list[Tensor], slices: Sequence[Slice], total_labels: int) -> tuple[Tensor, list[Tensor]]:
+    def _loss(
+        self, hidden: list[Tensor], micro_batches: Sequence[MicroBatch], total_labels: int
+    ) -> tuple[Tensor, list[Tensor]]:
         weight, total, grads = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32), []
         scale = (1.0 if self.scaling is None else self.scaling.scale) / total_labels
         with torch.no_grad(), self.residency.glance([weight]):
             if weight.requires_grad:
                 self.residency.open_gradient(weight)
-            for index, part in enumerate(slices):
+            for index, micro_batch in enumerate(micro_batches):
                 loss, grad = self.objective.loss_and_gradients(
-                    hidden[index], weight, part, scale, self.loss_settings, weight.grad
+                    hidden[index], weight, micro_batch, scale, self.loss_settings, weight.grad
                 )
-                hidden[index] = None  # type: ignore[call-overload]  # freed slice by slice
+                hidden[index] = None  # type: ignore[call-overload]  # freed micro-batch by micro-batch
                 total += loss
                 grads.append(grad)
         self.residency.close_gradient(weight)
@@ -316,11 +334,11 @@ class Walk:
         del buffer
         self.residency.close_gradient(weight)
 
-    def _bias_leaf(self, stack: Stack, slices: Sequence[Slice]) -> Tensor | None:
-        """The stack's bias over distances as a leaf that gathers the gradient of all its blocks; one for all slices."""
+    def _bias_leaf(self, stack: Stack, micro_batches: Sequence[MicroBatch]) -> Tensor | None:
+        """The stack's bias over distances as a leaf that gathers the gradient of all its blocks; one for all micro-batches."""
         if stack.bias is None:
             return None
-        longest = max((s.source if stack is self.model.encoder else s.target).longest for s in slices)
+        longest = max((mb.source if stack is self.model.encoder else mb.target).longest for mb in micro_batches)
         with torch.no_grad():
             bias = stack.bias(longest)  # fp32, so that the gradients of all blocks add up in it
         return bias.requires_grad_(stack.bias.table.requires_grad)

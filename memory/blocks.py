@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
 from limits import DROPOUT_ELEMENTS, row_groups
-from memory.shapes import Micro, Tokens
+from memory.shapes import MicroBatchRows, Tokens
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
@@ -59,7 +59,7 @@ class Blocks:
     Args:
         model: its shape. e: bytes of the compute dtype. dropout: whether training drops.
         tokens: of the micro-batch; longest: of its longest row. is_padded: attention goes through padded rows (CUDA).
-        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.slices`.
+        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.micro_batches`.
     """
 
     model: T5ModelConfig
@@ -67,7 +67,7 @@ class Blocks:
     dropout: bool
     tokens: Tokens
     longest: Tokens
-    rows: Micro
+    rows: MicroBatchRows
     is_padded: bool = False
     answers: int = 1
 

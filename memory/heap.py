@@ -43,30 +43,34 @@ class Heap:
 
     def _pieces(self, phase: str) -> float:
         walk = self.walk
-        if phase == "loss":  # trimmed just before; beside the gradients of earlier walks, the end of forward is as high
-            return self._visits("decoder", is_kept=False) if self.choice.num_walks > 1 else 0.0
+        if (
+            phase == "loss"
+        ):  # trimmed just before; beside the gradients of earlier passes, the end of forward is as high
+            return self._visits("decoder", is_kept=False) if self.choice.accumulation_passes > 1 else 0.0
         if phase == "evaluation":  # cleaned before, trimmed at the head
             return walk.blocks.tile_bytes() + self._casts("decoder")
-        decoder = self._visits("decoder", is_kept=walk.kept_decoder > 0)
+        decoder = self._visits("decoder", is_kept=walk.saved_decoder_blocks > 0)
         # the graphs of a block come free with others between them
-        decoder += self._small_graphs(0, min(1, walk.kept_decoder))
+        decoder += self._small_graphs(0, min(1, walk.saved_decoder_blocks))
         if phase == "decoder backward":
             return decoder
         if phase == "block update":
-            return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, walk.kept_decoder)))
-        encoder = self._visits("encoder", is_kept=walk.kept_encoder > 0) + walk.block_update()["one update"]
+            return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, walk.saved_decoder_blocks)))
+        encoder = self._visits("encoder", is_kept=walk.saved_encoder_blocks > 0) + walk.block_update()["one update"]
         if phase == "encoder backward":  # trimmed just before
-            return encoder + AGED_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
+            return encoder + AGED_SHARE * self._small_graphs(walk.saved_encoder_blocks, walk.saved_decoder_blocks)
         if phase == "last update":
-            return encoder + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, 0)
-        return decoder + encoder + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
+            return encoder + GRAPH_SHARE * self._small_graphs(walk.saved_encoder_blocks, 0)
+        return (
+            decoder + encoder + GRAPH_SHARE * self._small_graphs(walk.saved_encoder_blocks, walk.saved_decoder_blocks)
+        )
 
     def _visits(self, kind: str, *, is_kept: bool) -> float:
         """Pieces left by visits backward to the blocks of a stack: of graph, tiles, casts and gradients of weights."""
         gradients = min(self._weights(kind), self.walk.learns[kind] * self.walk.e)
         besides = self.walk.blocks.tile_bytes() + gradients + self._casts(kind)
         if is_kept:
-            return besides if self.choice.num_slices > 1 else KEPT_VISIT_SHARE * besides
+            return besides if self.choice.micro_batches_per_pass > 1 else KEPT_VISIT_SHARE * besides
         blocks = self.walk.blocks
         graph = blocks.decoder_graph(HEAP_BELOW) if kind == "decoder" else blocks.encoder_graph(HEAP_BELOW)
         return VISIT_SHARE * (graph + besides)
@@ -82,5 +86,5 @@ class Heap:
         return sum(count * size * e for count, size in sizes if size * e < HEAP_BELOW)
 
     def _small_graphs(self, encoder: int, decoder: int) -> int:
-        """Of so many kept graphs, those of all slices, the tensors that lie in the heap."""
+        """Of so many kept graphs, those of all micro-batches, the tensors that lie in the heap."""
         return self.walk.graphs(encoder, decoder, HEAP_BELOW)

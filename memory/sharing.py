@@ -16,21 +16,21 @@ def share_out(
     counts: dict[str, int],
     compute_bytes: int,
     storage_bytes: int,
-    kept_blocks: int = 0,
+    saved_blocks: int = 0,
 ) -> None:
     """Turn the parts of each phase into those of one of `shards` processes, in place; 1 changes nothing.
 
     Args:
         counts: weights of embedding, head, one encoder and one decoder block.
         compute_bytes, storage_bytes: of one number.
-        kept_blocks: blocks whose graphs are kept. No gathered weight outlives its visit, but a run of 12 such blocks took as
+        saved_blocks: blocks whose graphs are kept. No gathered weight outlives its visit, but a run of 12 such blocks took as
             much more: rooms that the weights have left between the tensors of the graphs.
     """
     if shards == 1:
         return
     shared = counts["embedding"] + counts["head"]
     block = max(counts["encoder"], counts["decoder"])
-    held = kept_blocks * block * storage_bytes
+    held = saved_blocks * block * storage_bytes
     for phase, parts in phases.items():
         for name in ("weights", "optimizer state"):
             parts[name] = parts[name] // shards

@@ -157,7 +157,7 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     """Of a step over `amount`, in micro-batches of so many tokens: products, passes over the weights, and the wire."""
     blocks, head = flops_of(work.model, amount)
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
-    recompute = 1.0 - choice.kept_blocks / total_blocks
+    recompute = 1.0 - choice.saved_blocks / total_blocks
     efficiency = _efficiency(pace, choice, work.model.d_model, tokens)
     count = work.counts["total"]
     exchange = communication_seconds(
@@ -182,9 +182,9 @@ def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> floa
 
 def _passes(pace: Pace, choice: Choice) -> float:
     """Passes over all weights of one step."""
-    passes = pace.update_passes + pace.walk_passes * (choice.num_walks - 1)
+    passes = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
     if choice.storage != choice.compute:
-        passes += pace.rounding_passes + pace.cast_passes * choice.num_walks
+        passes += pace.rounding_passes + pace.cast_passes * choice.accumulation_passes
     return passes
 
 

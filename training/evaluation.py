@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 
 from data.collate import Batch
+from engine.micro_batches import to_micro_batch
 from engine.objective import Objective
-from engine.slices import to_slice
 from engine.walk import Walk
 from training.processes import sum_over
 
@@ -51,7 +51,7 @@ def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, dev
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     walk.objective.clear()
     for batch in together(walk, batches, accelerator) if walk.residency.is_collective else batches:
-        part = to_slice(batch, walk.model.config.pad_token_id, device)
+        part = to_micro_batch(batch, walk.model.config.pad_token_id, device)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
     loss, tokens, rows = sum_over(accelerator, *sums.tolist())
     metrics = mean_metrics(walk.objective, tokens, accelerator)

@@ -2,7 +2,7 @@
 
 By schedule and under pressure memory is cleaned. The budget is measured again as the run goes on, since others take
 memory and limits are lowered. Where the plan no longer fits, or an out-of-memory error came, the plan is made again for
-what there is, with the same effective batch and the same weights: fewer graphs kept, then smaller micro-batches. What
+what there is, with the same effective batch and the same weights: more blocks recomputed, then smaller micro-batches. What
 the user fixed is left as long as something else helps. Where nothing is left, the run is to be saved and ended.
 """
 
@@ -27,6 +27,7 @@ from memory.recovery import RecoveryRecord, Shortage, free_failed
 from memory.units import MIB, format_size
 from settings import AUTO, DoesNotFit, counted
 from training.journal import Journal
+from training.report import recomputed
 
 PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at once
 LOOK_SECONDS = 1.0  # between two measurements of the budget
@@ -189,7 +190,7 @@ class Keeper:
         choice = smaller.choice
         report = (
             f"{story}; going on with micro-batch {choice.batch_size_per_gpu} x accumulation "
-            f"{choice.gradient_accumulation_steps}, graphs of {counted(choice.kept_blocks, 'block')} kept, effective batch unchanged"
+            f"{choice.gradient_accumulation_steps}, {recomputed(choice.saved_blocks, self.plan.num_blocks)}, effective batch unchanged"
         )
         free = shortage.free_bytes if shortage else free_host_bytes()
         record = RecoveryRecord(
@@ -210,9 +211,9 @@ class Keeper:
         return None
 
     def _next_smaller(self) -> Plan | None:
-        """No graphs kept, or half the micro-batch, whatever the formulas say of it; None where both are at their end."""
+        """All blocks recomputed, or half the micro-batch, whatever the formulas say of it; None where both are at their end."""
         config, choice = copy.deepcopy(self._config), self.plan.choice
-        rows = choice.batch_size_per_gpu if choice.kept_blocks else choice.batch_size_per_gpu // 2
+        rows = choice.batch_size_per_gpu if choice.saved_blocks else choice.batch_size_per_gpu // 2
         if rows == 0:
             return None
         for relaxation in RELAXATIONS:
@@ -258,7 +259,7 @@ class Keeper:
 
 def _runs_smaller(choice: Choice, than: Choice) -> bool:
     """Whether the walk itself holds less, not only what surrounds it."""
-    return choice.kept_blocks < than.kept_blocks or choice.batch_size_per_gpu < than.batch_size_per_gpu
+    return choice.saved_blocks < than.saved_blocks or choice.batch_size_per_gpu < than.batch_size_per_gpu
 
 
 def _set(config: Config, settings: dict[str, Any]) -> None:

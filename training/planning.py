@@ -22,6 +22,7 @@ from memory.prediction import CORRECTION, Choice, Machine
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
 from memory.shapes import Shapes
 from memory.units import MIB, format_size
+from memory.work import choice_fields
 from settings import AUTO, DoesNotFit
 from training.launch import local_rank, rank
 from training.schedules import resolve_steps
@@ -44,7 +45,7 @@ def make_plan(
     dtypes: Dtypes | None = None,
     may_probe: bool = False,
 ) -> Plan:
-    """Choose micro-batch, slices, kept graphs and dtypes; a resumed run keeps its choice where it still fits.
+    """Choose micro-batch, saved blocks and dtypes; a resumed run keeps its choice where it still fits.
 
     Args:
         base_bytes: what the process takes already. ahead: from `look_ahead`; None: it looks.
@@ -57,7 +58,7 @@ def make_plan(
     shapes, evaluation = ahead or shapes_of(begin, machine)
     choice = begin.state.choice
     planner = _Planner(begin, machine, shapes, evaluation, dtypes)
-    chosen = planner.plan(Choice(**choice) if choice else None)
+    chosen = planner.plan(Choice(**choice_fields(choice)) if choice else None)
     if not may_probe:
         return planner.timed(chosen)
     asked = begin.config.memory.probe

@@ -28,8 +28,8 @@ from data.cache import fingerprint
 from data.loader import StepLoader
 from data.shards import Manifest
 from devices.base import Device
+from engine.micro_batches import to_micro_batch
 from engine.preference import answer_log_probabilities
-from engine.slices import to_slice
 from engine.walk import Walk
 from memory.cleanup import clean_all
 from memory.work import Choice
@@ -283,7 +283,7 @@ class _Job:
             places = mine[first : first + self.batch_size]
             # where weights are sharded, a rank without rows must take part in the forward all the same
             rows = block[places] if len(places) else block[:1]
-            part = to_slice(self.loader.batch_of(rows), self.walk.model.config.pad_token_id, self.device)
+            part = to_micro_batch(self.loader.batch_of(rows), self.walk.model.config.pad_token_id, self.device)
             (losses,) = self.walk.token_losses([part])
             if len(places):
                 values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()

@@ -19,7 +19,7 @@ from torch import Tensor
 from data.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
-from memory.work import Choice
+from memory.work import Choice, choice_fields
 from model import hf_format
 from model.checksums import STATE
 from model.peft_format import save_adapters
@@ -84,7 +84,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(path.read_text(encoding="utf8"))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            state.choice = asdict(_filled(Choice, state.choice, "its choice"))
+            state.choice = _filled(Choice, choice_fields(state.choice), "its choice").as_dict()
         if state.loss_scaling is not None:
             _filled(LossScaling, state.loss_scaling, "its loss_scaling")
         if state.best_metric is not None:

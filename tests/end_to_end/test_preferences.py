@@ -91,7 +91,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tuned: World, tmp_path: Path, nu
 
 
 @pytest.mark.slow
-def test_two_processes_and_slices_give_the_losses_of_one(tuned: World, tmp_path: Path) -> None:
+def test_two_processes_and_micro_batches_give_the_losses_of_one(tuned: World, tmp_path: Path) -> None:
     place = Place(tmp_path, tmp_path / "cache")  # an empty cache: the reference is computed by both
     place.do(
         "dpo",

@@ -52,7 +52,7 @@ def main(place: str) -> None:
     outcome = "done"
     update.begin(Step(1, 1e-2))
     try:
-        walk.gradients(batch.slices(model, [rows]), batch.num_labels, ready)
+        walk.gradients(batch.micro_batches(model, [rows]), batch.num_labels, ready)
         reducer.finish()
     except StepFailed:
         outcome = "told"
@@ -83,7 +83,7 @@ def again(rank: int, before: dict[str, torch.Tensor], number: int) -> None:
     sums: dict[int, torch.Tensor] = {}
     reducer = Reducer(lambda weights: sums.update({id(w): w.grad.clone() for w in weights}), 2)
     walk = Walk(model, Keep(0), residency_for(torch.float32, torch.float32), LossSettings(), 0.0)
-    walk.gradients(batch.slices(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
+    walk.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
     reducer.finish()
     model.zero_grad()
     model(batch.input_ids, batch.mask, batch.labels).backward()

@@ -39,14 +39,14 @@ def train(model: T5, residency, shards: Shards | None, optimizer_name: str, roun
         batch = Rectangle(rows=5, seed=number)
         mine = list(range(5))[rank::count] if shards else list(range(5))
         update.begin(Step(number, 1e-2, weight_decay=0.1, seed=7))
-        total = walk.gradients(batch.slices(model, [[row] for row in mine]), batch.num_labels, reducer.ready)
+        total = walk.gradients(batch.micro_batches(model, [[row] for row in mine]), batch.num_labels, reducer.ready)
         reducer.finish()
         update.finish()
         if shards:
             dist.all_reduce(total)
         losses.append(float(total) / batch.num_labels)
         assert all(weight.grad is None for weight in model.parameters())
-    evaluation = walk.loss(batch.slices(model, [[0, 1]]))
+    evaluation = walk.loss(batch.micro_batches(model, [[0, 1]]))
     return [*losses, float(evaluation)]
 
 

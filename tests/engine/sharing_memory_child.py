@@ -65,7 +65,7 @@ def train(model: T5, how: str, optimizer_name: str) -> None:
     for number in range(1, 4):
         update.begin(Step(number, 1e-3))
         batch = Rectangle(rows=count)
-        walk.gradients(batch.slices(model, [[rank]]), batch.num_labels, reducer.ready)
+        walk.gradients(batch.micro_batches(model, [[rank]]), batch.num_labels, reducer.ready)
         reducer.finish()
         update.finish()
 

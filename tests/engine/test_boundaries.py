@@ -24,7 +24,7 @@ def gradients(
     walk = Walk(
         model, Keep(keep), residency_for(torch.bfloat16, compute), LossSettings(), rate, boundary_dtype=boundary
     )
-    total = walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+    total = walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
     return float(total), torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
 
 
@@ -49,9 +49,9 @@ def test_training_and_measuring_round_alike() -> None:
     walk = Walk(
         model, Keep(0), residency_for(torch.bfloat16, torch.float32), LossSettings(), 0.0, boundary_dtype=torch.bfloat16
     )
-    slices = batch.slices(model, CUTS)
-    measured = walk.loss(slices)
-    assert float(walk.gradients(slices, batch.num_labels, lambda weights: None)) == pytest.approx(
+    micro_batches = batch.micro_batches(model, CUTS)
+    measured = walk.loss(micro_batches)
+    assert float(walk.gradients(micro_batches, batch.num_labels, lambda weights: None)) == pytest.approx(
         float(measured), rel=1e-6
     )
 

@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_breaks_off_before_any_update(keep: int) -> No
         model.decoder.final_norm.weight[3] = float("inf")
     handed: list[object] = []
     with pytest.raises(NotFinite):
-        walk.gradients(batch.slices(model, CUTS), batch.num_labels, handed.append)
+        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, handed.append)
     assert not handed
 
 
@@ -75,12 +75,12 @@ def test_a_gradient_that_is_not_finite_is_told_behind_the_walk(max_grad_norm: fl
 def test_the_block_of_the_first_bad_number_forward_is_named(keep: int) -> None:
     model, batch = small_model(), Rectangle()
     walk, checks = walk_of(model, keep, True)
-    walk.gradients(batch.slices(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
+    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first is None
     with torch.no_grad():
         model.encoder.blocks[1].feed_forward.wo.weight[0, 0] = float("nan")
     with pytest.raises(NotFinite):
-        walk.gradients(batch.slices(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
+        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first == "encoder block 2 of 2, forward"
     checks.begin()
     assert checks.first is None
@@ -94,7 +94,7 @@ def test_the_block_of_the_first_bad_number_backward_is_named(keep: int, monkeypa
     walk, checks = walk_of(model, keep, True)
     bad, plain = model.decoder.blocks[1].attention.q.weight, layers.product_back
     monkeypatch.setattr(layers, "product_back", lambda grad, w: plain(grad, w) * (float("nan") if w is bad else 1.0))
-    walk.gradients(batch.slices(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
+    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first == "decoder block 2 of 3, backward"
 
 

@@ -46,7 +46,7 @@ def test_gradients_of_what_is_trained_equal_autograd(family: str, patterns: str,
     loss, expected = autograd_gradients(model, batch)
     walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0)
     handed: list[nn.Parameter] = []
-    total = walk.gradients(batch.slices(model, CUTS[cut]), batch.num_labels, handed.extend)
+    total = walk.gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels, handed.extend)
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     assert total.item() / batch.num_labels == pytest.approx(loss.item(), rel=1e-6)
     assert set(gradients) == set(expected) == set(trained)
@@ -77,8 +77,8 @@ def test_what_lies_below_keeps_no_boundary() -> None:
         block.register_forward_hook(
             lambda *_, index=index: backwards.append(index) if torch.is_grad_enabled() else None
         )
-    walk.gradients(batch.slices(model, CUTS["uneven"]), batch.num_labels, lambda weights: None)
-    assert backwards == [3, 3, 4, 4], "two slices through the two decoder blocks that learn"
+    walk.gradients(batch.micro_batches(model, CUTS["uneven"]), batch.num_labels, lambda weights: None)
+    assert backwards == [3, 3, 4, 4], "two micro-batches through the two decoder blocks that learn"
 
 
 def test_an_unknown_name_lists_those_that_exist() -> None:

@@ -35,7 +35,7 @@ def steps():
     walk, batch = Walk(model, Keep(0), residency, LossSettings(chunk_bytes=1 << 22), 0.0), Rectangle(2, 32, 16, 2048)
     for number in (1, 2):
         update.begin(Step(number, 1e-3))
-        walk.gradients(batch.slices(model, [[0], [1]]), batch.num_labels, update.ready)
+        walk.gradients(batch.micro_batches(model, [[0], [1]]), batch.num_labels, update.ready)
         update.finish()
     return model, update
 

@@ -1,4 +1,4 @@
-"""Adapters pass through the walk: gradients of plain autograd, whatever the base lies in, the slices, the kept graphs."""
+"""Adapters pass through the walk: gradients of plain autograd, whatever the base lies in, the micro-batches, the kept graphs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def walk_of(model: T5, base: str, keep: int) -> Walk:
 
 
 def gradients_of(model: T5, base: str, keep: int, cut: str, batch: Rectangle) -> dict[str, torch.Tensor]:
-    walk_of(model, base, keep).gradients(batch.slices(model, CUTS[cut]), batch.num_labels, lambda weights: None)
+    walk_of(model, base, keep).gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels, lambda weights: None)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     return gradients
@@ -73,7 +73,7 @@ def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, k
 
 
 @pytest.mark.parametrize("base", ["fp32", "int8"])
-def test_dropout_of_adapters_does_not_depend_on_slices_or_recompute(base: str, tmp_path: Path) -> None:
+def test_dropout_of_adapters_does_not_depend_on_micro_batches_or_recompute(base: str, tmp_path: Path) -> None:
     batch, model = Rectangle(), adapted("t5", base, "dora", tmp_path, dropout=0.4)
     reference = gradients_of(model, base, 99, "one", batch)
     again = gradients_of(model, base, 0, "uneven", batch)
@@ -81,9 +81,9 @@ def test_dropout_of_adapters_does_not_depend_on_slices_or_recompute(base: str, t
     plain = gradients_of(adapted("t5", base, "dora", tmp_path), base, 99, "one", batch)
     assert max(relative_error(plain[name], reference[name]) for name in reference) > 0.05, "dropout must do something"
     walk = walk_of(model, base, 0)
-    losses = [walk.loss(batch.slices(model, CUTS["one"])).item() for _ in range(2)]
+    losses = [walk.loss(batch.micro_batches(model, CUTS["one"])).item() for _ in range(2)]
     model.adapter_dropout = 0.0
-    assert losses == [walk.loss(batch.slices(model, CUTS["one"])).item()] * 2, "evaluation never drops"
+    assert losses == [walk.loss(batch.micro_batches(model, CUTS["one"])).item()] * 2, "evaluation never drops"
 
 
 def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
     optimizer = OPTIMIZERS["adamw"](trained)
     update = Update(optimizer)
     update.begin(Step(1, 1e-2))
-    walk_of(model, "int8", 0).gradients(batch.slices(model, CUTS["one"]), batch.num_labels, update.ready)
+    walk_of(model, "int8", 0).gradients(batch.micro_batches(model, CUTS["one"]), batch.num_labels, update.ready)
     update.finish()
     moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())

@@ -28,7 +28,7 @@ def held_bytes(pool: Pool) -> int:
 def gradients(model: T5, keep: int, boundaries: Boundaries | None, rate: float = 0.2) -> list[torch.Tensor]:
     batch = Rectangle()
     walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(), rate, boundaries=boundaries)
-    total = walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+    total = walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
     found = [weight.grad for weight in model.parameters() if weight.grad is not None]
     for weight in model.parameters():
         weight.grad = None
@@ -84,12 +84,14 @@ def test_only_a_few_are_on_the_device(layers: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Visit, "forward", lambda visit: (alive.append(counted(visit)), forward(visit))[1])
     monkeypatch.setattr(Visit, "backward", lambda visit, grad: (alive.append(counted(visit)), backward(visit, grad))[1])
     gradients(model, 0, Offload(copies), rate=0.0)
-    stages, slices = 2 * (layers + 1), len(CUTS)
-    assert copies.parked == copies.fetched == (stages - 1) * slices, "the norm behind the last block keeps its graph"
-    assert max(alive) <= 2 * slices, alive
+    stages, micro_batches = 2 * (layers + 1), len(CUTS)
+    assert copies.parked == copies.fetched == (stages - 1) * micro_batches, (
+        "the norm behind the last block keeps its graph"
+    )
+    assert max(alive) <= 2 * micro_batches, alive
     alive.clear()
     gradients(model, 0, None, rate=0.0)
-    assert max(alive) == stages * slices, "without it, all are held"
+    assert max(alive) == stages * micro_batches, "without it, all are held"
 
 
 def test_blocks_that_keep_their_graph_keep_their_input() -> None:
@@ -113,7 +115,7 @@ def test_a_step_broken_off_leaves_nothing_behind() -> None:
     batch = Rectangle()
     walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.2, boundaries=offload)
     with pytest.raises(Break):
-        walk.gradients(batch.slices(model, CUTS), batch.num_labels, stop)
+        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, stop)
     model.zero_grad()
     held = held_bytes(offload.copies.pool)
     assert all(torch.equal(a, b) for a, b in zip(gradients(model, 0, offload), expected, strict=True))
@@ -150,19 +152,19 @@ def test_on_a_gpu_bit_for_bit_and_in_less_memory() -> None:
     peaks, found = [], []
     for boundaries in (None, Offload(CudaCopies(device)), Offload(CudaCopies(device))):
         walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.0, boundaries=boundaries)
-        slices = [
+        micro_batches = [
             replace(
                 part,
                 input_ids=part.input_ids.to(device),
                 decoder_ids=part.decoder_ids.to(device),
                 labels=part.labels.to(device),
             )
-            for part in batch.slices(model.cpu(), [[0], [1], [2], [3]])
+            for part in batch.micro_batches(model.cpu(), [[0], [1], [2], [3]])
         ]
         model.to(device)
         torch.cuda.reset_peak_memory_stats()
         begin = torch.cuda.memory_allocated()
-        walk.gradients(slices, batch.num_labels, lambda weights: None)
+        walk.gradients(micro_batches, batch.num_labels, lambda weights: None)
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - begin)
         found.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])

@@ -30,7 +30,7 @@ from engine.optimizers import OPTIMIZERS, Step
 from engine.preference import PreferenceLoss, PreferenceObjective
 from engine.residency import Residency
 from engine.rounding import ROUNDINGS
-from engine.slices import to_slice
+from engine.micro_batches import to_micro_batch
 from engine.update import Update
 from engine.walk import Walk
 from memory.high_water import HighWater
@@ -52,7 +52,7 @@ else:
 objective = PreferenceObjective(PreferenceLoss()) if is_preference else None
 walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(2**22), 0.0, objective)
 update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters()), ROUNDINGS["stochastic"]()))
-small = [to_slice(batch, 0, torch.device("cpu"))]
+small = [to_micro_batch(batch, 0, torch.device("cpu"))]
 water = HighWater()
 for number in (1, 2):
     water.restart()

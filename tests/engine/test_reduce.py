@@ -55,7 +55,7 @@ def test_the_order_of_groups_is_known_before_the_walk(family: str, frozen: str) 
     walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.0)
     handed: list[list[int]] = []
     walk.gradients(
-        batch.slices(model, [[0, 1, 2, 3]]),
+        batch.micro_batches(model, [[0, 1, 2, 3]]),
         batch.num_labels,
         lambda group: handed.append([id(weight) for weight in group]),
     )
@@ -76,7 +76,7 @@ def test_who_abandons_a_walk_sends_what_the_others_send(family: str, dtypes: str
     def forms() -> list[tuple[object, ...]]:
         return [(w.grad.dtype, w.grad.shape) if w.grad is not None else () for w in model.parameters()]
 
-    walk.gradients(batch.slices(model, [[0, 1, 2, 3]]), batch.num_labels, lambda weights: None)
+    walk.gradients(batch.micro_batches(model, [[0, 1, 2, 3]]), batch.num_labels, lambda weights: None)
     expected = forms()
     for group in walk.hand_over_order():
         walk.zero_gradients(group)

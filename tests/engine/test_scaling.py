@@ -28,7 +28,7 @@ def fp16_walk(model: T5, scaling: LossScaling | None, keep: int = 0) -> Walk:
 
 def gradients(model: T5, batch: Rectangle, scaling: LossScaling | None, keep: int = 0) -> dict[str, torch.Tensor]:
     walk = fp16_walk(model, scaling, keep)
-    walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
     found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     for weight in model.parameters():
         assert weight.dtype == torch.float32, "the copy of a visit must not stay"
@@ -56,7 +56,7 @@ def test_small_gradients_vanish_without_the_scale() -> None:
 
     def error(scaling: LossScaling | None) -> float:
         walk = fp16_walk(model, scaling)
-        walk.gradients(batch.slices(model, CUTS), int(batch.num_labels * batch_share), lambda weights: None)
+        walk.gradients(batch.micro_batches(model, CUTS), int(batch.num_labels * batch_share), lambda weights: None)
         found = model.encoder.blocks[0].feed_forward.wi.weight.grad
         assert found is not None
         found = found.double() * batch_share / (scaling.scale if scaling else 1.0)
@@ -69,7 +69,7 @@ def test_small_gradients_vanish_without_the_scale() -> None:
 
 def step(model: T5, update: Update, batch: Rectangle, number: int) -> None:
     update.begin(Step(number, 0.01))
-    fp16_walk(model, update.scaling).gradients(batch.slices(model, CUTS), batch.num_labels, update.ready)
+    fp16_walk(model, update.scaling).gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)
     assert not update.has_begun, "whether the step counts is known behind the walk alone"
     update.finish()
     assert all(weight.grad is None for weight in model.parameters())
@@ -177,7 +177,7 @@ def test_gradients_of_several_walks_add_up() -> None:
     expected = gradients(model, batch, scaling)
     walk = fp16_walk(model, scaling)
     for rows in CUTS:
-        walk.gradients(batch.slices(model, [rows]), batch.num_labels, lambda weights: None)
+        walk.gradients(batch.micro_batches(model, [rows]), batch.num_labels, lambda weights: None)
     for name, weight in model.named_parameters():
         assert weight.grad is not None and weight.grad.dtype == expected[name].dtype
         assert relative_error(weight.grad, expected[name]) < 5e-3, name

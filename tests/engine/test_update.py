@@ -22,7 +22,7 @@ def one_step(max_grad_norm: float) -> dict[str, torch.Tensor]:
     reducer = Reducer(update.ready, num_processes=1)
     update.begin(Step(1, 0.01))
     assert not update.has_begun
-    walk.gradients(batch.slices(model, [[0, 1], [2, 3]]), batch.num_labels, reducer.ready)
+    walk.gradients(batch.micro_batches(model, [[0, 1], [2, 3]]), batch.num_labels, reducer.ready)
     assert update.has_begun == (max_grad_norm == 0)
     reducer.finish()
     update.finish()

@@ -1,4 +1,4 @@
-"""The walk forms the gradients of plain autograd, whatever the slices, the kept graphs and the dtype at rest."""
+"""The walk forms the gradients of plain autograd, whatever the micro-batches, the kept graphs and the dtype at rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUTS = {"one": [[0, 1, 2, 3]], "two": [[0, 3], [1, 2]], "four": [[0], [1], [2], 
 def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], keep: int, rate: float = 0.0, **kwargs: object):
     walk = Walk(model, Keep(keep), kwargs.get("residency", Residency(torch.float32)), LossSettings(), rate)  # type: ignore[arg-type]
     order: list[nn.Parameter] = []
-    total = walk.gradients(batch.slices(model, cuts), batch.num_labels, order.extend)
+    total = walk.gradients(batch.micro_batches(model, cuts), batch.num_labels, order.extend)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     return total / batch.num_labels, gradients, order
@@ -50,16 +50,16 @@ def test_gradients_equal_autograd(family: str, cut: str, keep: int) -> None:
     shape=st.tuples(*(st.integers(1, 4) for _ in range(3)), st.integers(1, 9)),
     lengths=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 20)),
     keep=st.integers(0, 9),
-    per_slice=st.integers(1, 6),
+    per_micro_batch=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
-def test_gradients_equal_autograd_on_random_models(family, shape, lengths, keep, per_slice, seed) -> None:
+def test_gradients_equal_autograd_on_random_models(family, shape, lengths, keep, per_micro_batch, seed) -> None:
     heads, layers, decoder_layers, d_kv = shape
     changes = {"num_heads": heads, "num_layers": layers, "num_decoder_layers": decoder_layers, "d_kv": d_kv}
     model, batch = small_model(family, seed, **changes), Rectangle(*lengths, seed=seed)
     _, expected = autograd_gradients(model, batch)
     rows = list(range(lengths[0]))
-    cuts = [rows[at : at + per_slice] for at in range(0, len(rows), per_slice)]
+    cuts = [rows[at : at + per_micro_batch] for at in range(0, len(rows), per_micro_batch)]
     _, gradients, _ = walk_gradients(model, batch, cuts, keep)
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for name, gradient in expected.items():  # a gradient that cancels to nothing has no relative error worth the name
@@ -86,7 +86,7 @@ def _shapes_of(model: T5) -> Counter[torch.Size]:
 
 
 @pytest.mark.parametrize("keep", [0, 99])
-def test_dropout_does_not_depend_on_slices_or_recompute(keep: int) -> None:
+def test_dropout_does_not_depend_on_micro_batches_or_recompute(keep: int) -> None:
     model, batch = small_model(), Rectangle()
     loss, expected, _ = walk_gradients(model, batch, CUTS["one"], 99, rate=0.3)
     ours, gradients, _ = walk_gradients(model, batch, CUTS["uneven"], keep, rate=0.3)
@@ -126,7 +126,7 @@ def test_frozen_weights_get_no_gradient() -> None:
 def test_evaluation_loss_is_that_of_the_model() -> None:
     model, batch = small_model(), Rectangle()
     walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(label_smoothing=0.1, z_loss=1e-3), 0.5)
-    total = walk.loss(batch.slices(model, CUTS["uneven"]))
+    total = walk.loss(batch.micro_batches(model, CUTS["uneven"]))
     expected = model(batch.input_ids, batch.mask, batch.labels)
     assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)
 
@@ -140,10 +140,10 @@ def test_the_heap_is_trimmed_where_the_walk_holds_most(keep: int, monkeypatch: p
     for name in ("_forward", "_loss", "_backward"):
         inner = getattr(walk, name)
         monkeypatch.setattr(walk, name, lambda *words, inner=inner, name=name: (seen.append(name), inner(*words))[1])
-    walk.gradients(batch.slices(model, CUTS["two"]), batch.num_labels, lambda weights: None)
+    walk.gradients(batch.micro_batches(model, CUTS["two"]), batch.num_labels, lambda weights: None)
     encoder, decoder = (["trim"] * (len(stack.blocks) + 1 if keep else 0) for stack in (model.encoder, model.decoder))
     way = ["trim", "_forward", *encoder, "_forward", *decoder, "trim", "_loss", "_backward", "trim", "_backward"]
     assert seen == way
     seen.clear()
-    walk.loss(batch.slices(model, CUTS["two"]))
+    walk.loss(batch.micro_batches(model, CUTS["two"]))
     assert seen == ["trim"]

@@ -16,7 +16,7 @@ SHAPE = T5ModelConfig(d_model=256, d_kv=32, d_ff=1024, num_layers=2, num_decoder
 WORK = Work(SHAPE, 8, 128, 128, False, "adafactor")
 MACHINE = Machine(GIB, GIB)
 RECOMPUTING = Choice(8, 1, 1, 0, 8, "float32", "float32", 8 * MIB)
-KEEPING = replace(RECOMPUTING, kept_blocks=4)
+KEEPING = replace(RECOMPUTING, saved_blocks=4)
 PHASES = (
     "loss",
     "decoder backward",
@@ -42,7 +42,7 @@ def test_before_the_loss_the_heap_is_trimmed(choice: Choice) -> None:
 
 def test_recomputed_visits_leave_more_pieces_than_kept_graphs() -> None:
     assert slack(RECOMPUTING, "decoder backward") > slack(KEEPING, "decoder backward")
-    recomputing, keeping = (replace(c, batch_size_per_gpu=2, num_slices=4) for c in (RECOMPUTING, KEEPING))
+    recomputing, keeping = (replace(c, batch_size_per_gpu=2, micro_batches_per_pass=4) for c in (RECOMPUTING, KEEPING))
     assert slack(keeping, "save") > slack(recomputing, "save"), "graphs that are gone stay in the heap"
 
 

@@ -29,7 +29,7 @@ from training.stopping import BestMetric
 
 CPU = torch.device("cpu")
 STATE = TrainingState(
-    step=3, tokens=100, best_eval_loss=2.5, choice=asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)),
+    step=3, tokens=100, best_eval_loss=2.5, choice=Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
     loss_scaling=LossScaling().as_dict(), best_metric=BestMetric("loss", 0, 2.5, 3).state(), first_eval_loss=3.0,
 )  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_fields_that_came_later_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("malloc", ["small", "fast"])
 def test_every_choice_of_a_plan_is_read(tmp_path: Path, storage: str, malloc: str) -> None:
     saved(tmp_path / "c")
-    choice = asdict(Choice(2, 3, 4, 5, 2, storage, "bfloat16", 2**20, malloc, 2, True))
+    choice = Choice(2, 3, 4, 5, 2, storage, "bfloat16", 2**20, malloc, 2, True).as_dict()
     (tmp_path / "c" / "state" / "training.json").write_text(json.dumps({**asdict(STATE), "choice": choice}))
     assert read_training_state(tmp_path / "c").choice == choice
 

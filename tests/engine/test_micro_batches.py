@@ -8,8 +8,8 @@ import torch
 
 from data.collate import Batch, Row, collate
 from engine.keep import Keep
+from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.residency import Residency
-from engine.slices import Slice, to_slice
 from engine.walk import Walk
 from model.loss import IGNORED, LossSettings
 from model.rows import Rows
@@ -24,17 +24,17 @@ def batch(rows: int, seed: int) -> Batch:
     return collate([Row(draw.integers(2, 61, s), draw.integers(2, 61, t), int(s * 77 + t)) for s, t in lengths], 0)
 
 
-def result(family: str, part: Slice, kept: int) -> tuple[float, dict[str, torch.Tensor]]:
+def result(family: str, micro_batch: MicroBatch, kept: int) -> tuple[float, dict[str, torch.Tensor]]:
     model = small_model(family)
     walk = Walk(model, Keep(kept), Residency(torch.float32), LossSettings(), dropout_rate=0.3)
-    loss = float(walk.gradients([part], part.num_labels, lambda weights: None))
+    loss = float(walk.gradients([micro_batch], micro_batch.num_labels, lambda weights: None))
     return loss, {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kept", [0, 9])
 def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, kept: int) -> None:
-    plain, filled = (to_slice(batch(3, 5), 0, CPU, sizes) for sizes in (None, ((), ())))
+    plain, filled = (to_micro_batch(batch(3, 5), 0, CPU, sizes) for sizes in (None, ((), ())))
     assert plain.input_ids.shape != filled.input_ids.shape and plain.num_labels == filled.num_labels
     loss, gradients = result(family, plain, kept)
     other_loss, other_gradients = result(family, filled, kept)
@@ -44,26 +44,34 @@ def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, kept: int)
 
 
 def test_batches_of_many_lengths_have_few_shapes() -> None:
-    parts = [to_slice(batch(5, seed), 0, CPU, ((64, 96, 160), (80, 160))) for seed in range(200)]
-    assert {len(part.input_ids) for part in parts} == {64, 96, 160}
-    assert {len(part.decoder_ids) for part in parts} == {len(part.labels) for part in parts} == {80, 160}
+    micro_batches = [to_micro_batch(batch(5, seed), 0, CPU, ((64, 96, 160), (80, 160))) for seed in range(200)]
+    assert {len(micro_batch.input_ids) for micro_batch in micro_batches} == {64, 96, 160}
+    assert (
+        {len(micro_batch.decoder_ids) for micro_batch in micro_batches}
+        == {len(micro_batch.labels) for micro_batch in micro_batches}
+        == {80, 160}
+    )
 
 
 def test_fillers_belong_to_no_row_and_no_label_judges_them() -> None:
     rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 9), 6)]
-    part = to_slice(collate(rows, 0), 0, CPU, ((24,), (13, 20)))
-    assert part.source.lengths == (8, 8) and part.target.lengths == (5, 7)
-    assert (part.source.filler, part.target.filler) == (8, 1)
-    assert len(part.input_ids) == part.source.num_tokens == 24 and len(part.labels) == 13
-    assert (part.labels[12:] == IGNORED).all() and (part.input_ids[16:] == 0).all() and part.num_labels == 12
+    micro_batch = to_micro_batch(collate(rows, 0), 0, CPU, ((24,), (13, 20)))
+    assert micro_batch.source.lengths == (8, 8) and micro_batch.target.lengths == (5, 7)
+    assert (micro_batch.source.filler, micro_batch.target.filler) == (8, 1)
+    assert len(micro_batch.input_ids) == micro_batch.source.num_tokens == 24 and len(micro_batch.labels) == 13
+    assert (
+        (micro_batch.labels[12:] == IGNORED).all()
+        and (micro_batch.input_ids[16:] == 0).all()
+        and micro_batch.num_labels == 12
+    )
 
 
 def test_fillers_of_two_answers_stand_behind_all_rows() -> None:
     """The encoder's output is spread over both answers, and its gradient gathered, with the fillers at the end."""
     source = Rows((2, 3), filler=3)
-    part = Slice(torch.arange(8), torch.arange(9), torch.arange(9), source, Rows((2, 1, 3, 3)), answers=2)
+    micro_batch = MicroBatch(torch.arange(8), torch.arange(9), torch.arange(9), source, Rows((2, 1, 3, 3)), answers=2)
     memory = torch.arange(8.0)[:, None]
-    spread = part.spread(memory)
+    spread = micro_batch.spread(memory)
     assert spread[:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
-    assert part.memory.lengths == (2, 3, 2, 3) and part.memory.num_tokens == 16
-    assert torch.equal(part.gather(spread), 2 * memory)
+    assert micro_batch.memory.lengths == (2, 3, 2, 3) and micro_batch.memory.num_tokens == 16
+    assert torch.equal(micro_batch.gather(spread), 2 * memory)

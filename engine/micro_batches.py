@@ -18,7 +18,7 @@ from model.rows import Rows
 
 
 @dataclass(frozen=True)
-class Slice:
+class MicroBatch:
     """The tensors of one micro-batch.
 
     Args:
@@ -65,7 +65,7 @@ class Slice:
         return torch.cat([part.view(self.answers, -1, part.shape[1]).sum(0) for part in (rows, filler)])
 
 
-def to_slice(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes | None = ((), ())) -> Slice:
+def to_micro_batch(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes | None = ((), ())) -> MicroBatch:
     """Lay a padded batch end to end: only its real tokens reach the device.
 
     Args:
@@ -88,4 +88,4 @@ def to_slice(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes
     input_ids, decoder_ids, labels = (place(t, device) for t in flat)
     known = batch.reference if isinstance(batch, PreferenceBatch) else None
     reference = None if known is None else torch.from_numpy(known)
-    return Slice(input_ids, decoder_ids, labels, source, target, answers, reference)
+    return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference)
