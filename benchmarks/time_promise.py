@@ -41,7 +41,7 @@ STEPS, WARM_STEPS = 30, 3
 FITTED = (
     "efficiency",
     "half_tokens",
-    "visit_seconds",
+    "block_seconds",
     "step_seconds",
     "memory_rate",
     "cast_passes",
@@ -49,7 +49,7 @@ FITTED = (
     "small_malloc",
 )
 FACTORS = (0.5, 0.8, 0.9, 0.97, 1.03, 1.1, 1.25, 2.0)  # by which a constant is changed while that helps
-FIRST = {"visit_seconds": 1e-4, "step_seconds": 1e-3}  # where the record has none, a factor would find nothing
+FIRST = {"block_seconds": 1e-4, "step_seconds": 1e-3}  # where the record has none, a factor would find nothing
 
 Case = dict[str, Any]
 Flags = dict[str, Any]

@@ -27,7 +27,7 @@ class StepChecks:
     """Looks at the loss of every step.
 
     Args:
-        shards: where weights are sharded, all processes visit them together and so stop together; one small sum more.
+        shards: where weights are sharded, all processes gather them together and so stop together; one small sum more.
     """
 
     def __init__(self, shards: Shards | None = None) -> None:

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.residency import Residency
 from engine.sharding import Shards
+from engine.weights import WeightStore
 
 Weights = Sequence[nn.Parameter]
 
@@ -126,5 +126,5 @@ class Reducer:
             self._pending, self._started = None, 0
             raise StepFailed(f"another process failed in the middle of the step, before group {group.index}")
         for weight, part in group.parts:
-            Residency.attach_gradient(weight, part)
+            WeightStore.attach_gradient(weight, part)
         self.then(group.weights)

@@ -1,6 +1,6 @@
 """How much memory does it take to write answers, and how many at once fit?
 
-Writing has two heights: the encoder's visit of a group of prompts, and a step with its logits; keys and values stand
+Writing has two heights: the encoder's pass over a group of prompts, and a step with its logits; keys and values stand
 beside both. The formulas follow `model/decoding.py`; e is the bytes of the compute dtype.
 
 Shapes: B prompts, G beams of each, S source tokens, T answer tokens, D d_model, I = H K inner width of attention,
@@ -66,14 +66,14 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     encoder = _encoder_bytes(model, e, w)
     step = one + _logits_bytes(model, e, w)  # rows that leave, and buffers that grow, are copied one tensor at a time
     passing = max(encoder, step)
-    visit = max(counts["encoder"], counts["decoder"]) * e  # of fp32 weights; narrow ones are widened in pieces
+    block = max(counts["encoder"], counts["decoder"]) * e  # of fp32 weights; narrow ones are widened in pieces
     return {
         "base": base_bytes,
         "libraries": LIBRARIES_BYTES,
         "weights": weights.bytes,
         "keys and values": 2 * model.num_decoder_layers * number * w.rows * (w.source_tokens + w.beams * w.new_tokens),
         "encoder" if encoder >= step else "logits": passing,
-        "weights in compute dtype": CAST_BYTES + (visit if weights.compute == "float16" else 0)
+        "weights in compute dtype": CAST_BYTES + (block if weights.compute == "float16" else 0)
         if weights.is_cast
         else 0,
         "allocator slack": int(SLACK * passing),
@@ -81,7 +81,7 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
 
 
 def _encoder_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
-    """One visit with as many prompts as pass together, and their output as keys and values of one block."""
+    """One pass with as many prompts as go together, and their output as keys and values of one block."""
     tokens = min(w.rows * w.source_tokens, max(ENCODER_TOKENS, w.source_tokens))
     rows = max(1, tokens // w.source_tokens)
     blocks = Blocks(model, e, False, Tokens(tokens, 1), Tokens(w.source_tokens, 1), ((w.source_tokens, 1),) * rows)

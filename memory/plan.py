@@ -1,6 +1,6 @@
 """Will it fit, and what is the fastest way that does? Chooses how a run's steps are done.
 
-`plan` lists the ways a step can run (micro-batches together or one after another, graphs kept, dtype of the weights at rest),
+`plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest; in mode ultra the smallest of those
 that are nearly as fast. The effective batch is never touched. The formulas are in `memory.prediction`.
 Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
@@ -122,11 +122,11 @@ def choices(config: Config, machine: Machine, work: Work, dtypes: Dtypes | None 
 
 
 def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) -> Iterator[Choice]:
-    """The choice as it is, and with boundaries in the host's memory, where that is wanted and possible."""
+    """The choice as it is, and with checkpointed activations in the host's memory, where that is wanted and possible."""
     asked = config.memory.offload_boundaries
     if asked is True and not machine.host_bytes:
         raise UserError(
-            "--offload_boundaries = True, moves boundaries from a GPU into the RAM beside it; this device computes in the "
+            "--offload_boundaries = True, moves checkpointed activations from a GPU into the RAM beside it; this device computes in the "
             "RAM itself or cannot copy beside computing; allowed here: auto or False"
         )
     recomputes = choice.saved_blocks < work.model.num_layers + work.model.num_decoder_layers
@@ -250,7 +250,7 @@ def plan(
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     """The first of the fastest ways that fit.
 
-    Of ways that differ in the graphs kept alone, more graphs take more memory and less time: they are halved to the last
+    Of ways that differ in the saved blocks alone, more of them take more memory and less time: they are halved to the last
     that fits. Families of such ways are looked at from the fastest on, until what is left cannot be faster.
     """
     families: dict[Choice, list[tuple[Rank, int]]] = {}

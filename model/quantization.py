@@ -118,7 +118,7 @@ def _replace(model: nn.Module, name: str, weight: nn.Parameter) -> None:
 
 
 def is_int8(weight: Tensor) -> bool:
-    """Whether this is an `Int8Weight` that lies in int8 now; during a visit it may lie widened."""
+    """Whether this is an `Int8Weight` that is in int8 now; while its block runs it may be widened."""
     return weight.dtype == torch.int8
 
 

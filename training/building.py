@@ -12,17 +12,17 @@ from torch import nn
 
 from devices.base import Device
 from devices.malloc import trim_malloc
+from engine.checkpointing import Checkpointing
 from engine.finite import OnReady
-from engine.keep import Keep
 from engine.micro_batches import MicroBatch
-from engine.offload import Boundaries, Offload
+from engine.offload import CheckpointedActivations, Offload
 from engine.optimizers import OPTIMIZERS, Optimizer
-from engine.residency import residency_for
 from engine.rounding import ROUNDINGS
 from engine.scaling import LossScaling
-from engine.sharding import ShardedResidency, Shards
+from engine.sharding import ShardedWeightStore, Shards
 from engine.update import Update
 from engine.walk import Walk, no_trim
+from engine.weights import weight_store_for
 from memory.prediction import Choice
 from model import hf_format
 from model.checksums import STATE
@@ -74,12 +74,12 @@ class Engine:
         return total
 
     def follow(self, choice: Choice) -> None:
-        """Go on in another way: graphs kept, chunks of the loss and boundaries as `choice` says; dtypes stay."""
-        self.walk.keep = Keep(choice.saved_blocks)
+        """Follow a changed plan: saved blocks, chunks of the loss and offload as `choice` says; dtypes stay."""
+        self.walk.checkpointing = Checkpointing(choice.saved_blocks)
         self.walk.loss_settings = replace(self.walk.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
         self.walk.trim = _trim(choice, self.device)
-        if choice.offload_boundaries != isinstance(self.walk.boundaries, Offload):
-            self.walk.boundaries = _boundaries(choice, self.device)
+        if choice.offload_boundaries != isinstance(self.walk.checkpointed, Offload):
+            self.walk.checkpointed = _checkpointed(choice, self.device)
 
 
 def _hold_back(weights: Sequence[nn.Parameter]) -> None:
@@ -114,17 +114,17 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
     compute = getattr(torch, choice.compute)
     tables = (model.embedding, model.output_weight)
-    residency = residency_for(storage, compute, tables) if shards is None else ShardedResidency(compute, shards)
+    weight_store = weight_store_for(storage, compute, tables) if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
     walk = Walk(
-        model, Keep(choice.saved_blocks), residency, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, _boundaries(choice, device), getattr(torch, choice.boundary), _trim(choice, device),
+        model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
+        scaling, _checkpointed(choice, device), getattr(torch, choice.between_blocks), _trim(choice, device),
     )  # fmt: skip
     return Engine(model, optimizer, walk, Update(optimizer, config.train.max_grad_norm, scaling), device, shards)
 
 
-def _boundaries(choice: Choice, device: Device) -> Boundaries:
-    return Offload(device.host_copies()) if choice.offload_boundaries else Boundaries()
+def _checkpointed(choice: Choice, device: Device) -> CheckpointedActivations:
+    return Offload(device.host_copies()) if choice.offload_boundaries else CheckpointedActivations()
 
 
 def _trim(choice: Choice, device: Device) -> Callable[[], object]:

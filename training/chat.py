@@ -203,10 +203,10 @@ class Writer:
         """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered anew."""
         self.asked += 1
         ids = self._fitted(turns, system)
-        residency = self.trained.walk.residency
+        weight_store = self.trained.walk.weight_store
         tokens = stream(
             self.trained.walk.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
-            visit=residency.glance, compute_dtype=residency.compute_dtype,
+            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
         )  # fmt: skip
         return pieces(self.trained.tokenizer, tokens)
 

@@ -50,7 +50,7 @@ def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, dev
     """
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     walk.objective.clear()
-    for batch in together(walk, batches, accelerator) if walk.residency.is_collective else batches:
+    for batch in together(walk, batches, accelerator) if walk.weight_store.is_collective else batches:
         part = to_micro_batch(batch, walk.model.config.pad_token_id, device)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
     loss, tokens, rows = sum_over(accelerator, *sums.tolist())
@@ -81,7 +81,7 @@ def evaluate_in_budget(
 
 
 def together(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator) -> Iterator[Batch]:
-    """The batches of this process, and for as long as others have more of them, only the visits of weights."""
+    """The batches of this process, and for as long as others have more of them, only the gathering of weights."""
     own = iter(batches)
     while True:
         batch = next(own, None)

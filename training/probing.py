@@ -125,7 +125,7 @@ class Probe:
         if rows:
             generate(
                 walk.model, rows, max_new_tokens=SAMPLE_TOKENS,
-                visit=walk.residency.visit, compute_dtype=walk.residency.compute_dtype,
+                with_weights=walk.weight_store.in_compute_dtype, compute_dtype=walk.weight_store.compute_dtype,
             )  # fmt: skip
 
     def _micro_batch(self, rows: MicroBatchRows, seed: int) -> MicroBatch:

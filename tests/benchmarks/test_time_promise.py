@@ -41,7 +41,7 @@ def test_the_table_tells_what_was_kept() -> None:
 
 
 def test_a_fit_finds_what_the_steps_were_made_with() -> None:
-    truth = Pace(efficiency=0.7, half_tokens=120, visit_seconds=5e-4)
+    truth = Pace(efficiency=0.7, half_tokens=120, block_seconds=5e-4)
     notes = [
         case(letters=letters, effective_batch_size=rows, d_model=width, d_ff=4 * width)
         for letters in ((10, 20), (100, 250)) for rows in (2, 32) for width in (128, 512)

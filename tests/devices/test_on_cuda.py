@@ -19,13 +19,13 @@ from config import load
 from data.collate import Row, collate
 from devices import cuda
 from devices.base import Device, place
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
-from engine.residency import Residency, residency_for
 from engine.rounding import ROUNDINGS
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
 from memory.recovery import free_failed
 from model.attention import PositionBias, attend
 from model.dropout import Dropout
@@ -83,29 +83,29 @@ def gradients(walk: Walk, micro_batches: list[MicroBatch], labels: int) -> tuple
     return loss, found
 
 
-def walk_of(model: T5, kept: int, residency: Residency | None = None, dropout: float = 0.0) -> Walk:
-    return Walk(model, Keep(kept), residency or Residency(torch.float32), LossSettings(), dropout)
+def walk_of(model: T5, saved: int, weight_store: WeightStore | None = None, dropout: float = 0.0) -> Walk:
+    return Walk(model, Checkpointing(saved), weight_store or WeightStore(torch.float32), LossSettings(), dropout)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kept", [0, 2, 99])
+@pytest.mark.parametrize("saved", [0, 2, 99])
 @pytest.mark.parametrize("cuts", [[[0, 1, 2, 3]], [[0, 3], [1], [2]]], ids=["one", "three"])
-def test_the_walk_gives_the_gradients_of_the_cpu(gpu: Device, family: str, kept: int, cuts: list[list[int]]) -> None:
+def test_the_walk_gives_the_gradients_of_the_cpu(gpu: Device, family: str, saved: int, cuts: list[list[int]]) -> None:
     model, batch = small_model(family), Rectangle()
     micro_batches = batch.micro_batches(model, cuts)
-    loss, expected = gradients(walk_of(model, kept), micro_batches, batch.num_labels)
+    loss, expected = gradients(walk_of(model, saved), micro_batches, batch.num_labels)
     other = [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches]
-    on_gpu, found = gradients(walk_of(moved(model, gpu), kept), other, batch.num_labels)
+    on_gpu, found = gradients(walk_of(moved(model, gpu), saved), other, batch.num_labels)
     assert on_gpu == pytest.approx(loss, rel=1e-5) and found.keys() == expected.keys()
     assert max(relative_error(found[name], expected[name]) for name in expected) < 1e-4
 
 
-@pytest.mark.parametrize("kept", [0, 99])
-def test_dropout_draws_the_masks_of_the_cpu_also_when_a_block_is_run_again(gpu: Device, kept: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_dropout_draws_the_masks_of_the_cpu_also_when_a_block_is_run_again(gpu: Device, saved: int) -> None:
     model, batch = small_model("t5"), Rectangle()
     micro_batches = batch.micro_batches(model, [[0, 1, 2, 3]])
-    loss, expected = gradients(walk_of(model, kept, dropout=0.3), micro_batches, batch.num_labels)
-    walk = walk_of(moved(model, gpu), kept, dropout=0.3)
+    loss, expected = gradients(walk_of(model, saved, dropout=0.3), micro_batches, batch.num_labels)
+    walk = walk_of(moved(model, gpu), saved, dropout=0.3)
     on_gpu, found = gradients(
         walk, [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches], batch.num_labels
     )
@@ -120,7 +120,7 @@ def test_bf16_products_stay_close_to_fp32(gpu: Device, storage: torch.dtype) -> 
     model, batch = small_model("t5"), Rectangle()
     micro_batches = batch.micro_batches(model, [[0, 1, 2, 3]])
     loss, expected = gradients(walk_of(model, 0), micro_batches, batch.num_labels)
-    walk = walk_of(moved(model, gpu, storage), 0, residency_for(storage, torch.bfloat16))
+    walk = walk_of(moved(model, gpu, storage), 0, weight_store_for(storage, torch.bfloat16))
     on_gpu, found = gradients(
         walk, [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches], batch.num_labels
     )
@@ -280,7 +280,7 @@ def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> 
 
 
 def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
-    larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all graphs kept some 10 GiB
+    larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all blocks saved some 10 GiB
     _, events, _ = trained(tmp_path, "tight", "--device=cuda", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
 

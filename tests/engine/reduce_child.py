@@ -7,12 +7,12 @@ import sys
 import torch
 import torch.distributed as dist
 
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.reduce import Reducer, StepFailed
-from engine.residency import residency_for
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model
 
@@ -38,8 +38,8 @@ def main(place: str) -> None:
         updated.append(optimizer.names[id(weights[0])])
         update.ready(weights)
 
-    residency = residency_for(torch.float32, torch.float32)
-    walk, reducer = Walk(model, Keep(99), residency, LossSettings(), 0.0), Reducer(apply, 2)
+    weight_store = weight_store_for(torch.float32, torch.float32)
+    walk, reducer = Walk(model, Checkpointing(99), weight_store, LossSettings(), 0.0), Reducer(apply, 2)
     handed: list[list[str]] = []
 
     def ready(weights) -> None:
@@ -82,7 +82,7 @@ def again(rank: int, before: dict[str, torch.Tensor], number: int) -> None:
     model.load_state_dict(before)
     sums: dict[int, torch.Tensor] = {}
     reducer = Reducer(lambda weights: sums.update({id(w): w.grad.clone() for w in weights}), 2)
-    walk = Walk(model, Keep(0), residency_for(torch.float32, torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(0), weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
     walk.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
     reducer.finish()
     model.zero_grad()

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.collate import Row, collate
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.micro_batches import to_micro_batch
-from engine.residency import Residency
 from engine.walk import Walk
+from engine.weights import WeightStore
 from memory.shapes import Shapes, Sizes
 from model.loss import LossSettings
 from tests.engine.small_models import small_model
@@ -52,7 +52,7 @@ def met(kind: str, steps: int, rows: int, batch_size: int) -> Counting:
     sources, targets = lengths(kind, steps, rows)
     sizes: Sizes = Shapes(sources, targets).sizes(batch_size)
     model = small_model(d_model=32, d_kv=4, d_ff=48, num_heads=8, num_layers=1, num_decoder_layers=1)
-    walk = Walk(model, Keep(9), Residency(torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(9), WeightStore(torch.float32), LossSettings(), 0.0)
     with Counting() as counting:
         for counting.step in range(steps):
             pairs = zip(sources[counting.step], targets[counting.step], strict=True)

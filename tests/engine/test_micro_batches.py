@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from data.collate import Batch, Row, collate
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch, to_micro_batch
-from engine.residency import Residency
 from engine.walk import Walk
+from engine.weights import WeightStore
 from model.loss import IGNORED, LossSettings
 from model.rows import Rows
 from tests.engine.small_models import FAMILIES, relative_error, small_model
@@ -24,20 +24,20 @@ def batch(rows: int, seed: int) -> Batch:
     return collate([Row(draw.integers(2, 61, s), draw.integers(2, 61, t), int(s * 77 + t)) for s, t in lengths], 0)
 
 
-def result(family: str, micro_batch: MicroBatch, kept: int) -> tuple[float, dict[str, torch.Tensor]]:
+def result(family: str, micro_batch: MicroBatch, saved: int) -> tuple[float, dict[str, torch.Tensor]]:
     model = small_model(family)
-    walk = Walk(model, Keep(kept), Residency(torch.float32), LossSettings(), dropout_rate=0.3)
+    walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), dropout_rate=0.3)
     loss = float(walk.gradients([micro_batch], micro_batch.num_labels, lambda weights: None))
     return loss, {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kept", [0, 9])
-def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, kept: int) -> None:
+@pytest.mark.parametrize("saved", [0, 9])
+def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, saved: int) -> None:
     plain, filled = (to_micro_batch(batch(3, 5), 0, CPU, sizes) for sizes in (None, ((), ())))
     assert plain.input_ids.shape != filled.input_ids.shape and plain.num_labels == filled.num_labels
-    loss, gradients = result(family, plain, kept)
-    other_loss, other_gradients = result(family, filled, kept)
+    loss, gradients = result(family, plain, saved)
+    other_loss, other_gradients = result(family, filled, saved)
     assert other_loss == pytest.approx(loss, rel=1e-6)
     for name, gradient in gradients.items():
         assert relative_error(other_gradients[name], gradient) < 1e-5, name
@@ -73,5 +73,5 @@ def test_fillers_of_two_answers_stand_behind_all_rows() -> None:
     memory = torch.arange(8.0)[:, None]
     spread = micro_batch.spread(memory)
     assert spread[:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
-    assert micro_batch.memory.lengths == (2, 3, 2, 3) and micro_batch.memory.num_tokens == 16
+    assert micro_batch.encoder_output_rows.lengths == (2, 3, 2, 3) and micro_batch.encoder_output_rows.num_tokens == 16
     assert torch.equal(micro_batch.gather(spread), 2 * memory)

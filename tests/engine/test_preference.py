@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from data.collate import PreferenceRow, collate_preferences
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.preference import METRICS, PreferenceLoss, PreferenceObjective, answer_log_probabilities, log_odds
-from engine.residency import Residency, residency_for
 from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
 from model import hf_format
 from model.lora import LoraSettings, adapters_of, add_adapters
 from model.loss import LossSettings
@@ -56,10 +56,10 @@ def make_micro_batch(rows: list[PreferenceRow]) -> MicroBatch:
     return to_micro_batch(collate_preferences(rows, 0), 0, CPU)
 
 
-def make_walk(model: T5, pair_loss: PreferenceLoss, keep: int = 99, rate: float = 0.0, **kwargs: object) -> Walk:
+def make_walk(model: T5, pair_loss: PreferenceLoss, saved: int = 99, rate: float = 0.0, **kwargs: object) -> Walk:
     objective = PreferenceObjective(pair_loss, kwargs.get("as_reference"))  # type: ignore[arg-type]
-    residency = kwargs.get("residency", Residency(torch.float32))
-    return Walk(model, Keep(keep), residency, LossSettings(), rate, objective)  # type: ignore[arg-type]
+    weight_store = kwargs.get("weight_store", WeightStore(torch.float32))
+    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), rate, objective)  # type: ignore[arg-type]
 
 
 def walk_gradients(walk: Walk, rows: list[PreferenceRow], cuts: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -110,11 +110,11 @@ def oracle(model: T5, rows: list[PreferenceRow], name: str) -> tuple[Tensor, dic
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("keep", [0, 99])
-def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, saved: int) -> None:
     model, rows = small_model(), draw_rows()
     expected_loss, expected = oracle(model, rows, name)
-    loss, gradients = walk_gradients(make_walk(model, LOSSES[name], keep), rows, CUTS[cut])
+    loss, gradients = walk_gradients(make_walk(model, LOSSES[name], saved), rows, CUTS[cut])
     assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
     assert gradients.keys() == expected.keys()
     assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
@@ -179,13 +179,15 @@ def test_log_odds_lose_no_digits(log_probability: float) -> None:
     assert math.isfinite(slope.item())
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_dropout_and_bf16_at_rest_do_not_depend_on_micro_batches(keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_dropout_and_bf16_at_rest_do_not_depend_on_micro_batches(saved: int) -> None:
     rows, at_rest = draw_rows(), T5(small_model().config, dtype=torch.bfloat16).initialise(1)
-    residency = residency_for(torch.bfloat16, torch.float32)
+    weight_store = weight_store_for(torch.bfloat16, torch.float32)
     runs = [
-        walk_gradients(make_walk(at_rest, LOSSES["sigmoid"], kept, rate=0.2, residency=residency), rows, CUTS[cut])
-        for cut, kept in (("one", 99), ("uneven", keep))
+        walk_gradients(
+            make_walk(at_rest, LOSSES["sigmoid"], blocks, rate=0.2, weight_store=weight_store), rows, CUTS[cut]
+        )
+        for cut, blocks in (("one", 99), ("uneven", saved))
     ]
     (loss, expected), (ours, gradients) = runs
     assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
@@ -309,13 +311,13 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
         assert reference is not None and relative_error(gradient, reference) < 2e-5, name
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_adapters_drop_the_same_whatever_the_micro_batches(keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_adapters_drop_the_same_whatever_the_micro_batches(saved: int) -> None:
     model, rows = small_model(), draw_rows()
     add_adapters(model, LoraSettings(2, 4.0, ("q", "k", "v"), dropout=0.3), seed=3)
     for adapter in adapters_of(model).values():
         adapter.b.data.fill_(0.05)
-    walk = make_walk(model, LOSSES["sigmoid"], keep)
+    walk = make_walk(model, LOSSES["sigmoid"], saved)
     loss, gradients = walk_gradients(walk, rows, CUTS["one"])
     for cut in ("uneven", "four"):
         other_loss, others = walk_gradients(walk, rows, CUTS[cut])

@@ -12,8 +12,8 @@ import torch
 import devices
 from devices.malloc import trim_malloc
 from engine.finite import OnReady
-from engine.residency import Int8Tables, Residency
 from engine.walk import no_trim
+from engine.weights import Int8WeightStore, WeightStore
 from memory.prediction import Choice
 from model import hf_format
 from model.lora import adapters_of
@@ -69,10 +69,10 @@ def test_only_the_last_of_several_walks_hands_over(
     assert float(engine.gradients([], 7, accumulation_passes, handed_over.append)) == 0.0, "a rank without rows"
 
 
-@pytest.mark.parametrize(("storage", "residency"), [("float32", Residency), ("int8", Int8Tables)])
-def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, residency: type) -> None:
+@pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int8", Int8WeightStore)])
+def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
     engine = built(base, storage, lora_rank=2)
-    assert type(engine.walk.residency) is residency
+    assert type(engine.walk.weight_store) is weight_store
     assert is_int8(engine.model.embedding) == (storage == "int8")
     assert len(adapters_of(engine.model)) == 2 * (1 + 2 * 2)
     assert all(".adapter." in name for name in engine.optimizer.weights)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.keep import Keep, Visit
-from engine.residency import residency_for
+from engine.checkpointing import BlockPass, Checkpointing
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
 
@@ -17,12 +17,17 @@ CUTS = [[0, 3], [1], [2]]
 
 
 def gradients(
-    family: str, keep: int, boundary: torch.dtype, rate: float = 0.0, compute: torch.dtype = torch.float32
+    family: str, saved: int, between_blocks: torch.dtype, rate: float = 0.0, compute: torch.dtype = torch.float32
 ) -> tuple[float, torch.Tensor]:
     """Loss and all gradients in one vector, of weights that rest in bf16."""
     model, batch = small_model(family).bfloat16(), Rectangle()
     walk = Walk(
-        model, Keep(keep), residency_for(torch.bfloat16, compute), LossSettings(), rate, boundary_dtype=boundary
+        model,
+        Checkpointing(saved),
+        weight_store_for(torch.bfloat16, compute),
+        LossSettings(),
+        rate,
+        between_blocks_dtype=between_blocks,
     )
     total = walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
     return float(total), torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
@@ -37,17 +42,22 @@ def test_it_rounds_about_as_products_in_bf16_do(family: str) -> None:
     assert (found - exact).norm() < 1.5 * (coarse - exact).norm()
 
 
-@pytest.mark.parametrize("keep", [2, 99])
-def test_kept_and_recomputed_blocks_agree(keep: int) -> None:
-    (one, recomputed), (other, kept) = (gradients("t5", blocks, torch.bfloat16, 0.2) for blocks in (0, keep))
+@pytest.mark.parametrize("saved", [2, 99])
+def test_kept_and_recomputed_blocks_agree(saved: int) -> None:
+    (one, recomputed), (other, whole) = (gradients("t5", blocks, torch.bfloat16, 0.2) for blocks in (0, saved))
     assert one == other
-    torch.testing.assert_close(recomputed, kept, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(recomputed, whole, rtol=1e-5, atol=1e-7)
 
 
 def test_training_and_measuring_round_alike() -> None:
     model, batch = small_model().bfloat16(), Rectangle()
     walk = Walk(
-        model, Keep(0), residency_for(torch.bfloat16, torch.float32), LossSettings(), 0.0, boundary_dtype=torch.bfloat16
+        model,
+        Checkpointing(0),
+        weight_store_for(torch.bfloat16, torch.float32),
+        LossSettings(),
+        0.0,
+        between_blocks_dtype=torch.bfloat16,
     )
     micro_batches = batch.micro_batches(model, CUTS)
     measured = walk.loss(micro_batches)
@@ -56,16 +66,16 @@ def test_training_and_measuring_round_alike() -> None:
     )
 
 
-def test_only_one_visit_at_a_time_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_block_at_a_time_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.dtype] = []
-    backward = Visit.backward
+    backward = BlockPass.backward
 
-    def looked_at(visit: Visit, grad: torch.Tensor) -> Any:
-        if visit.x is not None:
-            seen.append(visit.x.dtype)
-        return backward(visit, grad)
+    def looked_at(block_pass: BlockPass, grad: torch.Tensor) -> Any:
+        if block_pass.x is not None:
+            seen.append(block_pass.x.dtype)
+        return backward(block_pass, grad)
 
-    monkeypatch.setattr(Visit, "backward", looked_at)
+    monkeypatch.setattr(BlockPass, "backward", looked_at)
     gradients("t5", 0, torch.bfloat16)
     assert seen
     assert set(seen) == {torch.bfloat16}
