@@ -168,7 +168,7 @@ class LowMemTrainer:
                 self._give_up()
             if stop and not is_last:
                 raise Interrupted(
-                    f"stopped after step {number}, saved in {self.start.run_dir}; go on with --is_keep_training=True"
+                    f"stopped after step {number}, saved in {self.start.run_dir}; continue with --is_keep_training=True"
                 )
         for remark in self.best.remarks(self.state.step):
             self.journal.tell(remark)
@@ -217,7 +217,7 @@ class LowMemTrainer:
         return float(total)
 
     def _abandon(self, error: Exception) -> None:
-        """Free a step that was broken off; the other processes stop at the same place. Sharded ones all stop by themselves."""
+        """Free an aborted step; the other processes stop at the same place. Sharded ones all stop by themselves."""
         drop_frames(error)
         if self.engine.shards is None:
             self.reducer.abandon(self.walk.hand_over_order(), self.walk.zero_gradients)
@@ -276,7 +276,7 @@ class LowMemTrainer:
             self._roll_back("weights were changed already")
 
     def _slow_down(self, number: int) -> None:
-        """Go on from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
+        """Continue from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
         if not self.divergence.slow_down():
             self._end_diverged(number)
         self._roll_back(f"step {number} is not finite: the learning rate is now {self.divergence.rate_factor:g} of it")
@@ -292,7 +292,7 @@ class LowMemTrainer:
         raise UserError(why_diverged(rate, number, self.divergence.rate_factor, folder))
 
     def _roll_back(self, reason: str) -> None:
-        """Go on from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
+        """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
         latest = agree_on(self.accelerator, self.checkpoints.latest())
         self.state.divergence = self.divergence.state()
         self.start = rolled_back(self.beginning, latest, self.state)

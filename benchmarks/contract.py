@@ -4,7 +4,7 @@ accuracy: small real training runs over sizes, lengths, batches, modes, optimize
 predicted, before and after its probe, beside the peak that the kernel has seen. budgets: one model under rising budgets,
 each of which should be used. keeping: pairs of a configuration and a budget, drawn at random, run under a hard cgroup
 limit of budget + 5%: none may be killed, each finishes or is refused before it trains. Every case is noted as it ends, so
-that an interrupted benchmark goes on where it was; --cases=N runs at most N more. The page gets tables and a picture of
+that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets tables and a picture of
 all cases so far.
 """
 

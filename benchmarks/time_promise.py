@@ -2,7 +2,7 @@
 
 Real training runs over models, lengths, batches and dtypes. Side by side: the range that the first lines of a run tell and
 the time that it took; the step that was predicted and the mean of those that were timed; what was told anew after 20 steps
-and what was left then. Each case is noted as it ends, so that an interrupted benchmark goes on where it was.
+and what was left then. Each case is noted as it ends, so that an interrupted benchmark continues where it was.
 
 `--fit=True` runs nothing: from the steps noted so far it looks for the constants (`memory.speed.Pace`) of this class of
 processor that predict them best, with this machine's measured speeds, and prints them for `memory.speed.PACES`.
@@ -107,11 +107,11 @@ def run_case(flags: Flags) -> Case:
     if run.returncode or not timed:
         return {"flags": flags, "failed": run.messages.strip()[-300:] or f"exit code {run.returncode}"}
     renewed = next((step for step in run.steps if "seconds_left" in step), None)
-    behind = sum(step["seconds"] for step in run.steps if renewed and step["step"] > renewed["step"])
+    after = sum(step["seconds"] for step in run.steps if renewed and step["step"] > renewed["step"])
     return {
         "flags": flags, "choice": run.plan["choice"], "promised": [run.plan[f"seconds_{end}"] for end in ("low", "total", "high")],
         "took": run.events[-1]["seconds_since_plan"], "step_promised": run.plan["seconds"], "step_took": statistics.mean(timed),
-        "left_promised": renewed and renewed["seconds_left"], "left_in_steps": behind,
+        "left_promised": renewed and renewed["seconds_left"], "left_in_steps": after,
     }  # fmt: skip
 
 

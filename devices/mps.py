@@ -66,7 +66,7 @@ def _brand() -> str:
 
 
 def chip_generation() -> int:
-    """The number behind the M of the chip's name; 0 where it has none."""
+    """The number after the M of the chip's name; 0 where it has none."""
     match = re.search(r"Apple M(\d+)", _brand())
     return int(match.group(1)) if match else 0
 

@@ -1,6 +1,6 @@
-"""What is a step's loss, given what the decoder hands to the head? The policy that the walk asks behind the last block.
+"""What is a step's loss, given what the decoder hands to the head? The policy that the walk asks after the last block.
 
-The walk knows nothing of losses but this: before it starts, the objective may complete the micro-batches; behind the
+The walk knows nothing of losses but this: before it starts, the objective may complete the micro-batches; after the
 decoder, it turns hidden states into a loss and their gradient; in evaluation, token losses into a loss.
 """
 

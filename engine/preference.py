@@ -1,6 +1,6 @@
 """How does a model learn which of two answers is better, in the memory of finetuning?
 
-Every preference loss is a function of a few numbers: the log-probability of each answer. So behind the decoder a first
+Every preference loss is a function of a few numbers: the log-probability of each answer. So after the decoder a first
 pass over the head, in chunks and without gradients, gives them; the loss of a pair and its derivative by each
 log-probability are scalar arithmetic in float64; and the ordinary chunked loss, each token weighted by its answer's
 derivative, forms the gradients. A step is a finetuning step with weighted rows; no logits are held.

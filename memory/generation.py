@@ -21,7 +21,7 @@ from memory.units import MIB
 ENCODER_TOKENS = 4096  # as model.decoding has it; a test holds them equal
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 24 * MIB  # what libraries allocate at the first products, and small things of Python
-SLACK = 0.1  # share of what comes and goes that malloc keeps
+SLACK = 0.1  # share of temporary memory that malloc holds
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
 
@@ -43,10 +43,10 @@ class Writing:
 
 @dataclass(frozen=True)
 class Weights:
-    """How a model lies in memory.
+    """How a model is held in memory.
 
     Args:
-        bytes: of all weights at rest. is_cast: whether they lie in another dtype than is computed in. compute: its name.
+        bytes: of all weights at rest. is_cast: whether they rest in another dtype than they are computed in. compute: its name.
     """
 
     bytes: int

@@ -1,6 +1,6 @@
 """What does malloc hold beyond the tensors that are there, at each step peak?
 
-glibc maps a tensor above a size by itself and gives it back when it is freed; smaller ones lie in a heap that keeps what
+glibc maps a tensor above a size by itself and gives it back when it is freed; smaller ones are in a heap that keeps what
 comes free in its middle. "small" maps nearly all, and only rounds a few up. "fast" has the heap, which the walk trims
 at the start, after each saved block, before the loss and between the ways back through decoder and
 encoder (`engine.walk`): what came free before is gone by then, and what comes free after stays to the next time.
@@ -14,8 +14,8 @@ from memory.step_peaks import HEAP_BELOW, StepPeaks
 from memory.units import MIB
 from memory.work import inner_width
 
-SMALL_SHARE = 0.015  # of all that comes and goes, where nearly all is mapped
-# After a trim: pages that are used in part, and a share of all that comes and goes.
+SMALL_SHARE = 0.015  # of all temporary memory, where nearly all is mapped
+# After a trim: pages that are used in part, and a share of all temporary memory.
 TRIMMED_BYTES, TRIMMED_SHARE = 2 * MIB, 0.01
 RECOMPUTED_SHARE = 1.2  # of a recomputed block's small tensors: pieces too small for what the next block asks for
 SAVED_SHARE = 0.5  # the same of a saved block, whose tensors are no new ones
@@ -86,5 +86,5 @@ class Heap:
         return sum(count * size * e for count, size in sizes if size * e < HEAP_BELOW)
 
     def _small_graphs(self, encoder: int, decoder: int) -> int:
-        """Of the graphs of so many saved blocks, of all micro-batches, the tensors that lie in the heap."""
+        """Of the graphs of so many saved blocks, of all micro-batches, the tensors in the heap."""
         return self.peaks.graphs(encoder, decoder, HEAP_BELOW)

@@ -127,7 +127,7 @@ def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) 
     if asked is True and not machine.host_bytes:
         raise UserError(
             "--offload_boundaries = True, moves checkpointed activations from a GPU into the RAM beside it; this device computes in the "
-            "RAM itself or cannot copy beside computing; allowed here: auto or False"
+            "RAM itself or cannot copy while it computes; allowed here: auto or False"
         )
     recomputes = choice.saved_blocks < work.model.num_layers + work.model.num_decoder_layers
     if asked is not True:
@@ -176,7 +176,7 @@ def _dtypes(config: Config, machine: Machine) -> list[Dtypes]:
 
 
 def _base_dtypes(asked: str, ways: list[Dtypes], fast: str) -> list[Dtypes]:
-    """The same for the frozen weights under adapters, which may also lie in int8."""
+    """The same for the frozen weights under adapters, which may also rest in int8."""
     named = {"fp32": ("float32", "float32"), "bf16": ("bfloat16", fast), "int8": ("int8", fast)}
     return [*ways, named["int8"]] if asked == AUTO else [named[asked]]
 
@@ -359,7 +359,7 @@ def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtyp
     kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
     if began and began != (choice.storage, choice.compute):
         yield (
-            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it goes on stored "
+            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it continues, stored "
             f"in {choice.storage} and computed in {choice.compute}"
         )
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":

@@ -63,7 +63,7 @@ def libraries_bytes(choice: Choice, machine: Machine) -> int:
 
 
 def changeable(parts: dict[str, int]) -> int:
-    """What of a phase's parts comes and goes: all but base, weights and optimizer state, before any correction."""
+    """The temporary memory of a phase: all but base, weights and optimizer state, before any correction."""
     return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
 
 

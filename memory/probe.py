@@ -40,7 +40,7 @@ limit_processor_time(int(sys.argv[1]))
 from training.probing import serve
 serve()"""
 KILLED = "killed by the system for its memory"
-WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; behind that it hangs
+WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; after that it hangs
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
 FORMAT = 3  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
@@ -159,7 +159,7 @@ def limit_processor_time(seconds: int) -> None:
 
 
 def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]]) -> float:
-    """Measured over predicted, of what comes and goes.
+    """Measured over predicted, of temporary memory.
 
     Args:
         phases: the prediction of the choice that was probed: phase -> part -> bytes.

@@ -1,6 +1,6 @@
 """How long does one way to run a step take? Products at the machine's rate, updates, and the wire between processes.
 
-What differs between classes of processors stands in one record of each, `PACES`; a calibration changes these numbers and
+What differs between classes of processors is in one record of each, `PACES`; a calibration changes these numbers and
 nothing else. With nominal rates the seconds rank ways to run (`predict_seconds`), so that they come out the same on a busy
 machine; with measured ones and the rows' own lengths they tell the time (`typical_seconds`, `evaluation_seconds`).
 """
@@ -189,7 +189,7 @@ def _passes(pace: Pace, choice: Choice) -> float:
 
 
 def _again_flops(c: T5ModelConfig, amount: Amount) -> float:
-    """FLOP of running all blocks once more for backward: a forward without the product behind feed-forward."""
+    """FLOP of running all blocks once more for backward: a forward without the product after feed-forward."""
     blocks, _ = flops_of(c, amount)
     tokens = c.num_layers * amount.source + c.num_decoder_layers * amount.target
     return blocks - 2 * c.d_ff * c.d_model * tokens

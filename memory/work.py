@@ -35,7 +35,7 @@ class Machine:
         num_processes: ranks that share the effective batch.
         libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows (CUDA).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
-        correction: measured over predicted, of all that comes and goes, where a probe has told it.
+        correction: measured over predicted, of all temporary memory, where a probe has told it.
         host_bytes: RAM that checkpointed activations may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
 

@@ -1,4 +1,4 @@
-"""What does one token need of those before it? Keys and values, and who descends from whom.
+"""What does one token need of those before it? Keys and values, and which beam extends which.
 
 For each decoder block: keys and values of the encoder's output, once for each prompt whatever the number of beams, and of
 the tokens written so far, in buffers that double as they fill. `step` turns one token a beam into the next logits.
@@ -199,11 +199,11 @@ class Decoding:
         return product(hidden, self.model.output_weight).float()
 
     def follow(self, parents: Tensor) -> None:
-        """Let each beam go on from a beam of its prompt: parents (B, G) int64, numbers of beams."""
+        """Let each beam continue from a beam of its prompt: parents (B, G) int64, numbers of beams."""
         self._paths = self._paths.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these prompts (indices, int64), in this order; prompts may be left out or repeated."""
+        """Continue with these prompts (indices, int64), in this order; prompts may be left out or repeated."""
         self._paths = self._paths[rows]
         self.source_mask = None if self.source_mask is None else self.source_mask[rows]
         for cache in self.caches:

@@ -104,7 +104,7 @@ class DecoderBlock(nn.Module):
 
 
 class Stack(nn.Module):
-    """A row of blocks, the position bias that they share (none in UMT5), and the norm behind the last."""
+    """A row of blocks, the position bias that they share (none in UMT5), and the norm after the last."""
 
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Stack(nn.Module):
         return dropout.at(self.site)(x)
 
     def leave(self, x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
-        """The norm behind the last block, and its dropout: (N, D); `graph_only` as in `EncoderBlock`."""
+        """The norm after the last block, and its dropout: (N, D); `graph_only` as in `EncoderBlock`."""
         return dropout.at(self.site + 1)(self.final_norm(x), graph_only)
 
 

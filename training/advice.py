@@ -45,7 +45,7 @@ def _about_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> Itera
         )
     if memory["swap_used_bytes"] > USED_SWAP_BYTES:
         used = format_size(memory["swap_used_bytes"])
-        yield f"{used} of swap are in use: memory is short already, and a run that swaps is many times slower; close programs"
+        yield f"{used} of swap is in use: memory is short already, and a run that swaps is many times slower; close programs"
     if memory["swap_total_bytes"] == 0 and memory["binding"] == "available RAM":
         yield "there is no swap: what goes beyond the RAM is killed at once; --memory_budget=auto stays below it"
     for other in others:

@@ -98,7 +98,7 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
     if not difference <= tolerance:  # a difference that is no number fails as well
         raise UserError(
             f"--dtype = {settings.dtype}, changes the logits by {difference:.1e} of their norm, allowed: {tolerance:.0e}; "
-            "keep the weights as they are, or use fp32"
+            "keep the weights unchanged, or use fp32"
         )
     return target, difference
 

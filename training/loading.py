@@ -1,6 +1,6 @@
 """How is a trained model made ready for use, inside the budget?
 
-Its weights are stored as they lie in the folder, computed in what this device multiplies fast. Where a chip multiplies
+Its weights are held in the dtype of the folder, computed in what this device multiplies fast. Where a chip multiplies
 only fp32 fast, bf16 weights would have to be widened each time a block runs, for every token: they are loaded as
 fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter, its base is loaded and the adapter put on.
 """

@@ -31,7 +31,7 @@ from training.startup import Start
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
 MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
 Ahead = tuple[Shapes, Shapes]  # of the run's steps, and of its evaluation
-AFTER_A_KILL = 1.15  # factor on what comes and goes, where the probe was killed and so told nothing but that
+AFTER_A_KILL = 1.15  # factor on temporary memory, where the probe was killed and so told nothing but that
 
 
 def make_plan(
@@ -49,7 +49,7 @@ def make_plan(
 
     Args:
         base_bytes: what the process takes already. ahead: from `look_ahead`; None: it looks.
-        dtypes: of weights and products, of a run that goes on in another way; None: as the settings and the device say.
+        dtypes: of weights and products, of a run that continues in another way; None: as the settings and the device say.
         may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.

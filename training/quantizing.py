@@ -77,7 +77,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
 
 
 def _measure(model: T5, config: Config, loader: StepLoader) -> Measured:
-    """Loss and logits, computed in fp32 on the CPU, whatever the weights lie in."""
+    """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
     walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
     asked = config.train.eval_batch_size_per_gpu

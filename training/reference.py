@@ -3,8 +3,8 @@
 A preference run that trains all weights compares with the model it started from. Holding that model beside the one in
 training would double the weights; its log-probabilities are two numbers a row. They are computed in a phase of their own
 that takes no more memory than evaluation, for the rows that the run will see, and stored beside the shards, tied to the
-model's weights, the dtypes and the data. A row that is not known is NaN, so a phase that was interrupted goes on where it
-stood; a resumed run reads the numbers it began with, which its folder names.
+model's weights, the dtypes and the data. A row that is not known is NaN, so a phase that was interrupted continues where it
+stopped; a resumed run reads the numbers it began with, which its folder names.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
 
 
 def _read_record(place: Path, cache_dir: Path) -> _Record:
-    """The record of a run that goes on; its stores are looked for in the cache of now alone.
+    """The record of a run that continues; its stores are looked for in the cache of now alone.
 
     Raises:
         UserError: it is broken, or names what no run writes.

@@ -1,4 +1,4 @@
-"""What is told to the user around a run: the plan before, the summary after."""
+"""What is shown to the user before and after a run: the plan before, the summary after."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", 
 
 @dataclass
 class TrainingState:
-    """Where a run stands.
+    """How far a run is.
 
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
@@ -74,7 +74,7 @@ def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: O
 
 
 def read_training_state(folder: Path) -> TrainingState:
-    """Read where the run of this checkpoint stands.
+    """Read how far the run of this checkpoint is.
 
     Raises:
         UserError: there is no state in the folder, or it lacks something or holds what no run writes.
@@ -160,5 +160,5 @@ def take_state(folder: Path, optimizer: Optimizer, read: Callable[[], dict[str, 
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
             f"checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy the "
-            "checkpoint again, or go on from its weights alone with --finetune_from"
+            "checkpoint again, or continue from its weights alone with --finetune_from"
         )

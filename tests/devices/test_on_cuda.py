@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.fixture
 def gpu() -> Iterator[Device]:
-    """The first GPU, with exact fp32 products, and empty before and behind."""
+    """The first GPU, with exact fp32 products, and empty before and after."""
     device = cuda.CudaDevice(0)
     device.set_exact_fp32(True)
     gc.collect()

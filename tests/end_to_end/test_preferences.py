@@ -34,7 +34,7 @@ def write_preferences(path: Path, rows: int = 150) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A small model to go on from, and one preference run on it that nothing has disturbed."""
+    """A small model to continue from, and one preference run on it that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("preferences")
     place = Place(folder, world.place.cache)
     place.do("train", f"--train_file={world.text}", *SHAPE, "--max_seq_len=64", "--max_steps=3", "--mixed_precision=no",

@@ -65,7 +65,7 @@ def main(place: str) -> None:
     dist.all_gather_object(everywhere, (outcome, updated))
     is_last = number == len(order) - 1 and fails_in_update
     assert everywhere[1][0] == "broke" and everywhere[0][0] == ("done" if is_last else "told"), everywhere
-    if not is_last:  # behind the last group only the closing sum of the step can tell
+    if not is_last:  # after the last group only the closing sum of the step can tell
         assert everywhere[0][1][: len(everywhere[1][1])] == everywhere[1][1], "the same groups have been updated"
         # a failure before the first group has changed nothing, so that nothing needs to be rolled back
         expected = number if fails_in_update else max(0, number - 1)

@@ -1,4 +1,4 @@
-"""What is not finite is found: in a loss before backward, in a gradient behind the walk; and the block is named."""
+"""What is not finite is found: in a loss before backward, in a gradient after the walk; and the block is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters pass through the walk: gradients of plain autograd, whatever the base lies in, the micro-batches, the saved blocks."""
+"""Adapters pass through the walk: gradients of plain autograd, whatever the dtype of the base, the micro-batches, the saved blocks."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_blocks_that_keep_their_graph_keep_their_input() -> None:
     model, copies = small_model(), Counting()
     gradients(model, 99, Offload(copies))
     assert copies.parked == 0
-    gradients(model, 2, Offload(copies))  # of 3 decoder blocks and the norms behind both stacks
+    gradients(model, 2, Offload(copies))  # of 3 decoder blocks and the norms after both stacks
     assert copies.parked == 4 * len(CUTS)
 
 

@@ -70,7 +70,7 @@ def test_small_gradients_vanish_without_the_scale() -> None:
 def step(model: T5, update: Update, batch: Rectangle, number: int) -> None:
     update.begin(Step(number, 0.01))
     fp16_walk(model, update.scaling).gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)
-    assert not update.has_begun, "whether the step counts is known behind the walk alone"
+    assert not update.has_begun, "whether the step counts is known after the walk alone"
     update.finish()
     assert all(weight.grad is None for weight in model.parameters())
 

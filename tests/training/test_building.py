@@ -1,4 +1,4 @@
-"""The parts of a step follow the settings: what learns, how fast, what the frozen weights lie in."""
+"""The parts of a step follow the settings: what learns, how fast, the dtype of the frozen weights."""
 
 from __future__ import annotations
 

@@ -193,6 +193,6 @@ def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbe
     losses = run(folder, "grows", max_steps=STEPS)
     assert losses == pytest.approx(undisturbed, rel=1e-5)
     (record,) = [event for event in events(folder, "grows", "recovery") if event["reason"] == "growth"]
-    assert record["step"] == 6 and "memory goes on growing" in record["report"]
+    assert record["step"] == 6 and "memory still grows" in record["report"]
     told = capfd.readouterr()
     assert (told.out + told.err).count("would reach the budget in 7 steps") == 2

@@ -18,7 +18,7 @@ from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from engine.rounding import ROUNDINGS
 from engine.scaling import LossScaling
 from engine.sharding import part_of
-from memory.work import Choice
+from memory.work import Choice, choice_fields
 from model.t5 import T5
 from settings import UserError
 from tests.training.small_trained import SHAPE
@@ -111,6 +111,13 @@ def test_every_choice_of_a_plan_is_read(tmp_path: Path, storage: str, malloc: st
     choice = Choice(2, 3, 4, 5, 2, storage, "bfloat16", 2**20, malloc, 2, True).as_dict()
     (tmp_path / "c" / "state" / "training.json").write_text(json.dumps({**asdict(STATE), "choice": choice}))
     assert read_training_state(tmp_path / "c").choice == choice
+
+
+def test_a_choice_has_its_first_names_in_files() -> None:
+    choice = Choice(2, 3, 4, 5, 2, "float32", "float32", 2**20)
+    written = choice.as_dict()
+    assert (written["num_slices"], written["num_walks"], written["kept_blocks"]) == (3, 4, 5)
+    assert Choice(**choice_fields(written)) == choice
 
 
 def test_a_field_that_came_later_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
