@@ -1,7 +1,7 @@
 """Are the numbers of a step finite? Asked where an answer is cheap: of the loss before backward, of gradients by their norms.
 
 Before backward nothing has been updated, so a step whose loss is not finite is left out without a trace. Gradients are
-updated block by block inside the walk: their norms stay on the device and are looked at once, behind it. Norms are
+updated block by block inside the walk: their norms stay on the device and are looked at once, after it. Norms are
 Euclidean: on a CPU those take a fortieth of the time of largest magnitudes, and where a norm leaves fp32 the run is lost
 anyway.
 """
@@ -28,7 +28,7 @@ class StepChecks:
     """Looks at the loss of every step.
 
     Args:
-        shards: where weights are sharded, all processes visit them together and so stop together; one small sum more.
+        shards: where weights are sharded, all processes gather them together and so stop together; one small sum more.
     """
 
     def __init__(self, shards: Shards | None = None) -> None:
@@ -44,7 +44,7 @@ class StepChecks:
         return on_ready
 
     def loss(self, loss: Tensor) -> None:
-        """Break a step off whose loss is not finite; before backward. One wait for the device.
+        """Abort a step whose loss is not finite; before backward. One wait for the device.
 
         Args:
             loss: scalar.

@@ -1,8 +1,8 @@
-"""What does one block of the walk hold: its graph, and the working memory of a visit forward and backward?
+"""What does one block of the walk hold: its graph, and its working memory forward and backward?
 
-Counted line by line from `model/`: the tensors alive at the two moments that are highest, inside attention and inside
+Counted line by line from `model/`: the tensors alive at the two highest places, inside attention and inside
 feed-forward. Everything is in bytes, for one micro-batch; e is the bytes of the compute dtype. What the walk holds
-between visits (boundaries, gradients) is `memory.prediction`'s.
+between blocks (checkpointed activations, gradients) is `memory.prediction`'s.
 
 Shapes: n encoder and m decoder tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff.
 """
@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
 from limits import DROPOUT_ELEMENTS, row_groups
-from memory.shapes import Micro, Tokens
+from memory.shapes import MicroBatchRows, Tokens
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
@@ -59,7 +59,7 @@ class Blocks:
     Args:
         model: its shape. e: bytes of the compute dtype. dropout: whether training drops.
         tokens: of the micro-batch; longest: of its longest row. is_padded: attention goes through padded rows (CUDA).
-        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.slices`.
+        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.micro_batches`.
     """
 
     model: T5ModelConfig
@@ -67,13 +67,13 @@ class Blocks:
     dropout: bool
     tokens: Tokens
     longest: Tokens
-    rows: Micro
+    rows: MicroBatchRows
     is_padded: bool = False
     answers: int = 1
 
     @property
-    def _memory(self) -> int:
-        """Tokens of the encoder's output as the decoder sees it."""
+    def _encoder_output(self) -> int:
+        """Tokens of the encoder output as the decoder sees it."""
         return self.tokens.source * self.answers
 
     @cached_property
@@ -86,7 +86,7 @@ class Blocks:
     def _is_gated(self) -> bool:
         return self.model.feed_forward_proj.startswith("gated-")
 
-    # --- what a graph keeps from forward to backward, its input (a boundary) not counted
+    # --- what a graph holds from forward to backward, its input (a checkpointed activation) not counted
 
     def _feed_forward_graph(self) -> int:
         """A token's bytes in feed-forward: the normed input, and what the activation and the products save."""
@@ -97,12 +97,12 @@ class Blocks:
         return [(1, d), (4 if self._is_gated else 1 + self.dropout, f)]
 
     def _encoder_tensors(self) -> list[tuple[int, int]]:
-        """How many tensors of how many bytes the graph of an encoder block keeps."""
+        """How many tensors of how many bytes the graph of an encoder block holds."""
         d, i, _ = self._widths
         return [(count, width * self.tokens.source) for count, width in [(2, d), (4, i), *self._feed_forward_tensors()]]
 
     def _decoder_tensors(self) -> list[tuple[int, int]]:
-        """The same for a decoder block, whose cross-attention keeps keys and values of the source."""
+        """The same for a decoder block, whose cross-attention saves keys and values of the source."""
         d, i, _ = self._widths
         own = [(count, width * self.tokens.target) for count, width in [(4, d), (6, i), *self._feed_forward_tensors()]]
         return [*own, (2, i * self.tokens.source)]
@@ -115,10 +115,10 @@ class Blocks:
         """The graph of a decoder block, as `encoder_graph`."""
         return _sum(self._decoder_tensors(), below)
 
-    # --- the highest moment of a visit, without the graph that is kept
+    # --- working memory at its highest, without a saved graph
 
     def encoder_forward(self) -> int:
-        """A visit outside of any graph."""
+        """Forward outside of any graph."""
         d, i, _ = self._widths
         n = self.tokens.source
         attention = n * (d + 3 * i) + self._scores(False, False)
@@ -127,7 +127,7 @@ class Blocks:
     def decoder_forward(self) -> int:
         """The same for a decoder block."""
         d, i, _ = self._widths
-        n, m = self._memory, self.tokens.target
+        n, m = self._encoder_output, self.tokens.target
         attention = m * (d + 3 * i) + self._scores(True, False)
         cross = m * (3 * d + i) + n * 2 * i + self._scores(True, True)
         return max(attention, cross, m * 4 * d + self._inner(m))
@@ -158,7 +158,7 @@ class Blocks:
     def decoder_backward(self, weights: int) -> int:
         """The same for a decoder block."""
         d, i, f = self._widths
-        n, m = self._memory, self.tokens.target
+        n, m = self._encoder_output, self.tokens.target
         gone = m * self._feed_forward_graph()
         in_feed_forward = m * d + self._inner_gradients(m) + self.model.d_model * f
         in_cross = m * (2 * d + i) + max(self._score_gradients(True, True), n * 2 * (d + i)) + weights - gone

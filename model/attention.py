@@ -1,7 +1,7 @@
 """How does T5 attend, with its learned position bias, in memory linear in the length?
 
 T5's bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), never as a
-matrix. Queries are visited in tiles: a tile's scores (H, t, M) over the whole key range fit into cache, its softmax is
+matrix. Queries are processed in tiles: a tile's scores (H, t, M) over the whole key range fit into cache, its softmax is
 complete, and backward recomputes it; nothing is kept but q, k and v. One backward yields dq, dk, dv and the gradient of
 the distance vector together. Causality is the value -inf at positive distances. Rows lie end to end and attend to
 themselves alone (`model.rows`), so there is no padding and no mask.
@@ -71,7 +71,7 @@ def attend_padded(
     """The same as `attend` through padded rows and torch's fused kernels: the way for CUDA, where a loop over rows is slow.
 
     Memory: a bias of H x longest^2, and with unequal rows a mask of the same shape for each row.
-    Nothing is dropped here: torch would draw other masks when a block is run again, and the gradient would be of them.
+    Nothing is dropped here: torch would draw other masks when a block is recomputed, and the gradient would be of them.
     """
     assert not dropout.active
     query_rows, key_rows = rows
@@ -102,7 +102,7 @@ def attend(
         q: (N, H, K) of the query rows; k, v: (N', H, K) of the key rows.
         bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or None.
         rows: layout of queries and of keys.
-        causal: whether bias holds -inf at positive distances, so that those keys need not be visited.
+        causal: whether bias holds -inf at positive distances, so that those keys need not be computed.
         dropout: of the attention weights.
     Returns:
         (N, H, K).

@@ -20,7 +20,7 @@ from model.rows import Rows
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-ADAPTER_SITES = 1 << 24  # the places of adapters begin here, behind all others
+ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
 
 
 def stride(number: int) -> int:

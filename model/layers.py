@@ -87,7 +87,7 @@ def adding_in_place() -> Iterator[None]:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T. Keeps W itself and not a view of it, so that a kept graph does not hold the copy that a visit made of W."""
+    """x W^T. Keeps W itself and not a view of it, so that a saved graph does not hold the wide copy of W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, graph_only: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """How does attention compute where torch's own operations do it, on CPUs without compiled kernels and on Macs?
 
-Queries are visited in tiles: a tile's scores (H, t, M) over the whole key range fit into cache, its softmax is complete,
+Queries are processed in tiles: a tile's scores (H, t, M) over the whole key range fit into cache, its softmax is complete,
 and backward recomputes it; nothing is kept but q, k and v. One backward yields dq, dk, dv and the gradient of the
 distance vector together. Rows of like length share a tile (`model.tiles`).
 
@@ -51,7 +51,7 @@ class _Tiles:
 
     Args:
         q, k, v: (N, H, K), (N', H, K). bias: (H, R) in the dtype of q, wide enough for padded rows, or None.
-        causal: whether keys behind the last query of a tile are left out.
+        causal: whether keys after the last query of a tile are left out.
         count: buffers for scores.
     """
 
@@ -94,7 +94,7 @@ class _Tiles:
         return room[first : first + count].view(-1, group.num_keys, self.width)
 
     def seen(self, group: Group, part: slice) -> int:
-        """Keys that the queries `part` look at: of all but the first tile none behind them where attention is causal."""
+        """Keys that the queries `part` look at: of all but the first tile none after them where attention is causal."""
         if not self.causal or part.start == 0:
             return group.num_keys
         return min(group.num_keys, group.num_queries - part.start)

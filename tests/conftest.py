@@ -49,7 +49,7 @@ class S3:
     """A service with the bucket `bucket`.
 
     Args:
-        client: of boto3, to fill it. query: what addresses need behind their `?`.
+        client: of boto3, to fill it. query: what addresses need after their `?`.
     """
 
     client: Any

@@ -1,4 +1,4 @@
-"""What is left when a process dies at any of its changes of the disk? Children that die before, or behind, one of them."""
+"""What is left when a process dies at any of its changes of the disk? Children that die before, or after, one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_child(work: Callable[[], None]) -> int:
 
 
 def die_at(number: int, is_after: bool) -> None:
-    """Let this process die before, or behind, the call of this number that changes the disk."""
+    """Let this process die before, or after, the call of this number that changes the disk."""
     calls = iter(range(1_000_000))
 
     def deadly(plain: Callable[..., object]) -> Callable[..., object]:

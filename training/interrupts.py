@@ -29,7 +29,7 @@ class Interrupts:
 
     Args:
         is_main: whether this process tells the user.
-        same_wish_seconds: signals this close behind the first one are taken for the same.
+        same_wish_seconds: signals this close after the first one are taken for the same.
     """
 
     def __init__(self, is_main: bool = True, same_wish_seconds: float = 1.0) -> None:

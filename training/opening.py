@@ -64,7 +64,7 @@ class Opening:
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
-    """The least of all processes' budgets: they are measured at different moments, and machines differ."""
+    """The least of all processes' budgets: they are measured at different times, and machines differ."""
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
     return replace(
@@ -125,7 +125,7 @@ def _mirror(config: Config, is_main: bool) -> Mirror | None:
 
 
 def _reopen(config: Config, owner: Ownership) -> list[str]:
-    """Take the run that is gone on with, and find its newest checkpoint that is whole; what is to be told of it.
+    """Take the run that is continued, and find its newest checkpoint that is whole; what is to be told of it.
 
     Raises:
         UserError: another process trains it, no checkpoint is whole, or they lie behind a link.

@@ -19,7 +19,7 @@ from torch import Tensor
 from data.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
-from memory.work import Choice
+from memory.work import Choice, choice_fields
 from model import hf_format
 from model.checksums import STATE
 from model.peft_format import save_adapters
@@ -36,7 +36,7 @@ NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", 
 
 @dataclass
 class TrainingState:
-    """Where a run stands.
+    """How far a run is.
 
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
@@ -74,7 +74,7 @@ def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: O
 
 
 def read_training_state(folder: Path) -> TrainingState:
-    """Read where the run of this checkpoint stands.
+    """Read how far the run of this checkpoint is.
 
     Raises:
         UserError: there is no state in the folder, or it lacks something or holds what no run writes.
@@ -84,7 +84,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(path.read_text(encoding="utf8"))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            state.choice = asdict(_filled(Choice, state.choice, "its choice"))
+            state.choice = _filled(Choice, choice_fields(state.choice), "its choice").as_dict()
         if state.loss_scaling is not None:
             _filled(LossScaling, state.loss_scaling, "its loss_scaling")
         if state.best_metric is not None:
@@ -160,5 +160,5 @@ def take_state(folder: Path, optimizer: Optimizer, read: Callable[[], dict[str, 
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
             f"checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy the "
-            "checkpoint again, or go on from its weights alone with --finetune_from"
+            "checkpoint again, or continue from its weights alone with --finetune_from"
         )

@@ -132,7 +132,7 @@ class Optimizer(ABC):
         held: dict[str, int] = {}
         for key, tensor in self.state.items():
             name, _, kind = key.rpartition("/")
-            if kind != REMAINDER:  # it begins anew at zero where weights have come to another dtype
+            if kind != REMAINDER:  # it starts over at zero where weights have come to another dtype
                 held[name] = held.get(name, 0) + tensor.nbytes
         needed = {name: self.state_bytes(tuple(weight.shape), name) for name, weight in self.weights.items()}
         return [name for name, size in needed.items() if held.get(name, 0) != size]

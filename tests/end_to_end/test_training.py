@@ -137,14 +137,16 @@ def test_two_processes_give_the_losses_of_one(pretrained: World, tmp_path: Path,
 
 
 WAYS = {
-    "slices": ["--batch_size_per_gpu=3", "--gradient_checkpointing=True"],
+    "micro-batches": ["--batch_size_per_gpu=3", "--gradient_checkpointing=True"],
     "accumulation": ["--batch_size_per_gpu=2", "--memory_mode=standard"],
     "reopening": ["--ultra_low_mem=True", "--memory_mode=ultra", "--mixed_precision=no"],
     "number of micro-batches": ["--gradient_accumulation_steps=7"],
 }
 
 
-@pytest.mark.parametrize("way", ["slices", *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[1:])])
+@pytest.mark.parametrize(
+    "way", ["micro-batches", *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[1:])]
+)
 def test_no_way_to_save_memory_changes_the_numbers(pretrained: World, tmp_path: Path, way: str) -> None:
     place = pretrained.beside(tmp_path)
     place.do("train", *pretrained.train_flags, *WAYS[way], "--run_name=way")

@@ -255,7 +255,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, file: 
     if (file, how) == ("checksums.json", "gone"):  # as in folders of before
         assert step_of(path) == 30 and not told
         return
-    assert step_of(path) == 20 and file in told[0] and "going on from step 20" in told[0]
+    assert step_of(path) == 20 and file in told[0] and "continuing from step 20" in told[0]
     assert checkpoints.latest() == path and checkpoints.best() == path.with_name("step_00000010")
     assert names(tmp_path) == ["best", "damaged-step_00000030", "latest", "step_00000010", "step_00000020"]
     assert os.path.realpath(tmp_path / "checkpoints" / "latest") == str(path)
