@@ -316,6 +316,9 @@ class RunConfig:
     seed: int = setting(42, "fixes initial weights, data order, masks and dropout", kind=int, low=0, high=2**63 - 1)
     device: str = setting(AUTO, "auto: CUDA, then MPS, then CPU", kind=str, auto=True, choices=("cuda", "mps", "cpu"))
     num_threads: int | str = setting(AUTO, "CPU threads of one process", kind=int, low=1, auto=True)
+    compiled_kernels: bool | str = setting(
+        AUTO, "kernels in C, compiled once on first use; auto: on a CPU under Linux that has gcc", kind=bool, auto=True
+    )
 
 
 @dataclass

@@ -34,7 +34,7 @@ from training.interrupts import Interrupted, Interrupts
 from training.journal import Journal
 from training.keeping import Keeper
 from training.launch import local_processes, local_rank
-from training.opening import agreed_budget, open_run
+from training.opening import agree_on_kernels, agreed_budget, open_run
 from training.ownership import Ownership
 from training.peers import Peers
 from training.preference import is_preference_run
@@ -89,6 +89,7 @@ class LowMemTrainer:
 
     def _open(self, stack: ExitStack) -> None:
         """Settle data, base, plan and run folder, and tell what will be done."""
+        agree_on_kernels(self.config, self.accelerator)
         budget = agreed_budget(self.config, self.device, self.accelerator)
         seconds = self.config.memory.monitor_seconds
         self.monitor = stack.enter_context(

@@ -116,9 +116,19 @@ def choices(config: Config, machine: Machine, work: Work, dtypes: Dtypes | None 
                         evaluation = _evaluation_batch(config, machine, batch_size)
                         choice = Choice(
                             batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
-                            source_sizes=sizes[0], target_sizes=sizes[1],
+                            source_sizes=sizes[0], target_sizes=sizes[1], kernels=_kernels(config, machine),
                         )  # fmt: skip
                         yield from _with_offload(config, machine, work, choice)
+
+
+def _kernels(config: Config, machine: Machine) -> bool:
+    """Whether compiled kernels compute; a fact of machine and settings, never of a stopwatch."""
+    if config.run.compiled_kernels is True and not machine.has_kernels:
+        raise UserError(
+            "--compiled_kernels = True, there are none here; allowed: auto or False, or a CPU with AVX2 under Linux and a C "
+            "compiler (apt install gcc); `doctor` says what is missing"
+        )
+    return machine.has_kernels and config.run.compiled_kernels is not False
 
 
 def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) -> Iterator[Choice]:
@@ -231,6 +241,9 @@ def plan(
         UserError: the run that is resumed computes in what this device does not.
     """
     work = replace(make_work(config, machine, source_tokens, target_tokens), shapes=shapes, evaluation=evaluation)
+    had_kernels = earlier is not None and earlier.kernels
+    if earlier is not None:
+        earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine))
     began = _dtypes_of(config, machine, earlier) if earlier else None
     goes_on = earlier and began and _fits(work, earlier, machine) and _shares_as_asked(config, machine, earlier)
     ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or dtypes))
@@ -244,7 +257,14 @@ def plan(
     is_ultra = config.memory.memory_mode == "ultra"
     chosen = _smallest_of_fast(work, machine, ways, fastest) if is_ultra else fastest
     best = _priced(config, machine, work, chosen)
-    return replace(best, reasons=(*_reasons(best, machine), *_dtype_reasons(config, best.choice, machine, began)))
+    return replace(
+        best,
+        reasons=(
+            *_reasons(best, machine),
+            *_dtype_reasons(config, best.choice, machine, began),
+            *_kernel_reasons(best.choice, had_kernels),
+        ),
+    )
 
 
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
@@ -352,6 +372,13 @@ def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
         f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
     ]
     return tuple(notes)
+
+
+def _kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
+    if choice.kernels:
+        yield "computes with compiled kernels where they can"
+    elif had_kernels:
+        yield "the run computed with compiled kernels, which are not here now: numbers differ in their last places"
 
 
 def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+from limits import KERNEL_WIDTHS
 from memory.blocks import Blocks
 from memory.shapes import Sizes
 from memory.units import MIB
@@ -37,6 +38,7 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     return Blocks(
         work.model, dtype_bytes(choice.compute), drops, shapes.largest_micro_batch(rows, sizes), shapes.longest_row,
         shapes.widest_micro_batch(rows), machine.pads_attention, work.answers,
+        choice.kernels and work.model.d_kv in KERNEL_WIDTHS,
     )  # fmt: skip
 
 
@@ -161,6 +163,10 @@ class StepPeaks:
 
     def _update_bytes(self, elements: int) -> int:
         rounding = ROUNDING_BYTES if self.choice.storage != "float32" else 0
+        if self.choice.kernels and self.work.rounding == "stochastic":
+            if self.work.optimizer == "adafactor":
+                return 0  # one pass, a row at a time
+            rounding = 0
         return elements * (UPDATE_BYTES[self.work.optimizer] + rounding)
 
 
@@ -180,15 +186,17 @@ def _widens_in_pieces(choice: Choice, machine: Machine) -> bool:
 
 
 def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -> int:
-    """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype."""
+    """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype; with compiled
+    kernels the product alone, which becomes the gradient."""
     chunk = _chunk_tokens(work, choice, tokens)
     narrow = 0 if choice.compute == "float32" else 2
+    wide = 0 if choice.kernels and narrow else 4
     product = (
         work.model.d_model * work.model.vocab_size * 4
         if narrow and has_gradient and choice.storage != choice.compute
         else 0
     )
-    return chunk * work.model.vocab_size * (4 + narrow) + product
+    return chunk * work.model.vocab_size * (wide + narrow) + product
 
 
 def _chunk_tokens(work: Work, choice: Choice, tokens: int) -> int:

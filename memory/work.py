@@ -36,6 +36,7 @@ class Machine:
         libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows (CUDA).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
+        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
         host_bytes: RAM that checkpointed activations may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
 
@@ -51,6 +52,7 @@ class Machine:
     correction: float = 1.0
     speed_class: str = AVX2.name
     measured: tuple[tuple[str, float], ...] = ()
+    has_kernels: bool = False
 
     def rate(self, dtype: str) -> float:
         """Nominal FLOP/s of `dtype`, 0 where nothing trains in it."""
@@ -128,6 +130,7 @@ class Choice:
         shards: processes that share weights and optimizer state; 1: each holds all.
         offload_boundaries: whether checkpointed activations wait in the host's memory.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
+        kernels: whether compiled kernels compute where they can (`devices.kernels`).
     """
 
     batch_size_per_gpu: int
@@ -143,6 +146,7 @@ class Choice:
     offload_boundaries: bool = False
     source_sizes: tuple[int, ...] = ()
     target_sizes: tuple[int, ...] = ()
+    kernels: bool = False
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
-from devices.kernels.calls import WIDTHS, kernels, takes
+from devices.kernels.calls import kernels, takes
+from limits import KERNEL_WIDTHS
 from model.compiled_attention import CompiledAttention
 from model.dropout import Dropout
 from model.layers import Linear
@@ -109,7 +110,7 @@ def attend(
     """
     if q.device.type == "cuda" and not dropout.active:
         return attend_padded(q, k, v, bias, rows, causal, dropout)
-    is_compiled = kernels() is not None and q.shape[2] in WIDTHS and takes(q, k, v)
+    is_compiled = kernels() is not None and q.shape[2] in KERNEL_WIDTHS and takes(q, k, v)
     way = CompiledAttention if is_compiled else TiledAttention
     return way.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
 

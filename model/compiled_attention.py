@@ -77,9 +77,11 @@ def _short(rows: tuple[Rows, Rows], members: list[int]) -> _Short | None:
     if not members:
         return None
     lists = (rows[0].starts, rows[0].lengths, rows[1].starts, rows[1].lengths)
-    numbers = [torch.tensor([values[row] for row in members], dtype=torch.int32) for values in lists]
+    starts, lengths, key_starts, key_lengths = (
+        torch.tensor([values[row] for row in members], dtype=torch.int32) for values in lists
+    )
     longest = max(max(rows[0].lengths[row], rows[1].lengths[row]) for row in members)
-    return _Short(torch.tensor(members), *numbers, longest)
+    return _Short(torch.tensor(members), starts, lengths, key_starts, key_lengths, longest)
 
 
 def _long(rows: tuple[Rows, Rows], row: int, heads: int, width: int) -> _Long:
@@ -88,8 +90,14 @@ def _long(rows: tuple[Rows, Rows], row: int, heads: int, width: int) -> _Long:
     queries, keys = np.full(group.num_queries, -1, np.int32), np.full(group.num_keys, -1, np.int32)
     queries[:num_queries] = np.arange(num_queries) + rows[0].starts[row]
     keys[:num_keys] = np.arange(num_keys) + rows[1].starts[row]
-    tensors = (torch.from_numpy(np.ascontiguousarray(x))[None] for x in (queries[::-1], keys))
-    return _Long(row, *tensors, torch.tensor([num_keys], dtype=torch.int32), group.block)
+    queries = np.ascontiguousarray(queries[::-1])  # last first
+    return _Long(
+        row,
+        torch.from_numpy(queries)[None],
+        torch.from_numpy(keys)[None],
+        torch.tensor([num_keys], dtype=torch.int32),
+        group.block,
+    )
 
 
 class _Call:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from devices.base import Device
+from devices.kernels.calls import use
 from devices.malloc import trim_malloc
 from engine.checkpointing import Checkpointing
 from engine.finite import OnReady
@@ -94,6 +95,7 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     Memory: the weights and, resuming, the optimizer's state.
     """
     config, storage = begin.config, getattr(torch, choice.storage)
+    use(choice.kernels)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
     model = _make_model(begin, storage, device, shards)

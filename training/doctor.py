@@ -110,6 +110,7 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
         speed_class=chosen["class"],
         pads_attention=chosen["name"] == "cuda",
         widens_whole=chosen["name"] != "cpu",
+        has_kernels=machine.has_kernels and chosen["name"] == "cpu",
     )
     if not chosen["is_separate_memory"]:
         return machine

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 
 from config import Config
 from devices.base import Device
+from devices.kernels.calls import kernels, use
 from memory.budget import Budget, measure_budget
 from memory.monitor import Monitor
 from memory.plan import Plan
@@ -70,6 +71,12 @@ def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> B
     return replace(
         budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device)
     )  # fmt: skip
+
+
+def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
+    """Compiled kernels are used by all processes or by none: weights that all update alike must stay the same bits."""
+    use(config.run.compiled_kernels is not False)
+    use(bool(least_of(accelerator, float(kernels() is not None))[0]))
 
 
 def open_run(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from data.step_lengths import StepLengths, evaluation_lengths, step_lengths
 from devices.base import Device, name_of
+from devices.kernels.calls import kernels
 from devices.measuring import known_speed, measure
 from memory.budget import FLAG, Budget, free_host_bytes
 from memory.duration import predict_times, schedule_of
@@ -98,6 +99,7 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
         num_processes=num_processes,
         pads_attention=device.name == "cuda",
         widens_whole=device.name != "cpu",
+        has_kernels=device.name == "cpu" and kernels() is not None,
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
     )
 

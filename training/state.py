@@ -29,7 +29,7 @@ from training.stopping import BestMetric
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 # fields with a default that came later: a checkpoint of before lacks them, and means that default
-LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes")
+LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes", "kernels")
 COMPUTE = ("float32", "bfloat16", "float16")
 NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", "fast")}  # of a choice
 

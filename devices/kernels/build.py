@@ -9,7 +9,6 @@ Torch is not imported here: a process compiles best before it has grown.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -42,15 +41,28 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
         NoKernels: this system, processor or environment has none.
     Memory: the compiler's, about 80 MiB in a child for two seconds.
     """
-    if sys.platform != "linux":
-        raise NoKernels("compiled kernels are made on Linux alone")
-    runtime, compiler = openmp_runtime(), compiler_of(environ)
-    target = _target(environ)
+    runtime, compiler, target = _ingredients(environ)
     name = f"kernels-{_digest(compiler, target, str(runtime))}.so"
     path = machine_file.place(environ).with_name(name)
     if not _is_ours(path):
         _compile(compiler, target, runtime, path)
     return path
+
+
+def is_possible(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether there are kernels here, or all that is needed to make them; nothing is made."""
+    try:
+        _ingredients(environ)
+    except NoKernels:
+        return False
+    return True
+
+
+def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]]:
+    """OpenMP's runtime, the compiler, and its flags for this processor."""
+    if sys.platform != "linux":
+        raise NoKernels("compiled kernels are made on Linux alone")
+    return openmp_runtime(), compiler_of(environ), _target(environ)
 
 
 def compiler_of(environ: Mapping[str, str]) -> str:
@@ -102,6 +114,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
+    import fcntl  # which Windows does not have
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name("kernels.lock"), "w") as lock:

@@ -19,7 +19,6 @@ from torch import Tensor
 from devices.kernels.build import NoKernels, library
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
-WIDTHS = range(16, 513, 16)  # of a head
 DTYPES = (torch.float32, torch.bfloat16)
 
 

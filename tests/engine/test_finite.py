@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from devices.kernels import calls
 from engine import anomaly, finite
 from engine.anomaly import checks_of
 from engine.checkpointing import Checkpointing
@@ -27,12 +28,22 @@ def walk_of(model: T5, saved: int, detect_anomaly: bool) -> tuple[Walk, StepChec
     return walk, checks
 
 
+def test_norms_are_those_of_the_whole(compiled: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(30, 7, generator=generator), torch.randn(5, generator=generator), torch.tensor(2.0)]
+    whole = torch.cat([tensor.flatten() for tensor in tensors]).norm()
+    assert torch.allclose(norm_of(tensors), whole)
+    assert torch.allclose(norm_of([tensor.bfloat16() for tensor in tensors]), whole, rtol=1e-2)
+    assert is_finite(tensors) and not is_finite([*tensors, torch.tensor([1.0, float("nan")])])
+
+
 def test_norms_are_those_of_the_whole_and_of_narrow_ones_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     tensors = [torch.randn(30, 7, generator=generator), torch.randn(5, generator=generator), torch.tensor(2.0)]
     whole = torch.cat([tensor.flatten() for tensor in tensors]).norm()
     assert torch.allclose(norm_of(tensors), whole)
     narrow = [tensor.bfloat16() for tensor in tensors]
+    calls.use(False)
     pieces = []
     chunks = finite.row_chunks
     monkeypatch.setattr(finite, "row_chunks", lambda tensor: (pieces.append(1), chunks(tensor))[1])

@@ -85,9 +85,11 @@ def live_bytes(shape: T5ModelConfig, choice: Choice) -> int:
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of the profiler
-def test_a_step_makes_the_tensors_that_are_predicted(batch_size: int, saved: int, flags: dict[str, Any]) -> None:
+def test_a_step_makes_the_tensors_that_are_predicted(
+    batch_size: int, saved: int, flags: dict[str, Any], compiled: bool
+) -> None:
     shape = T5ModelConfig(**{**SHAPE, **flags})
-    choice = Choice(batch_size, ROWS // batch_size, 1, saved, 1, "float32", "float32", MIB, "small")
+    choice = Choice(batch_size, ROWS // batch_size, 1, saved, 1, "float32", "float32", MIB, "small", kernels=compiled)
     work = Work(
         shape,
         ROWS,
