@@ -20,7 +20,7 @@ from memory.units import MIB
 
 ENCODER_TOKENS = 4096  # as model.decoding has it; a test holds them equal
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
-LIBRARIES_BYTES = 24 * MIB  # what libraries allocate at the first products, and small things of Python
+LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
 SLACK = 0.1  # share of temporary memory that malloc holds
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 

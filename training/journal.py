@@ -25,7 +25,7 @@ from training.divergence import named_rows
 from training.evaluation import Evaluation
 from training.preference import is_preference_run
 from training.progress import Progress, Reading, about, duration
-from training.report import Summary, next_commands, plan_rows, summary_rows
+from training.report import Summary, next_commands, plan_rows, recomputed, summary_rows
 from training.samples import Sample
 from training.tracking import MetricsFile, open_log
 
@@ -87,7 +87,8 @@ class Journal:
         self.progress.table("plan", plan_rows(plan, weight_counts(config.model)["total"]))
 
     def plan(self, plan: Plan) -> None:
-        """The choice, for programs."""
+        """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
+        logger.info("activation checkpointing: {}", recomputed(plan.choice.saved_blocks, plan.num_blocks))
         self.metrics.write("plan", **plan.as_dict())
 
     def step(self, reading: Reading, tokens: int, seconds: float, choice: Choice, extra: dict[str, float]) -> None:

@@ -190,7 +190,7 @@ class Keeper:
         choice = smaller.choice
         report = (
             f"{story}; continuing with micro-batch {choice.batch_size_per_gpu} x accumulation "
-            f"{choice.gradient_accumulation_steps}, {recomputed(choice.saved_blocks, self.plan.num_blocks)}, effective batch unchanged"
+            f"{choice.gradient_accumulation_steps}, {recomputed(choice.saved_blocks, old.num_blocks)}, effective batch unchanged"
         )
         free = shortage.free_bytes if shortage else free_host_bytes()
         record = RecoveryRecord(

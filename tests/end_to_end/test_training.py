@@ -79,6 +79,7 @@ def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
     lines = [line for line in log.read_text("utf8").splitlines() if "内存监控" in line]
     records = [event for event in pretrained.place.events("whole") if event["event"] == "memory"]
     assert len(lines) == len(records) >= 3
+    assert "activation checkpointing: 0 of 3 blocks recomputed" in log.read_text("utf8")
 
 
 def test_the_screen_ends_with_plan_against_measured_and_samples(pretrained: World) -> None:

@@ -46,7 +46,9 @@ def test_only_what_learns_has_an_optimizer() -> None:
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 
-@pytest.mark.parametrize(("num_walks", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)])
+@pytest.mark.parametrize(
+    ("accumulation_passes", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)]
+)
 def test_only_the_last_of_several_walks_hands_over(
     monkeypatch: pytest.MonkeyPatch, accumulation_passes: int, sizes: list[int]
 ) -> None:
