@@ -60,7 +60,7 @@ def setting(
         default: value used when nobody names another.
         help: one line, shown by `--help`.
         kind: `bool`, `int`, `float`, `str`, `"text"` (kept with its blanks) or `"size"` (bytes, written as 6G, 512M, 6GiB).
-        unit: shown behind the value, e.g. "tokens".
+        unit: shown after the value, e.g. "tokens".
         low, high: inclusive range; above: exclusive lower bound.
         choices: the only allowed words.
         auto: whether the word "auto" is allowed (the program decides).
@@ -74,7 +74,7 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
     """Turn a raw value (a flag's text, a YAML scalar) into the setting's type.
 
     Raises:
-        ValueError: with a sentence that begins behind `name = value, `.
+        ValueError: with a sentence that begins after `name = value, `.
     """
     facts = field.metadata
     word = value.strip().lower() if isinstance(value, str) else value

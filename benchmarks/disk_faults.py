@@ -35,9 +35,9 @@ class Fault:
     """What goes wrong with a process.
 
     Args:
-        kind: trace (nothing; each change goes into `log`, and the disk before and behind it), kill (SIGKILL), error (the
+        kind: trace (nothing; each change goes into `log`, and the disk before and after it), kill (SIGKILL), error (the
             call fails), power (see the module).
-        at: number of the change. is_after: behind it, not before. error: number of the failure; from then on all fail.
+        at: number of the change. is_after: after it, not before. error: number of the failure; from then on all fail.
         function: `module:name`, during whose call `call` the process ends after `seconds` of processor time.
         log: file for what was counted. rank: of the process that is meant, where several run; None: whichever reads this.
         below: the folder whose state is traced, or that loses power.
@@ -123,7 +123,7 @@ class _Counter:
 
 
 class PowerLoss:
-    """What was waited for, and the disk after the power is gone behind change `at`."""
+    """What was waited for, and the disk after the power is gone after change `at`."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault, self.count = fault, -1

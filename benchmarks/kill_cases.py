@@ -137,7 +137,7 @@ class Case:
         self.whole = contents(folder)
 
     def moments(self) -> list[tuple[int, bool]]:
-        """Before or behind which change: one for each state of the disk that a kill can leave."""
+        """Before or after which change: one for each state of the disk that a kill can leave."""
         self.prepare()
         found: dict[int, tuple[int, bool]] = {}
         for number, entry in enumerate(self.trace):

@@ -1,6 +1,6 @@
 """Is anything lost when a run is killed? `python -m benchmarks.kills [--times=100] [--only=NAME+NAME] [--fresh]`.
 
-Every command that writes is killed before and behind each change of the disk that it makes (moments that leave the same
+Every command that writes is killed before and after each change of the disk that it makes (moments that leave the same
 disk count once), `times` times at random moments of every part of a run, and as one of two processes; a training run also
 loses power at each change. Then the very same command is given again: it has to end with the same files, bit for bit, from
 a checkpoint that is whole, with at most one checkpoint interval done twice. Figures go into docs/reliability.md.
@@ -74,16 +74,16 @@ def kill(case: Case, fault: Fault, series: Series, moment: str) -> None:
 
 
 def at_every_change(case: Case) -> Series:
-    """Before and behind each change of the disk."""
+    """Before and after each change of the disk."""
     series = Series("")
     for number, is_after in case.moments():
-        moment = f"{'behind' if is_after else 'before'} {case.trace[number]['change']}"
+        moment = f"{'after' if is_after else 'before'} {case.trace[number]['change']}"
         kill(case, Fault("kill", number, is_after, is_mirror=case.is_mirror), series, moment)
     return series
 
 
 def without_power(case: Case) -> Series:
-    """The power goes behind each change of names, in both worlds."""
+    """The power goes after each change of names, in both worlds."""
     series = Series("")
     last = max((number for number, _ in case.moments()), default=0)
     for number, entry in enumerate(case.trace[: last + 1]):
@@ -95,7 +95,7 @@ def without_power(case: Case) -> Series:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             fault = Fault("power", number, below=str(folder), undoes=undoes, log=str(aside / "old"))
-            kill(case, fault, series, f"behind {entry['change']}{', undone' * undoes}")
+            kill(case, fault, series, f"after {entry['change']}{', undone' * undoes}")
     return series
 
 

@@ -1,6 +1,6 @@
 """Where do measured figures go? Into docs/benchmarks.md, each benchmark and class of processor in a section of its own.
 
-With date and machine. A run on one class of processor leaves the tables of the others as they are.
+With date and machine. A run on one class of processor leaves the tables of the others unchanged.
 """
 
 from __future__ import annotations

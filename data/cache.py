@@ -2,7 +2,7 @@
 
 The maker works in a neighbouring `.partial` place that is renamed into place at the end; a file lock lets processes
 that start together wait for the first. A killed maker leaves only a `.partial` place, which the next one clears away, or
-goes on with where the work can be taken up again. So does one that has found the disk full: what it has made so far stays.
+continues where the work can be resumed. So does one that has found the disk full: what it has made so far stays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
     Args:
         target: final place; that it exists means that it is complete.
         make: called with an unused path beside `target`, which it must fill with a file or a folder.
-        resumable: `make` can go on with what an interrupted attempt left at that path.
+        resumable: `make` can continue with what an interrupted attempt left at that path.
     Returns:
         `target`.
     Raises:
@@ -97,7 +97,7 @@ def _explain(target: Path, error: OSError, resumable: bool) -> str:
         if resumable and kept.exists():
             return (
                 f"{target.parent}: the disk is full; what is done is kept in {kept}: free space and run the same command "
-                "again, it goes on from there; or delete that folder and name another with --cache_dir or --shards_dir"
+                "again, it continues from there; or delete that folder and name another with --cache_dir or --shards_dir"
             )
         return f"{target.parent}: the disk is full; free space or name another folder with --cache_dir or --shards_dir"
     reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Which prompts stand in a file, and what stands beside them?
+"""Which prompts are in a file, and which columns come with them?
 
 A row keeps all its columns, so that answers can be joined to what they belong to: of JSON lines every value, of CSV every
 cell, of Parquet and Arrow what JSON can hold (texts, numbers, truth values). A line of plain text is a prompt. Rows come
@@ -30,7 +30,7 @@ class Prompt:
     """One row.
 
     Args:
-        place: where it stands, for messages. text: the prompt. columns: the whole row, the prompt among it.
+        place: where it is, for messages. text: the prompt. columns: the whole row, the prompt among it.
     """
 
     place: str

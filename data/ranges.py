@@ -1,4 +1,4 @@
-"""Where in an Arrow file do the bytes of one row lie, so that these alone can be read?
+"""Where in an Arrow file are the bytes of one row, so that these alone can be read?
 
 Arrow reads whole record batches, or maps files. For plain columns (numbers, lists of numbers and texts, without nulls,
 not compressed) a row is two offsets and a range of values at places that are known once its batch has been seen: then a row

@@ -1,9 +1,9 @@
 """How do sources become rows, in bounded memory, and what happens to a broken row?
 
 Rows come in small batches of plain strings. Of plain text, a row is a paragraph (lines up to a blank one), or a line if
-wanted; a paragraph longer than 16 KiB is parted at a line's end. A broken row stops with its file and number, or, with
+wanted; a paragraph longer than 16 KiB is split at a line's end. A broken row stops with its file and number, or, with
 `skip_bad_rows`, is counted. Nothing reads a file as a whole: Parquet pages and 16 MiB lines are the largest pieces.
-A longer line or text is a bad row; a longer paragraph is parted.
+A longer line or text is a bad row; a longer paragraph is split.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
         return
     names = column_names(source)
     problems = [
-        f"{source.path}: column {name} {'stands there twice' if name in names else 'is missing'}; "
+        f"{source.path}: column {name} {'occurs twice' if name in names else 'is missing'}; "
         f"columns: {', '.join(names)}; name yours with "
         "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
         for name in columns

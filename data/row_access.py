@@ -34,7 +34,7 @@ class TableFile(Protocol):
         """Give one row as plain values."""
 
     def close(self) -> None:
-        """Let go of everything that is open."""
+        """Release everything that is open."""
 
 
 class ArrowTable:

@@ -36,7 +36,7 @@ def broken_file_is_user_error(path: Place, what: str) -> Iterator[None]:
         yield
     except ARROW_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: is cut off or broken, or not {what} ({reason}); write or fetch it anew") from None
+        raise UserError(f"{path}: is cut off or broken, or not {what} ({reason}); write or fetch it again") from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is left when a process dies at any of its changes of the disk? Children that die before, or behind, one of them."""
+"""What is left when a process dies at any of its changes of the disk? Children that die before, or after, one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_child(work: Callable[[], None]) -> int:
 
 
 def die_at(number: int, is_after: bool, is_mirror: bool = False) -> None:
-    """Let this process die before, or behind, the call of this number that changes the disk, or any mirror."""
+    """Let this process die before, or after, the call of this number that changes the disk, or any mirror."""
     calls = iter(range(1_000_000))
 
     def around(name: str, plain: Callable[..., object], *arguments: object, **named: object) -> object:

@@ -2,7 +2,7 @@
 
 Each kind of file has a maker, which writes a sound one, and a reader, which takes all of it. Of every mutated copy the
 child writes down what came of it: read (the damage does no harm), told (a UserError), or the traceback of anything else;
-a child that dies is noted with the number of the copy, and the next one goes on behind it. Copy number N of a kind is the
+a child that dies is noted with the number of the copy, and the next one continues after it. Copy number N of a kind is the
 same in every run.
 """
 

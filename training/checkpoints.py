@@ -119,7 +119,7 @@ class Checkpoints:
                     self._set_aside(damaged)
                 if passed:
                     self.point()
-                return path, [f"{'; '.join(wrong)}: going on from step {step_of(path)}" for _, wrong in passed]
+                return path, [f"{'; '.join(wrong)}: continuing from step {step_of(path)}" for _, wrong in passed]
             passed.append((path, found))
         if passed:
             raise UserError(
@@ -175,7 +175,7 @@ class Checkpoints:
                 (self.folder / name).unlink(missing_ok=True)
 
     def settle(self) -> None:
-        """Do what a process that was killed behind its last save has left undone: the links, and dropping the old ones.
+        """Do what a process that was killed after its last save has left undone: the links, and dropping the old ones.
 
         Raises:
             OSError: the folder cannot be written.
@@ -205,7 +205,7 @@ class Checkpoints:
         kept = f"the checkpoint of step {step_of(last)} is whole" if last else "there is no earlier checkpoint"
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         advice = "free space or name another --output_dir" + (
-            "; --is_keep_training=True goes on from there" if last else ""
+            "; --is_keep_training=True continues from there" if last else ""
         )
         place = f"--output_dir = {self.folder.parent.parent}"
         return UserError(f"{place}, cannot be written at step {step}: {reason}; {kept}; {advice}")
@@ -217,7 +217,7 @@ def name_of(step: int) -> str:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The number of steps behind a checkpoint, read from its name."""
+    """The number of steps after a checkpoint, read from its name."""
     match = _STEP.fullmatch(checkpoint.name)
     assert match is not None, f"{checkpoint} is no checkpoint"
     return int(match.group(1))

@@ -1,4 +1,4 @@
-"""What is told of a run, and where? To the screen, to the log, and to metrics.jsonl, each event once.
+"""What is reported of a run, and where? To the screen, to the log, and to metrics.jsonl, each event once.
 
 The trainer says what has happened; which of the three hears of it, and in which words, is decided here.
 """
@@ -26,13 +26,13 @@ from training.divergence import named_rows
 from training.evaluation import Evaluation
 from training.preference import is_preference_run
 from training.progress import Progress, Reading, about, duration
-from training.report import Summary, next_commands, plan_rows, summary_rows
+from training.report import Summary, next_commands, plan_rows, recomputed, summary_rows
 from training.samples import Sample
 from training.tracking import MetricsFile, open_log
 
 
 class Journal:
-    """The telling of one run; a context, so that the terminal is whole again whatever happens.
+    """Reports on one run; a context, so that the terminal is whole again whatever happens.
 
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
@@ -89,7 +89,8 @@ class Journal:
         self.progress.table("plan", [*rows, ("disk", disk_need(config, plan.choice.storage).describe())])
 
     def plan(self, plan: Plan) -> None:
-        """The choice, for programs."""
+        """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
+        logger.info("activation checkpointing: {}", recomputed(plan.choice.saved_blocks, plan.num_blocks))
         self.metrics.write("plan", **plan.as_dict())
 
     def step(self, reading: Reading, tokens: int, seconds: float, choice: Choice, extra: dict[str, float]) -> None:
@@ -151,9 +152,9 @@ class Journal:
         self.tell(record.report)
 
     def rolled_back(self, step: int, reason: str) -> None:
-        """The run goes on from an earlier step: the events behind it did not happen, but for why it had to go back."""
+        """The run continues from an earlier step: the events after it did not happen, but for why it had to go back."""
         self.metrics.truncate_after(step, spared="recovery")
-        report = f"{reason}: going on behind step {step}"
+        report = f"{reason}: continuing after step {step}"
         self.metrics.write("recovery", step=step, reason="rolled back", report=report)
         self.tell(report)
 

@@ -1,6 +1,6 @@
 """How do checkpoints outlive the machine, and reach one that has none? Copies at an address, such as s3://bucket/folder.
 
-Each checkpoint is copied behind its saving, and the best one stays beside it; `LATEST`, a text file, is written last: the
+Each checkpoint is copied after its saving, and the best one stays beside it; `LATEST`, a text file, is written last: the
 folder of the latest, and that of the best. So it names whole ones whenever the machine dies. Nothing that it names is
 written to again: another content of the same step goes into a folder of its own, `step_00000050.2`. A run that is resumed
 on a machine without it, or with an older one, takes both from there, and compares their sums.
@@ -75,7 +75,7 @@ class Mirror:
     # --- there ---
 
     def push(self, run_dir: Path, checkpoint: Path) -> str | None:
-        """Copy a checkpoint, and the best where it is not there; let go of those that the run has dropped.
+        """Copy a checkpoint, and the best where it is not there; remove those that the run has dropped.
 
         Returns:
             why it could not be done, for the log; the next checkpoint tries again.

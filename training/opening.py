@@ -15,6 +15,7 @@ from accelerate import Accelerator
 
 from config import Config
 from devices.base import Device
+from devices.kernels.calls import kernels, use
 from memory.budget import Budget, measure_budget
 from memory.disk import bytes_below, disk_need, too_full
 from memory.monitor import Monitor
@@ -65,12 +66,18 @@ class Opening:
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
-    """The least of all processes' budgets: they are measured at different moments, and machines differ."""
+    """The least of all processes' budgets: they are measured at different times, and machines differ."""
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
     return replace(
         budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device)
     )  # fmt: skip
+
+
+def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
+    """Compiled kernels are used by all processes or by none: weights that all update alike must stay the same bits."""
+    use(config.run.compiled_kernels is not False)
+    use(bool(least_of(accelerator, float(kernels() is not None))[0]))
 
 
 def open_run(
@@ -128,7 +135,7 @@ def _mirror(config: Config, is_main: bool) -> Mirror | None:
 
 
 def _reopen(config: Config, owner: Ownership) -> list[str]:
-    """Take the run that is gone on with, and find its newest checkpoint that is whole; what is to be told of it.
+    """Take the run that is continued, and find its newest checkpoint that is whole; what is to be told of it.
 
     Raises:
         UserError: another process trains it, no checkpoint is whole, or they lie behind a link.

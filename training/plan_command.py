@@ -69,7 +69,7 @@ def show(config: Config) -> None:
     )
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, found, chosen) for mode, found in others.items()])
-    head = ("way", "micro-batch", "graphs kept", "peak", "speed")
+    head = ("way", "micro-batch", "recomputed", "peak", "speed")
     progress.table("other ways", [head, *(_way_row(way, chosen) for way in ways)])
     progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in changes])
 
@@ -143,8 +143,8 @@ def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, st
 
 
 def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
-    kept = f"{way.kept_blocks} of {chosen.num_blocks}"
-    return way.label, str(way.batch_size_per_gpu), kept, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
+    recomputed = f"{chosen.num_blocks - way.saved_blocks} of {chosen.num_blocks} blocks"
+    return way.label, str(way.batch_size_per_gpu), recomputed, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
 
 
 def _change_row(change: Alternative, chosen: Plan) -> tuple[str, str, str]:

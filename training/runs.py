@@ -34,7 +34,7 @@ def new_run_name(kind: str, now: float | None = None) -> str:
 
 
 def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) -> list[str]:
-    """Find what stands against a new run, creating nothing.
+    """Find what forbids a new run, creating nothing.
 
     Returns:
         problems, as `UserError` takes them; empty if all is well.
@@ -112,7 +112,7 @@ def create_run(
 
 
 def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
-    """Note that a run goes on, which makes it the newest one, and clear away what a killed process has left of it.
+    """Note that a run continues, which makes it the newest one, and clear away what a killed process has left of it.
 
     Raises:
         UserError: it cannot be written.
@@ -165,7 +165,7 @@ def _all_runs(output_dir: str | Path) -> Iterator[tuple[float, Path, str]]:
 
 
 def _now(output_dir: Path) -> float:
-    """The time, but behind that of every run that is there: a clock that is set back does not change which is the newest."""
+    """The time, but after that of every run that is there: a clock that is set back does not change which is the newest."""
     return max([time.time(), *(when + 1e-3 for when, _, _ in _all_runs(output_dir))])
 
 

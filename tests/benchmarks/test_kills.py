@@ -98,6 +98,6 @@ def test_power_takes_what_was_not_waited_for(tmp_path: Path, undoes: bool) -> No
 def test_figures_tell_every_problem() -> None:
     one, other = Series("one"), Series("other")
     one.add("before a", Verdict(repeated=2))
-    other.add("behind b", Verdict(["torn"], 3))
+    other.add("after b", Verdict(["torn"], 3))
     text = body([one, other])
-    assert "2 kills" in text and "| one | 1 | 2 | 0 |" in text and "- other, behind b: torn" in text
+    assert "2 kills" in text and "| one | 1 | 2 | 0 |" in text and "- other, after b: torn" in text

@@ -1,4 +1,4 @@
-"""A preparing that is killed goes on where it stood, and nobody can tell from the shards."""
+"""A preparing that is killed continues where it stopped, and nobody can tell from the shards."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_full_disk_keeps_what_is_done_and_the_next_attempt_goes_on(
 
 
 class Room:
-    """A disk that is full behind a number of writes."""
+    """A disk that is full after a number of writes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes, self.most = 0, 10**9
@@ -169,7 +169,7 @@ def test_a_state_that_cannot_be_gone_back_to_is_told_and_made_anew(tmp_path: Pat
             (partial / "progress.json").write_text('{"splits": 3}')
         else:
             os.truncate(next((partial / "train").glob(".*.ids")), 10)
-        with pytest.raises(UserError, match=r"run the command again, it begins anew"):
+        with pytest.raises(UserError, match=r"run the command again, it starts over"):
             prepare(load("prepare", flags))
         assert not partial.exists()
 

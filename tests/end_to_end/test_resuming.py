@@ -46,7 +46,7 @@ def test_a_launchers_restart_goes_on_and_replaces_nothing(
     (place.runs / "cut" / "checkpoints" / ".tmp-step_00000015").mkdir()
     monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "1")
     done = place.do("train", *flags, "--overwrite=True")
-    assert f"going on from step {12}" not in done.stdout, "nothing was damaged"
+    assert f"continuing from step {12}" not in done.stdout, "nothing was damaged"
     assert place.losses("cut") == pretrained.place.losses("whole")
     assert not [path for path in place.runs.rglob(".tmp-*")] and not (place.runs / "cut" / "owner.json").exists()
 
@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: Wor
     assert place.run("check", f"--model={place.runs / 'cut'}").returncode == 2
     done = place.do("train", "--is_keep_training=True", "--run_name=cut")
     told = " ".join(done.stdout.split())
-    assert "model.safetensors is damaged" in told and "going on from step 10" in told
+    assert "model.safetensors is damaged" in told and "continuing from step 10" in told
     assert place.losses("cut") == pretrained.place.losses("whole")
     assert place.do("check", f"--model={place.runs / 'cut'}")
     assert not (tmp_path / "ran").exists(), "nothing in a run's folder is run"

@@ -31,7 +31,7 @@ def test_the_planned_way_is_the_fastest_that_fits() -> None:
     chosen = plan(config, where)
     ways = other_ways(make_work(config, where, None, None), where, chosen.choice)
     assert ways[0].label == "planned" and ways[0].peak_bytes == chosen.peak_bytes
-    assert {way.kept_blocks for way in ways} >= {0, 12, 24}
+    assert {way.saved_blocks for way in ways} >= {0, 12, 24}
     assert {way.batch_size_per_gpu for way in ways} >= {1, chosen.choice.batch_size_per_gpu}
     assert all(way.seconds >= chosen.seconds for way in ways if way.fits)
     assert any(not way.fits for way in ways)

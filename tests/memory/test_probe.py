@@ -60,7 +60,7 @@ def test_what_changes_memory_changes_the_fingerprint() -> None:
     assert fingerprint(request_of(learning_rate=0.5, run_name="other")) == base
     assert fingerprint(request_of(optimizer="adamw")) != base
     assert fingerprint(request_of(source=64)) != base
-    assert fingerprint(request_of(dataclasses.replace(CHOICE, kept_blocks=0))) != base
+    assert fingerprint(request_of(dataclasses.replace(CHOICE, saved_blocks=0))) != base
 
 
 def test_a_child_that_fails_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,16 @@ TARGETS = np.array([[1, 1, 2, 5], [7, 1, 1, 0]])
 
 def test_the_largest_micro_batch_and_step() -> None:
     shapes = Shapes(SOURCES, TARGETS)
-    assert shapes.micro(1) == Tokens(10, 7)
-    assert shapes.micro(2) == Tokens(19, 8)
-    assert shapes.micro(4) == shapes.step == Tokens(24, 9)
+    assert shapes.largest_micro_batch(1) == Tokens(10, 7)
+    assert shapes.largest_micro_batch(2) == Tokens(19, 8)
+    assert shapes.largest_micro_batch(4) == shapes.step == Tokens(24, 9)
     assert shapes.longest_row == Tokens(10, 7)
 
 
 def test_rows_as_the_loader_cuts_them() -> None:
     shapes = Shapes(SOURCES, TARGETS, max_tokens=14)
     assert shapes.worst_steps(2) == [[((2, 1), (3, 1)), ((9, 2),), ((10, 5),)]]
-    assert shapes.micro(4).source <= 14
+    assert shapes.largest_micro_batch(4).source <= 14
 
 
 def test_a_sample_of_the_steps_leaves_room_for_the_others() -> None:
@@ -37,8 +37,8 @@ def test_a_sample_of_the_steps_leaves_room_for_the_others() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 5])
 def test_rows_of_one_length(batch_size: int) -> None:
     shapes = Shapes.longest(5, 7, 3)
-    assert shapes.micro(batch_size) == Tokens(7 * batch_size, 3 * batch_size)
-    assert sum(len(micro) for micro in shapes.worst_steps(batch_size)[0]) == 5
+    assert shapes.largest_micro_batch(batch_size) == Tokens(7 * batch_size, 3 * batch_size)
+    assert sum(len(micro_batch) for micro_batch in shapes.worst_steps(batch_size)[0]) == 5
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -237,7 +237,7 @@ def test_a_kill_at_every_single_change_of_the_disk(tmp_path: Path, is_best: bool
 
 @pytest.mark.skipif(os.name == "nt", reason="os.fork")
 @pytest.mark.parametrize("is_after", [False, True])
-def test_what_a_kill_behind_the_last_save_has_left_undone_is_done_by_the_next_start(
+def test_what_a_kill_after_the_last_save_has_left_undone_is_done_by_the_next_start(
     tmp_path: Path, is_after: bool
 ) -> None:
     """A run that has nothing more to do saves nothing more: its links would lead astray, and its old ones stay for good."""
@@ -333,7 +333,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, file: 
     if (file, how) == ("checksums.json", "gone"):  # as in folders of before
         assert step_of(path) == 30 and not told
         return
-    assert step_of(path) == 20 and file in told[0] and "going on from step 20" in told[0]
+    assert step_of(path) == 20 and file in told[0] and "continuing from step 20" in told[0]
     assert checkpoints.latest() == path and checkpoints.best() == path.with_name("step_00000010")
     assert names(tmp_path) == ["best", "damaged-step_00000030", "latest", "step_00000010", "step_00000020"]
     assert os.path.realpath(tmp_path / "checkpoints" / "latest") == str(path)

@@ -67,7 +67,7 @@ class Short:
         self.walks = self.failures = 0
         self.gradients = Walk.gradients
 
-    def __call__(self, walk, slices, total_labels, on_ready, *rest, **named):
+    def __call__(self, walk, micro_batches, total_labels, on_ready, *rest, **named):
         self.walks += 1
         handed_over = 0
 
@@ -79,8 +79,11 @@ class Short:
             handed_over += 1
             on_ready(weights)
 
-        too_large = max(len(part.source.lengths) for part in slices) > self.most_rows and self.walks >= self.step
-        return self.gradients(walk, slices, total_labels, failing if too_large else on_ready, *rest, **named)
+        too_large = (
+            max(len(micro_batch.source.lengths) for micro_batch in micro_batches) > self.most_rows
+            and self.walks >= self.step
+        )
+        return self.gradients(walk, micro_batches, total_labels, failing if too_large else on_ready, *rest, **named)
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, short: Short) -> None:
@@ -126,10 +129,10 @@ def test_with_nothing_left_the_run_is_saved_and_says_what_helps(folder, monkeypa
 def test_an_evaluation_that_does_not_fit_goes_on_with_fewer_rows(folder, undisturbed, monkeypatch):
     loss = Walk.loss
 
-    def short(walk, slices, *rest):
-        if len(slices[0].source.lengths) > 1:
+    def short(walk, micro_batches, *rest):
+        if len(micro_batches[0].source.lengths) > 1:
             raise MemoryError
-        return loss(walk, slices, *rest)
+        return loss(walk, micro_batches, *rest)
 
     monkeypatch.setattr(Walk, "loss", short)
     assert run(folder, "evaluation") == undisturbed
@@ -190,6 +193,6 @@ def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbe
     losses = run(folder, "grows", max_steps=STEPS)
     assert losses == pytest.approx(undisturbed, rel=1e-5)
     (record,) = [event for event in events(folder, "grows", "recovery") if event["reason"] == "growth"]
-    assert record["step"] == 6 and "memory goes on growing" in record["report"]
+    assert record["step"] == 6 and "memory still grows" in record["report"]
     told = capfd.readouterr()
     assert (told.out + told.err).count("would reach the budget in 7 steps") == 2

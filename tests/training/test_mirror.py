@@ -131,7 +131,7 @@ def test_names_at_the_address_lead_nowhere_else(tmp_path: Path, word: str) -> No
     with pytest.raises(UserError, match=r"LATEST holds .* which no run writes"):
         mirror.restore(run_dir, 2)
     assert (mine / "thesis").is_file() and not run_dir.exists()
-    assert mirror.push(tmp_path / "here", save(tmp_path / "here", 2)) is None, "one's own run goes on"
+    assert mirror.push(tmp_path / "here", save(tmp_path / "here", 2)) is None, "one's own run continues"
 
 
 def test_keys_at_the_address_lead_nowhere_else(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_damaged_copy_is_refused_and_a_damaged_run_is_mended(tmp_path: Path) -
     newer = save(here, 2) / "model.safetensors"
     newer.write_bytes(b"cut")
     assert mirror.restore(here, 2) is None
-    assert "model.safetensors is damaged" in Checkpoints(here, 2).intact()[1][0], "told by who goes on, not lost here"
+    assert "model.safetensors is damaged" in Checkpoints(here, 2).intact()[1][0], "told on resuming, not lost here"
     (there / "r" / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="the copy step_00000001 is damaged"):
         mirror.restore(tmp_path / "new", 2)

@@ -31,7 +31,7 @@ def write(folder: Path) -> None:
 def lost_at_every_change(
     folder: Path, undoes: bool, before: Callable[[Path], None], work: Callable[[Path], None]
 ) -> list[Path]:
-    """The disks that are left where the power goes behind each change of `work`, and at last right behind it."""
+    """The disks that are left where the power goes after each change of `work`, and at last right after it."""
     disks = []
     while True:
         disk, aside = folder / str(len(disks)) / "disk", folder / str(len(disks)) / "aside"
@@ -41,7 +41,7 @@ def lost_at_every_change(
         def child(disk: Path = disk, aside: Path = aside, number: int = len(disks)) -> None:
             start(Fault("power", number, below=str(disk), undoes=undoes, log=str(aside / "old")))
             work(disk)
-            os.mkdir(disk / "behind")
+            os.mkdir(disk / "after")
 
         code = run_child(child)
         if code == 0:
