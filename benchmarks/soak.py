@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -74,7 +75,7 @@ class Sample:
 def yardstick() -> float:
     """Processor seconds of a fixed piece of work, of the interpreter and of small products as a small step is."""
     began = time.process_time()
-    matrix = np.ones((64, 64), np.float32)
+    matrix: Any = np.ones((64, 64), np.float32)
     for number in range(6000):
         matrix = matrix @ matrix / 64 if number % 4 == 0 else matrix
         str(number).encode()
