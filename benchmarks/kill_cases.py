@@ -1,7 +1,7 @@
 """What is killed, what must be whole then, and what must come of it when the same command is given again?
 
 A case is a command of the program in a folder of its own, and an unbroken run of it to be compared with. Every file that
-the unbroken run leaves has to be there again, bit for bit, but for `run.json` and `settings.json` (times and places).
+the unbroken run leaves has to be there again, bit for bit, but for those that hold times and places.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORK = (
     "--max_seq_len=64", f"--max_steps={STEPS}", f"--save_steps={SAVE_STEPS}", "--eval_steps=4", "--eval_rows=8", "--effective_batch_size=7",
     "--mixed_precision=no", "--seed=5", "--sample_rows=1", "--log_steps=1", KEEP,
 )  # fmt: skip
-CHANGING = ("run.json", "settings.json")  # times and places
+CHANGING = ("run.json", "settings.json", "reference.json")  # times and places
 HIDDEN = (".tmp-", ".replaced-", ".partial", ".tmp", "owner.json")
 WORDS = (
     "the",

@@ -4,7 +4,7 @@ One training run of a tiny model with evaluation, saves, cleanings and samples o
 back memory. Its anonymous memory, threads, open files and the files in its folders are sampled; what counts is that the
 last quarter is as the second one. Processor time of a step, not time of the clock; and since other programs slow a
 processor down by a third, in units of a yardstick: a fixed piece of work that is timed beside the run in every window of a
-few seconds. The middle of the windows of a quarter counts.
+few seconds. The middle of the windows of a quarter counts, and how far it can be told.
 `--steps` instead of `--minutes` runs so many steps, and tells the same figures. They go into docs/reliability.md.
 """
 
@@ -37,7 +37,7 @@ from memory.units import MIB
 PAGE = ROOT / "docs" / "reliability.md"
 WINDOW_SECONDS = 5.0
 FULL_MINUTES, LEAST_MINUTES, FULL_STEPS = 60, 20, 100_000  # shorter ones write no figures
-MOST_SLOWER = 1.02
+MOST_SLOWER, ERRORS = 0.02, 2  # as a share, told apart from nothing by so many standard errors
 MOST_GROWTH = 2 * MIB
 KEPT = 2
 WORK = (
@@ -176,6 +176,7 @@ class Quarter:
     files: int
     step_seconds: float
     step_yardsticks: float
+    yardsticks_error: float
 
 
 def quarters_of(samples: list[Sample]) -> list[Quarter]:
@@ -190,24 +191,37 @@ def _quarter(part: list[Sample]) -> Quarter:
     pairs = [(a, b) for a, b in pairwise(part) if b.steps > a.steps]
     costs = [(b.cpu_seconds - a.cpu_seconds) / (b.steps - a.steps) for a, b in pairs]
     yardsticks = [(a.yardstick_seconds + b.yardstick_seconds) / 2 for a, b in pairs]
-    relative = statistics.median(cost / yard for cost, yard in zip(costs, yardsticks, strict=True))
+    relative = [cost / yard for cost, yard in zip(costs, yardsticks, strict=True)]
+    low, middle, high = statistics.quantiles(relative, n=4)
+    error = 1.253 * (high - low) / 1.349 / len(relative) ** 0.5  # of a median
     names = ("anon_bytes", "threads", "open_files", "files")
     most = {name: max(getattr(sample, name) for sample in part) for name in names}
-    return Quarter(steps=part[-1].steps, step_seconds=statistics.median(costs), step_yardsticks=relative, **most)
+    return Quarter(
+        steps=part[-1].steps, step_seconds=statistics.median(costs), step_yardsticks=middle, yardsticks_error=error, **most
+    )  # fmt: skip
 
 
 def problems_of(quarters: list[Quarter]) -> list[str]:
     """What has grown from the second quarter to the last."""
     second, last = quarters[1], quarters[3]
     found = []
-    if last.step_yardsticks > MOST_SLOWER * second.step_yardsticks:
-        found.append(f"a step takes {last.step_yardsticks / second.step_yardsticks:.3f} times the processor time")
+    slower, error = growth_of(quarters)
+    if slower - ERRORS * error > MOST_SLOWER:
+        found.append(f"a step takes {slower:+.1%} (± {ERRORS * error:.1%}) processor time")
     if last.anon_bytes > second.anon_bytes + MOST_GROWTH:
         found.append(f"memory has grown by {(last.anon_bytes - second.anon_bytes) / MIB:.1f} MiB")
     for name, word in (("threads", "threads"), ("open_files", "open files"), ("files", "files in its folders")):
         if getattr(last, name) > getattr(second, name):
             found.append(f"{word}: {getattr(second, name)}, then {getattr(last, name)}")
     return found
+
+
+def growth_of(quarters: list[Quarter]) -> tuple[float, float]:
+    """By which share a step of the last quarter takes longer than one of the second; and the standard error of that."""
+    second, last = quarters[1], quarters[3]
+    growth = last.step_yardsticks / second.step_yardsticks
+    errors = (quarter.yardsticks_error / quarter.step_yardsticks for quarter in (second, last))
+    return growth - 1, growth * sum(error**2 for error in errors) ** 0.5
 
 
 def body(quarters: list[Quarter], found: list[str], samples: int) -> str:
@@ -219,16 +233,19 @@ def body(quarters: list[Quarter], found: list[str], samples: int) -> str:
         "threads",
         "open files",
         "files",
-        "CPU a step, quick windows",
-        "median",
+        "processor time of a step",
+        "in yardsticks",
     ]
     rows = [
         [str(number), f"{q.steps:,}", f"{q.anon_bytes / MIB:.1f} MiB", str(q.threads), str(q.open_files), str(q.files),
-         f"{q.step_seconds * 1000:.2f} ms", f"{q.step_yardsticks:.4f}"]
+         f"{q.step_seconds * 1000:.2f} ms", f"{q.step_yardsticks:.3f} ± {q.yardsticks_error:.3f}"]
         for number, q in enumerate(quarters, 1)
     ]  # fmt: skip
-    share = quarters[3].step_yardsticks / quarters[1].step_yardsticks - 1
-    verdict = "; ".join(found) or f"Flat: the last quarter takes {share:+.1%} processor time a step beside the second."
+    slower, error = growth_of(quarters)
+    verdict = (
+        "; ".join(found)
+        or f"Flat: a step of the last quarter takes {slower:+.1%} (± {ERRORS * error:.1%}) processor time beside the second."
+    )
     return f"{markdown(header, rows)}\n\n{verdict} {samples} windows of {WINDOW_SECONDS:.0f} s."
 
 
@@ -257,7 +274,17 @@ def main(arguments: list[str]) -> int:
         name, heading = (
             ("steps", f"{steps:,} small steps") if by_steps else ("soak", f"{minutes:.0f} minutes of training")
         )
-        write_section(name, heading, text, {"quarters": [asdict(q) for q in quarters], "problems": found}, PAGE)
+        write_section(
+            name,
+            heading,
+            text,
+            {
+                "quarters": [asdict(q) for q in quarters],
+                "problems": found,
+                "samples": [list(asdict(one).values()) for one in samples],
+            },
+            PAGE,
+        )
     return int(bool(found))
 
 

@@ -28,9 +28,18 @@ def test_other_programs_do_not_count_and_a_slower_step_does() -> None:
     )
     assert problems_of(quarters_of(samples(1.015))) == []
     (told,) = problems_of(quarters_of(samples(1.03)))
-    assert "a step takes 1.03" in told
+    assert "a step takes +3.0% (± 0.0%) processor time" in told
     text = body(flat, [], 41)
-    assert text.count("\n| ") == 4 and "Flat: the last quarter takes +0.0%" in text
+    assert text.count("\n| ") == 4 and "Flat: a step of the last quarter takes +0.0% (± 0.0%)" in text
+
+
+def test_what_noise_hides_is_not_told_as_growth() -> None:
+    noisy = [
+        replace(one, yardstick_seconds=one.yardstick_seconds * (1.3 if at % 3 else 0.8))
+        for at, one in enumerate(samples(1.03))
+    ]
+    quarters = quarters_of(noisy)
+    assert problems_of(quarters) == [] and quarters[3].yardsticks_error > 0.1
 
 
 @pytest.mark.parametrize(

@@ -294,9 +294,9 @@ def test_a_disk_that_fails_from_any_change_on(tmp_path: Path, failure: int) -> N
         assert step_of(found) == 4 or code == 2, "what was not written is told"
         checkpoints.save(5, write_file("5"), is_best=True)
         assert names(run_dir) == ["best", "latest", "step_00000005"]
-        if code == 0 and number > 60:
+        if code == 0:  # from here on only dropping old ones fails, which is tried again
             break
-    assert number < 200
+    assert number > 9, "every change was a moment of its own"
 
 
 def test_a_disk_that_is_no_longer_mounted_is_not_written_below_its_place(tmp_path: Path) -> None:
