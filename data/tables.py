@@ -20,7 +20,7 @@ from data.arrow_checks import checked
 from data.conversations import TurnsColumn, check_pair, turns_text
 from data.places import Place
 from data.sources import ARROW_STREAM, PARQUET, Source
-from settings import UserError
+from settings import UserError, listed
 
 ReportBadRow = Callable[[Place, str, str], None]
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
@@ -143,7 +143,7 @@ def check_types(source: Source, columns: Sequence[str]) -> None:
     """
     schema = _schema(source)
     problems = [
-        f"{source.path}: column {name} holds {schema.field(name).type}, not text; name a text column"
+        f"{source.path}: column {name} holds {listed([schema.field(name).type])}, not text; name a text column"
         for name in columns
         if not _is_text(schema.field(name).type)
         and not (isinstance(name, TurnsColumn) and _is_list(schema.field(name).type))
