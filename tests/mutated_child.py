@@ -245,7 +245,8 @@ def use_checkpoint(folder: Path) -> None:
     load_optimizer(folder, optimizer, torch.device("cpu"))
 
 
-Maker, Reader = Callable[[Path], None], Callable[[Path], None]
+Maker = Callable[[Path], None]
+Reader = Callable[[Path], None]
 # kind -> what makes a sound file or folder, what reads it, and which file of the folder is mutated
 KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "a.jsonl": (jsonl, lambda path: rows_of(path, "prompt", "response"), ""),

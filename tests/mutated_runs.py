@@ -15,7 +15,8 @@ import numpy as np
 from config import load
 from settings import UserError
 
-Maker, Reader = Callable[[Path], None], Callable[[Path], None]
+Maker = Callable[[Path], None]
+Reader = Callable[[Path], None]
 
 
 def tiny_model() -> Any:
@@ -259,8 +260,8 @@ def use_reference(folder: Path) -> None:
 
 
 def signing_file(path: Path) -> None:
+    from data.chunks import Point
     from data.duplicates import _save_signing
-    from data.encoding import Point
 
     folder = path.with_name("signing")
     folder.mkdir()

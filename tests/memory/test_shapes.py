@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -17,6 +20,19 @@ def test_the_largest_micro_batch_and_step() -> None:
     assert shapes.micro(2) == Tokens(19, 8)
     assert shapes.micro(4) == shapes.step == Tokens(24, 9)
     assert shapes.longest_row == Tokens(10, 7)
+
+
+def test_what_was_found_is_kept_by_the_shapes_it_belongs_to() -> None:
+    first, second = Shapes(SOURCES, TARGETS), Shapes(SOURCES + 1, TARGETS)
+    assert first.micro(2) is first.micro(2) and first.micro(2) != second.micro(2)
+    found = first.widest_micro(1)
+    for batch_size in range(1, 200):  # as many sizes as one likes
+        first.micro(batch_size)
+    assert first.widest_micro(1) is found
+    known = weakref.ref(first)
+    del first
+    gc.collect()
+    assert known() is None
 
 
 def test_rows_as_the_loader_cuts_them() -> None:
