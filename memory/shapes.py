@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -33,15 +33,14 @@ Found = TypeVar("Found")
 def remembered(method: Callable[Concatenate[Shapes, Asked], Found]) -> Callable[Concatenate[Shapes, Asked], Found]:
     """Let shapes keep what a method has found: a plan asks for few sizes, again and again."""
 
-    @wraps(method)
-    def found(self: Shapes, *asked: Asked.args, **named: Asked.kwargs) -> Found:
+    def found(self: Shapes, /, *asked: Asked.args, **named: Asked.kwargs) -> Found:
         key = method.__name__, asked, tuple(sorted(named.items()))
         if key not in self._known:
             self._known[key] = method(self, *asked, **named)
         result: Found = self._known[key]
         return result
 
-    return found
+    return update_wrapper(found, method)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Shapes:
     @property
     def rows(self) -> int:
         """Rows of a step."""
-        return self.sources.shape[1]
+        return int(self.sources.shape[1])
 
     @cached_property
     def longest_row(self) -> Tokens:
