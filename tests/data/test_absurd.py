@@ -15,6 +15,7 @@ from data.lines import LONGEST_LINE_BYTES, BadRows
 from data.prompts import read_prompts
 from data.reading import check_columns, read_rows
 from data.sources import find
+from data.tables import open_parquet, parquet_batch_rows, unpacks_to
 from settings import UserError, listed
 
 LONG = "x" * 5000
@@ -90,3 +91,34 @@ def test_what_cannot_be_read_is_named_with_the_reason(tmp_path: Path, monkeypatc
     folder, file = caught.value.problems
     assert "deep cannot be read: Permission denied; name a folder" in folder
     assert "a.jsonl, cannot be read: Permission denied" in file
+
+
+def repeated(path: Path, rows: int, texts: list[str], nested: bool = False) -> Path:
+    """A file that holds each text once, and the rows as their numbers."""
+    codes = pa.array([row % len(texts) for row in range(rows)], pa.int32())
+    cells: pa.Array = pa.DictionaryArray.from_arrays(codes, pa.array(texts))
+    if nested:
+        cells = pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), cells)
+    pq.write_table(pa.table({"text": cells}), path, compression="zstd", store_schema=False)
+    return path
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["text", "list of texts"])
+def test_few_bytes_that_unpack_to_gigabytes_are_read_row_by_row(tmp_path: Path, nested: bool) -> None:
+    long, rows = "a" * 2**22, 5000  # 20 GiB
+    path = repeated(tmp_path / "a.parquet", rows, [long], nested)
+    assert path.stat().st_size < 10_000
+    with open_parquet(path) as file:
+        assert parquet_batch_rows(path, file, ["text"], 1024) * len(long) <= 2**26
+        assert not unpacks_to(path, file, 0, ["text"], 2**26)
+    cell = LowMemDataset(path, mode="file")[1]["text"]
+    assert cell == ([long] if nested else long)
+
+
+def test_a_group_of_mostly_short_texts_stays_one(tmp_path: Path) -> None:
+    path = repeated(tmp_path / "a.parquet", 3000, ["a" * 2**16, *(f"{row} short" for row in range(2999))])
+    with open_parquet(path) as file:
+        assert unpacks_to(path, file, 0, ["text"], 2**20), "counted, not only bounded"
+        assert parquet_batch_rows(path, file, ["text"], 256) == 256
+    dataset = LowMemDataset(path, mode="file")
+    assert [len(dataset[row]["text"]) for row in (2999, 0, 1)] == [10, 2**16, 7]

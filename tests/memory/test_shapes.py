@@ -35,6 +35,16 @@ def test_what_was_found_is_kept_by_the_shapes_it_belongs_to() -> None:
     assert known() is None
 
 
+def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> None:
+    shapes = Shapes(np.array([[2, 3, 9, 10], [4, 4, 0, 0]]), np.array([[1, 1, 2, 5], [7, 1, 0, 0]]))
+    sizes = (16, 32), (8, 16)
+    assert shapes.micro(2, sizes) == Tokens(32, 8)
+    assert shapes.together(2, 2, sizes) == Tokens(16 + 32, 8 + 8)
+    assert shapes.together(2, 1, sizes) == Tokens(32, 8)
+    alone = Shapes(np.array([[4, 4, 0, 0]]), np.array([[7, 1, 0, 0]]))
+    assert alone.together(2, 2, sizes) == Tokens(16, 8), "two rows of four are no rows"
+
+
 def test_rows_as_the_loader_cuts_them() -> None:
     shapes = Shapes(SOURCES, TARGETS, max_tokens=14)
     assert shapes.worst_steps(2) == [[((2, 1), (3, 1)), ((9, 2),), ((10, 5),)]]
