@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
+import lzma
 import shutil
 import sys
 import traceback
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import load
+from data.conversations import TurnsColumn
 from data.dataset import LowMemDataset
 from data.lines import BadRows
 from data.loader import StepLoader
@@ -30,8 +31,9 @@ from data.shards import Manifest
 from data.sources import find
 from data.tokenizer_training import byte_tokenizer
 from settings import UserError
+from tests import mutated_runs, mutated_schemas
+from tests.mutated_files import PLAIN, TABLE, delimited, jsonl, packed, saved_dataset, write_ipc, zstandard
 from tests.mutated_tokenizers import (
-    TEXTS,
     bpe_folder,
     byte_bpe_folder,
     regex_folder,
@@ -41,17 +43,9 @@ from tests.mutated_tokenizers import (
 )
 from tests.mutations import mutated
 
-ADDRESS_SPACE = 24 * 2**30  # a length that a mutation made absurd must not take the machine's memory
-TABLE = pa.table(
-    {
-        "text": TEXTS,
-        "prompt": pa.array(TEXTS).dictionary_encode(),
-        "ids": pa.array([list(range(number % 9)) for number in range(60)], pa.list_(pa.uint16())),
-        "maybe": pa.array([None if number % 3 else [1.5, None] for number in range(60)], pa.list_(pa.float32())),
-        "messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": str(n)}] for n in range(60)],
-    }
-)
-PLAIN = TABLE.drop_columns(["prompt"])  # a stream with dictionaries has no rows by number
+# what opening a copy may take beside what its sound one has taken: of addresses (threads and allocators set some aside),
+# and of memory
+ADDRESS_SPACE, BUDGET = 4 * 2**30, 2**29
 
 
 def rows_of(path: Path, *columns: str) -> None:
@@ -95,28 +89,15 @@ def table_file(path: Path) -> None:
         raise told
 
 
-def write_ipc(path: Path, table: pa.Table, new: Any, **options: Any) -> None:
-    with pa.OSFile(str(path), "wb") as file, new(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as out:
-        out.write_table(table, max_chunksize=16)
-
-
-def jsonl(path: Path) -> None:
-    rows = [{"prompt": text, "response": text[::-1], "text": text} for text in TEXTS[:20]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
-
-
-def delimited(path: Path) -> None:
-    mark = "\t" if ".tsv" in path.name else ","
-    rows = [("prompt", "response"), *((text, f'"{number}, x"') for number, text in enumerate(TEXTS[:20]))]
-    path.write_text("".join(mark.join(row) + "\n" for row in rows), encoding="utf8")
-
-
-def packed(write: Callable[[Path], None]) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        write(path)
-        path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-
-    return make
+def rows_of_all_kinds(path: Path) -> None:
+    told = None
+    for columns in (("text",), ("prompt", "response"), (TurnsColumn("messages"),), ()):
+        try:
+            rows_of(path, *columns) if columns else prompts_of(path)
+        except UserError as error:
+            told = error
+    if told is not None:
+        raise told
 
 
 def settings_yaml(path: Path) -> None:
@@ -264,7 +245,8 @@ def use_checkpoint(folder: Path) -> None:
     load_optimizer(folder, optimizer, torch.device("cpu"))
 
 
-Maker, Reader = Callable[[Path], None], Callable[[Path], None]
+Maker = Callable[[Path], None]
+Reader = Callable[[Path], None]
 # kind -> what makes a sound file or folder, what reads it, and which file of the folder is mutated
 KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "a.jsonl": (jsonl, lambda path: rows_of(path, "prompt", "response"), ""),
@@ -305,6 +287,21 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "adapter config": (adapter_folder, use_adapter, "adapter_config.json"),
     "state": (checkpoint_folder, use_checkpoint, "state/training.json"),
     "optimizer": (checkpoint_folder, use_checkpoint, "state/optimizer.safetensors"),
+    "xz.jsonl.xz": (packed(jsonl, lzma.compress), lambda path: rows_of(path, "prompt", "response"), ""),
+    "zst.jsonl.zst": (packed(jsonl, zstandard), lambda path: rows_of(path, "prompt", "response"), ""),
+    "added tokens": (byte_bpe_folder, use_tokenizer, "added_tokens.json"),
+    "saved dataset": (saved_dataset, lambda path: rows_of(path, "text"), "state.json"),
+    **mutated_runs.KINDS,
+}
+# kind -> what writes copy number N, which is sound and absurd, and what reads it
+STRANGE: dict[str, tuple[Callable[[Path, int], None], Reader]] = {
+    "strange.parquet": (mutated_schemas.strange_parquet, table_file),
+    "strange.arrow": (mutated_schemas.strange_arrow, table_file),
+    "strange.jsonl": (mutated_schemas.strange_jsonl, rows_of_all_kinds),
+    "bomb.jsonl.gz": (mutated_schemas.bomb, rows_of_all_kinds),
+    "bomb.csv.gz": (mutated_schemas.bomb, rows_of_all_kinds),
+    "bomb.txt.gz": (mutated_schemas.bomb, lambda path: rows_of(path, "text")),
+    "cells.parquet": (mutated_schemas.wide_cells, table_file),
 }
 
 
@@ -325,31 +322,62 @@ def outcome_of(read: Reader, path: Path) -> str:
     return "read"
 
 
-def main() -> None:
-    kind, folder, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    if sys.platform == "linux":
-        import resource
+def peak_bytes() -> int:
+    """The most memory that this process had so far."""
+    import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def limit_addresses() -> None:
+    import resource
+
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + ADDRESS_SPACE,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def writer_of(kind: str, folder: Path) -> tuple[Path, Callable[[int], object], Reader]:
+    """Where copies of a kind lie, what puts number N there, and what reads it."""
+    if kind in STRANGE:
+        write, read = STRANGE[kind]
+        return folder / kind, lambda number: write(folder / kind, number), read
     make, read, inner = KINDS[kind]
     sound = folder / f"sound {kind}" if inner else folder / f"sound.{kind}"
     if not sound.exists():
         make(sound)
     copy = folder / "mutated" if inner else folder / kind
     content = (sound / inner if inner else sound).read_bytes()
+
+    def put(number: int) -> None:
+        if inner:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(sound, copy)
+            for beside in islice(folder.glob("mutated.*"), 9):
+                beside.unlink() if beside.is_file() else shutil.rmtree(beside)
+        (copy / inner if inner else copy).write_bytes(mutated(content, inner or kind, number))
+
+    return copy, put, read
+
+
+def main() -> None:
+    kind, folder, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    copy, put, read = writer_of(kind, folder)
+    put(0)
+    outcome_of(read, copy)  # imports what reading needs
+    most = None
+    if sys.platform == "linux":
+        limit_addresses()
+        most = peak_bytes() + BUDGET
     with (folder / "notes.jsonl").open("a", encoding="utf8", buffering=1) as notes:
         for number in range(first, last):
             notes.write(json.dumps([number, "begun"]) + "\n")
-            if inner:
-                shutil.rmtree(copy, ignore_errors=True)
-                shutil.copytree(sound, copy)
-                for beside in islice(folder.glob("mutated.*"), 9):
-                    beside.unlink() if beside.is_file() else shutil.rmtree(beside)
-            damaged = mutated(content, inner or kind, number)
-            (copy / inner if inner else copy).write_bytes(damaged)
+            put(number)
             what = outcome_of(read, copy)
-            notes.write(json.dumps([number, what if number or what == "read" else f"the sound one is {what}"]) + "\n")
+            if most is not None and (peak := peak_bytes()) > most:
+                what, most = f"took {(peak - most + BUDGET) >> 20} MiB", peak
+            well = number or kind in STRANGE or what == "read"
+            notes.write(json.dumps([number, what if well else f"the sound one is {what}"]) + "\n")
 
 
 if __name__ == "__main__":

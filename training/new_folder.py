@@ -91,7 +91,7 @@ def _keep_generation_settings(home: Path, folder: Path) -> None:
     """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
     try:
         published = json.loads((home / GENERATION_FILE).read_text(encoding="utf8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return
     if isinstance(published, dict):
         path = folder / GENERATION_FILE

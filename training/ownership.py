@@ -93,5 +93,5 @@ def _describe(run_dir: Path) -> str:
         record = json.loads((run_dir / OWNER_FILE).read_text(encoding="utf8"))
         age = duration(max(0.0, time.time() - float(record["started"])))
         return f"process {int(record['process'])} on {str(record['host'])[:80]}, since {age},"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, RecursionError):
         return "another process"
