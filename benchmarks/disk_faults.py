@@ -135,7 +135,17 @@ class PowerLoss:
     def change(self, name: str, plain: Call, *arguments: Any, **named: Any) -> Any:
         self.count += 1
         aside = self._aside(arguments) if name in ("replace", "rename") and self.fault.undoes else None
-        result = plain(*arguments, **named)
+        try:
+            result = plain(*arguments, **named)
+            self._keep(name, arguments, named, aside)
+            return result
+        finally:
+            if self.count == self.fault.at:
+                self.lose()
+                _end()
+
+    def _keep(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any], aside: str | None) -> None:
+        """Note what a change that has been made puts on the disk, or has not put there yet."""
         if name == "fsync":
             self._note(os.fstat(arguments[0]))
             folder = os.readlink(f"/proc/self/fd/{arguments[0]}")
@@ -145,10 +155,6 @@ class PowerLoss:
             self.renames.append((source, target, aside))
         elif name == "mkdir" and "dir_fd" not in named:
             self.renames.append(("", os.path.abspath(os.fspath(arguments[0])), None))
-        if self.count == self.fault.at:
-            self.lose()
-            _end()
-        return result
 
     def _aside(self, arguments: tuple[Any, ...]) -> str | None:
         """Another name for the file that a rename replaces, so that it can come back."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import math
 import os
 import random
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -104,34 +106,31 @@ def source_of(mutant: Mutant) -> str:
     return ast.unparse(Change().visit(tree))
 
 
-def imports(path: Path, module: str) -> bool:
-    """Whether a file imports a module, or its package where the module belongs to no test by itself."""
-    parent, _, name = module.rpartition(".")
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """The modules that a file imports; what is imported from a package may be one."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
         if isinstance(node, ast.ImportFrom):
-            if node.module == module or (node.module == parent and name in {alias.name for alias in node.names}):
-                return True
-        elif isinstance(node, ast.Import) and module in {alias.name for alias in node.names}:
-            return True
-    return False
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return frozenset(found)
 
 
 @cache
-def tests_of(file: str) -> tuple[str, ...]:
+def noticed_by(file: str) -> tuple[str, ...]:
     """The tests that import a file's module, its own first; where there are none, those of the files that import it."""
-    module = file.removesuffix(".py").replace("/", ".")
+    module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     tests = sorted(path for wing in TESTS for path in (ROOT / "tests" / wing).glob("test_*.py"))
     own = f"test_{module.rpartition('.')[2]}.py"
-    found = [path for path in tests if imports(path, module)]
+    found = [path for path in tests if module in imported(path)]
     if not found:
-        users = [
-            path.relative_to(ROOT).as_posix() for path in (ROOT / file).parent.glob("*.py") if imports(path, module)
-        ]
-        through = {test for user in users for test in tests_of(user.replace("/__init__", ""))}
+        users = [path for path in (ROOT / file).parent.glob("*.py") if module in imported(path)]
+        through = {test for user in users for test in noticed_by(user.relative_to(ROOT).as_posix())}
         found = [path for path in tests if path.relative_to(ROOT).as_posix() in through]
-    return tuple(
-        path.relative_to(ROOT).as_posix() for path in sorted(found, key=lambda path: path.name != own)[:MOST_TEST_FILES]
-    )
+    first = sorted(found, key=lambda path: path.name != own)[:MOST_TEST_FILES]
+    return tuple(path.relative_to(ROOT).as_posix() for path in first)
 
 
 def drawn(only: Sequence[str]) -> list[Mutant]:
@@ -166,17 +165,26 @@ def try_out(mutant: Mutant, tests: Sequence[str], copy_of_all: Path) -> int:
         os._exit(code)
 
 
-def survivors(mutants: Sequence[Mutant], processes: int, tell: Callable[[str], None]) -> list[Mutant]:
-    """Try mutants, a few side by side; returns those that no test has noticed."""
-    left, running, found = list(reversed(mutants)), dict[int, tuple[Mutant, Path]](), []
+def survivors(
+    mutants: Sequence[Mutant], processes: int, tell: Callable[[str], None], minutes: float = math.inf
+) -> tuple[list[Mutant], list[Mutant]]:
+    """Try mutants, a few side by side, until all are tried or the time is up.
+
+    Returns:
+        those that were tried, and of these the ones that no test has noticed.
+    """
+    left, running = list(reversed(mutants)), dict[int, tuple[Mutant, Path]]()
+    tried, found, end = [], [], time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory() as folder:
         free = [Path(folder, str(number)) for number in range(processes)]
         for place in free:
             shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(".git", ".venv", "logs", "cache", "__pycache__"))
         while left or running:
+            if time.monotonic() > end:
+                left.clear()
             if left and free:
                 mutant, place = left.pop(), free.pop()
-                tests = tests_of(mutant.file)
+                tests = noticed_by(mutant.file)
                 running[try_out(mutant, tests, place)] = (mutant, place)
                 continue
             pid, status = os.wait()
@@ -186,15 +194,17 @@ def survivors(mutants: Sequence[Mutant], processes: int, tell: Callable[[str], N
             code = os.waitstatus_to_exitcode(status)
             assert code != NOT_RUN, f"the tests of {mutant.file} cannot be run"
             survived = code in (PASSED, NO_TESTS)
+            tried.append(mutant)
             found += [mutant] if survived else []
             word = "SURVIVED" if survived else "noticed"
             tell(f"{word} {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}")
-    return found
+    return tried, found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="")
@@ -203,10 +213,10 @@ def main() -> None:
     for module in WARM:
         __import__(module)
     every = drawn([pattern for pattern in asked.only.split(",") if pattern])
-    tried = every[asked.first : asked.first + asked.times]
-    sound = Mutant(tried[0].file, UNCHANGED, 0, "nothing", "nothing")
-    assert survivors([sound], 1, print), f"the tests of {sound.file} fail as it is"
-    found = survivors(tried, asked.processes, lambda line: print(line, flush=True))
+    wanted = every[asked.first : asked.first + asked.times]
+    sound = Mutant(wanted[0].file, UNCHANGED, 0, "nothing", "nothing")
+    assert survivors([sound], 1, print)[1], f"the tests of {sound.file} fail as it is"
+    tried, found = survivors(wanted, asked.processes, lambda line: print(line, flush=True), asked.minutes)
     by_wing, lost = (Counter(mutant.file.split("/")[0] for mutant in mutants) for mutants in (tried, found))
     print(f"{len(tried)} of {len(every)} tried, {len(found)} survived; " + ", ".join(f"{wing} {lost[wing]} of {by_wing[wing]}" for wing in by_wing))  # fmt: skip
 

@@ -8,8 +8,9 @@ import lzma
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,44 +61,33 @@ def prompts_of(path: Path) -> None:
         pass
 
 
-def by_number(path: Path) -> None:
+def each(works: Iterable[Callable[[], object]]) -> None:
+    """Do all of it, whatever is told on the way; a UserError among them is raised at the end."""
     told = None
-    for mode in MODES:
+    for work in works:
         try:
-            dataset = LowMemDataset(path, mode=mode)
+            work()
         except UserError as error:
             told = error
-            continue
-        for place in range(min(len(dataset), 70)):
-            for again in (place, place):
-                try:
-                    dataset[again]
-                except UserError as error:
-                    told = error
     if told is not None:
         raise told
+
+
+def by_number(path: Path) -> None:
+    def rows(mode: str) -> None:
+        dataset = LowMemDataset(path, mode=mode)
+        each(partial(dataset.__getitem__, place) for place in range(min(len(dataset), 70)) for _ in "12")
+
+    each(partial(rows, mode) for mode in MODES)
 
 
 def table_file(path: Path) -> None:
-    told = None
-    for work in (by_number, lambda path: rows_of(path, "text"), prompts_of):
-        try:
-            work(path)
-        except UserError as error:
-            told = error
-    if told is not None:
-        raise told
+    each((partial(by_number, path), partial(rows_of, path, "text"), partial(prompts_of, path)))
 
 
 def rows_of_all_kinds(path: Path) -> None:
-    told = None
-    for columns in (("text",), ("prompt", "response"), (TurnsColumn("messages"),), ()):
-        try:
-            rows_of(path, *columns) if columns else prompts_of(path)
-        except UserError as error:
-            told = error
-    if told is not None:
-        raise told
+    kinds = ("text",), ("prompt", "response"), (TurnsColumn("messages"),)
+    each((*(partial(rows_of, path, *columns) for columns in kinds), partial(prompts_of, path)))
 
 
 def settings_yaml(path: Path) -> None:
@@ -135,16 +125,13 @@ def config_for(folder: Path, train_file: Path, objective: str) -> Any:
 
 def use_shards(folder: Path) -> None:
     objective = {"stream": "span"}.get(Manifest.read(folder).kind, "pairs")
-    told = None
-    for reopen in (False, True):
-        try:
-            loader = StepLoader(folder / "train", objective, load("train", {"max_seq_len": "32"}), reopen)
-            for step in range(4):
-                loader.micro_batches(step, effective_batch_size=8, batch_size=4)
-        except UserError as error:
-            told = error
-    if told is not None:
-        raise told
+
+    def steps(reopen: bool) -> None:
+        loader = StepLoader(folder / "train", objective, load("train", {"max_seq_len": "32"}), reopen)
+        for step in range(4):
+            loader.micro_batches(step, effective_batch_size=8, batch_size=4)
+
+    each(partial(steps, reopen) for reopen in (False, True))
 
 
 def progress_folder(folder: Path) -> None:

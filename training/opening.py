@@ -168,8 +168,12 @@ def _room_on_disk(begin: Start, plan: Plan) -> list[str]:
     Raises:
         UserError: not one of them fits.
     """
-    need, held = disk_need(begin.config, plan.choice.storage), bytes_below(begin.run_dir / "checkpoints")
-    problems, notes = too_full(need, begin.config.run.output_dir, held)
+    config = begin.config
+    if begin.state.step >= int(config.train.max_steps):
+        return []  # what is left is published, which takes no room
+    with writes(config.run.output_dir):
+        held = bytes_below(begin.run_dir / "checkpoints")
+        problems, notes = too_full(disk_need(config, plan.choice.storage), config.run.output_dir, held)
     refuse(problems)
     return notes
 

@@ -1,4 +1,4 @@
-"""What counts as growing: the last quarter beside the second one, in quick windows."""
+"""What counts as growing: the last quarter beside the second one, in units of a fixed piece of work."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from memory.units import MIB
 
 
 def samples(slower: float = 1.0) -> list[Sample]:
-    """40 windows of 100 steps; every fifth is disturbed; in the last quarter a step takes longer."""
+    """40 windows of 100 steps on a processor that others slow down by half in the second half; the last quarter takes longer."""
     found, seconds = [], 0.0
     for number in range(41):
-        found.append(Sample(100 * number + 1, seconds, 200 * MIB, 5, 8, 20))
-        cost = 0.02 * (slower if number >= 30 else 1.0) * (1.5 if number % 5 == 4 else 1.0)
-        seconds += 100 * cost
+        disturbed = 1.5 if number >= 20 else 1.0
+        found.append(Sample(100 * number + 1, seconds, 200 * MIB, 5, 8, 20, 0.01 * disturbed))
+        seconds += 100 * 0.02 * disturbed * (slower if number >= 30 else 1.0)
     return found
 
 
 def test_other_programs_do_not_count_and_a_slower_step_does() -> None:
     flat = quarters_of(samples())
-    assert problems_of(flat) == [] and [quarter.quick_seconds for quarter in flat] == pytest.approx([0.02] * 4)
+    assert problems_of(flat) == [] and [quarter.step_yardsticks for quarter in flat] == pytest.approx(
+        [2.0] * 4, rel=0.001
+    )
     assert problems_of(quarters_of(samples(1.015))) == []
     (told,) = problems_of(quarters_of(samples(1.03)))
     assert "a step takes 1.03" in told
