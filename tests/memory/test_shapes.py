@@ -24,11 +24,11 @@ def test_the_largest_micro_batch_and_step() -> None:
 
 def test_what_was_found_is_kept_by_the_shapes_it_belongs_to() -> None:
     first, second = Shapes(SOURCES, TARGETS), Shapes(SOURCES + 1, TARGETS)
-    assert first.micro(2) is first.micro(2) and first.micro(2) != second.micro(2)
-    found = first.widest_micro(1)
+    assert first.largest_micro_batch(2) is first.largest_micro_batch(2) and first.largest_micro_batch(2) != second.largest_micro_batch(2)
+    found = first.widest_micro_batch(1)
     for batch_size in range(1, 200):  # as many sizes as one likes
-        first.micro(batch_size)
-    assert first.widest_micro(1) is found
+        first.largest_micro_batch(batch_size)
+    assert first.widest_micro_batch(1) is found
     known = weakref.ref(first)
     del first
     gc.collect()
@@ -38,7 +38,7 @@ def test_what_was_found_is_kept_by_the_shapes_it_belongs_to() -> None:
 def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> None:
     shapes = Shapes(np.array([[2, 3, 9, 10], [4, 4, 0, 0]]), np.array([[1, 1, 2, 5], [7, 1, 0, 0]]))
     sizes = (16, 32), (8, 16)
-    assert shapes.micro(2, sizes) == Tokens(32, 8)
+    assert shapes.largest_micro_batch(2, sizes) == Tokens(32, 8)
     assert shapes.together(2, 2, sizes) == Tokens(16 + 32, 8 + 8)
     assert shapes.together(2, 1, sizes) == Tokens(32, 8)
     alone = Shapes(np.array([[4, 4, 0, 0]]), np.array([[7, 1, 0, 0]]))
