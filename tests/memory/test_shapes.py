@@ -24,7 +24,9 @@ def test_the_largest_micro_batch_and_step() -> None:
 
 def test_what_was_found_is_kept_by_the_shapes_it_belongs_to() -> None:
     first, second = Shapes(SOURCES, TARGETS), Shapes(SOURCES + 1, TARGETS)
-    assert first.largest_micro_batch(2) is first.largest_micro_batch(2) and first.largest_micro_batch(2) != second.largest_micro_batch(2)
+    assert first.largest_micro_batch(2) is first.largest_micro_batch(2) and first.largest_micro_batch(
+        2
+    ) != second.largest_micro_batch(2)
     found = first.widest_micro_batch(1)
     for batch_size in range(1, 200):  # as many sizes as one likes
         first.largest_micro_batch(batch_size)
