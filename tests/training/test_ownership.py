@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from training.ownership import OWNER_FILE, Ownership
 
@@ -82,3 +83,22 @@ def test_a_broken_record_is_no_obstacle(tmp_path: Path, content: str) -> None:
     with Ownership() as first, Ownership() as second:
         assert first.take(tmp_path / "run") == []
         assert "another process" in second.take(tmp_path / "run")[0]
+
+
+def test_a_file_system_without_locks_and_one_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(error: Exception) -> None:
+        def acquire(lock: FileLock, timeout: float) -> None:
+            raise error
+
+        monkeypatch.setattr(FileLock, "acquire", acquire)
+
+    with Ownership() as owner:
+        failing(NotImplementedError())
+        assert owner.take(tmp_path / "run") == []
+        owner.sign()
+        assert not (tmp_path / "run").exists(), "what is not held is not signed"
+        failing(OSError(30, "Read-only file system"))
+        (problem,) = owner.take(tmp_path / "run")
+        assert problem == f"--output_dir = {tmp_path}, cannot be written: Read-only file system; name another folder"
