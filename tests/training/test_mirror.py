@@ -270,3 +270,27 @@ def test_a_kill_at_every_single_change_of_the_mirror(tmp_path: Path, is_after: b
             break
         assert code == DIED
     assert number > 20, "every change was a moment of its own"
+
+
+def test_what_the_service_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there" / "r"
+    mirror, here = Mirror(there.parent.as_uri(), "r"), tmp_path / "here"
+    mirror.push(here, save(here, 1))
+    os.replace(there / "checkpoints" / "step_00000001", there / "checkpoints" / "other")
+    with pytest.raises(UserError, match="LATEST names step_00000001, which is not there, which no run writes"):
+        mirror.restore(tmp_path / "new", 2)
+    (there / SETTINGS_FILE).unlink()
+    with pytest.raises(UserError, match=r"cannot be restored \(.*settings\.json.*\); check address, network and disk"):
+        mirror.restore(tmp_path / "newer", 2)
+
+
+def test_a_best_that_is_here_already_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror, here = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "here"
+    for step in (1, 2):
+        mirror.push(here, save(here, step, is_best=step == 1))
+    new = tmp_path / "new"
+    mirror.restore(new, 2)
+    before = (new / "checkpoints" / "step_00000001" / "model.safetensors").stat().st_ino
+    mirror.push(here, save(here, 3))
+    assert mirror.restore(new, 2) == new / "checkpoints" / "step_00000003"
+    assert (new / "checkpoints" / "step_00000001" / "model.safetensors").stat().st_ino == before

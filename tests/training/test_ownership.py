@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from data.cache import make_once
 from training.ownership import OWNER_FILE, Ownership
@@ -120,3 +121,13 @@ def test_an_owner_whose_clock_was_ahead_has_no_negative_age(tmp_path: Path) -> N
         record = {"process": 7, "host": "h", "started": 4e9}
         (tmp_path / "run" / OWNER_FILE).write_text(json.dumps(record))
         assert "process 7 on h, since 0s," in second.take(tmp_path / "run")[0]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(lock: FileLock, timeout: float) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with Ownership() as owner:
+        (problem,) = owner.take(tmp_path / "run")
+    assert problem == f"--output_dir = {tmp_path}, cannot be written: Read-only file system; name another folder"

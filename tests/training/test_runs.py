@@ -295,3 +295,15 @@ def test_a_kill_at_every_single_change_while_a_model_is_published(tmp_path: Path
             break
         assert code == DIED
     assert number > 5, "every change was a moment of its own"
+
+
+def test_a_run_on_a_disk_that_has_become_read_only_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create_run(tmp_path, "a", "pretrain")
+
+    def refuse(*paths: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("training.durable.os.replace", refuse)
+    with pytest.raises(UserError, match=f"--output_dir = {tmp_path}, cannot be written: Read-only file system"):
+        resume_run(run)
+    assert read_run(run) is not None, "the record of before"
