@@ -11,8 +11,7 @@ import torch
 
 import devices
 from devices.malloc import trim_malloc
-from engine.finite import OnReady
-from engine.step import Engine, accumulate
+from engine.step import Engine
 from engine.walk import no_trim
 from engine.weights import Int8WeightStore, WeightStore
 from memory.prediction import Choice
@@ -45,31 +44,6 @@ def test_only_what_learns_has_an_optimizer() -> None:
         factors["decoder.blocks.1.attention.q.weight"] == 1.0 and factors["decoder.blocks.0.attention.q.weight"] == 0.5
     )
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
-
-
-@pytest.mark.parametrize(
-    ("accumulation_passes", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)]
-)
-def test_only_the_last_of_several_walks_hands_over(
-    monkeypatch: pytest.MonkeyPatch, accumulation_passes: int, sizes: list[int]
-) -> None:
-    engine, micro_batches, passes, handed_over = built(None), list(range(5)), [], []
-
-    def walk(members: list[int], total_labels: int, on_ready: OnReady) -> torch.Tensor:
-        assert not set(members) & set(micro_batches), "the list must not hold what passes, nor what has passed"
-        passes.append(members)
-        on_ready([engine.model.embedding])
-        return torch.tensor(float(sum(members)))
-
-    monkeypatch.setattr(engine.walk, "gradients", walk)
-    total = accumulate(engine.walk, micro_batches, 7, accumulation_passes, lambda _: handed_over.append(len(passes)))  # type: ignore[arg-type]
-    assert (
-        [len(members) for members in passes] == sizes
-        and [row for members in passes for row in members] == list(range(5))
-        and not micro_batches
-    )
-    assert float(total) == 10.0 and handed_over == [len(sizes)]
-    assert float(accumulate(engine.walk, [], 7, accumulation_passes, handed_over.append)) == 0.0, "a rank without rows"
 
 
 @pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int8", Int8WeightStore)])
