@@ -71,12 +71,16 @@ class Walk:
         trim: Callable[[], object] = no_trim,
         check_loss: Callable[[Tensor], object] = no_check,
     ) -> None:
-        self.model, self.weight_store, self.loss_settings = model, weight_store, loss
+        self.model, self.loss_settings = model, loss
         between = between_blocks_dtype or weight_store.compute_dtype
         checkpointed = checkpointed or CheckpointedActivations()
         self.policies = Policies(checkpointing, weight_store, checkpointed, between, trim)
         self.dropout_rate, self.objective = dropout_rate, objective or Objective()
         self.scaling, self.check_loss = scaling, check_loss
+
+    @property
+    def weight_store(self) -> WeightStore:
+        return self.policies.weight_store
 
     def follow(
         self,
