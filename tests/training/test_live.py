@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from config import load
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.live import LiveRun
+from training.tracking import MetricsFile
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LowMemTrainer:
-    """One that is open for as long as the test looks at it, and has run two steps."""
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LowMemTrainer]:
+    """One that has run two steps, its journal open for as long as a test looks at it."""
+    close = MetricsFile.close
+    monkeypatch.setattr(MetricsFile, "close", lambda metrics: None)
     write_text(tmp_path / "text.txt")
     flags = {
         "train_file": tmp_path / "text.txt", "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs",
@@ -27,7 +31,8 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LowMemTrainer:
     }  # fmt: skip
     trainer = LowMemTrainer(load("train", {key: str(value) for key, value in flags.items()}))
     trainer.train()
-    return trainer
+    yield trainer
+    close(trainer.journal.metrics)
 
 
 def weights(live: LiveRun) -> list[torch.Tensor]:
