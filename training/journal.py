@@ -62,7 +62,7 @@ class Journal:
         )
         if train.is_keep_training:
             self.metrics.truncate_after(start_step)
-        monitor.on_record = lambda record: self.metrics.write("memory", **record)
+        monitor.report_to(lambda record: self.metrics.write("memory", **record))
 
     def __enter__(self) -> Journal:
         self.progress.start()

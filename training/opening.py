@@ -20,7 +20,7 @@ from memory.budget import Budget, measure_budget
 from memory.disk import bytes_below, disk_need, too_full
 from memory.monitor import Monitor
 from memory.plan import Plan
-from settings import AUTO, UserError
+from settings import AUTO, UserError, counted
 from training.checkpoints import Checkpoints
 from training.durable import replace_file
 from training.launch import local_processes
@@ -63,6 +63,16 @@ class Opening:
         return make_plan(
             begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled
         )
+
+
+def headline(opening: Opening) -> str:
+    """What is trained, on what, in one line."""
+    config, loader, budget = opening.start.config, opening.start.loader, opening.budget
+    return (
+        f"{config.run.run_name}: {counted(loader.num_rows, 'row')} ({opening.start.prepared.objective}), "
+        f"{counted(int(config.train.max_steps), 'step')}, {opening.device.describe()}, "
+        f"{counted(opening.num_processes, 'process')}; {budget.describe()}"
+    )
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:

@@ -84,7 +84,7 @@ def attach_reference(
             job = _Job(walk, loader, choice.eval_batch_size_per_gpu, device.torch_device, accelerator)
             job.fill(store, np.flatnonzero(missing), f"reference log-probabilities of {name} rows", tell)
         accelerator.wait_for_everyone()
-        loader.reference = store.read()
+        loader.attach(store.read())
     if walk is not None:
         del walk, job
         clean_all(device)

@@ -19,6 +19,7 @@ from tests.training import small_runs
 from tests.training.small_runs import events
 from trainer_low_mem import LowMemTrainer
 from training.divergence import MOST_HALVINGS, MOST_IN_A_ROW, Divergence, named_rows
+from training.recording import Recorder
 
 STEPS, ROWS = 6, 4
 NAN = float("nan")
@@ -90,11 +91,11 @@ def test_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poiso
     trainer, losses = run(folder, "loss")
     (record,) = events(folder, "loss", "recovery")
     assert record["reason"] == "not finite" and record["step"] == 3
-    assert record["rows"] == trainer.start.loader.rows_of_steps(2, 1, ROWS).tolist()
+    assert record["rows"] == trainer.live.start.loader.rows_of_steps(2, 1, ROWS).tolist()
     assert str(record["rows"][0]) in record["report"]
     end = events(folder, "loss", "end")[0]
     assert end["skipped_batches"] == 1 and end["rate_factor"] == 1.0
-    assert trainer.divergence.skipped == [2] and are_finite(folder, "loss")
+    assert trainer.live.divergence.skipped == [2] and are_finite(folder, "loss")
     poison()
     assert run(folder, "undisturbed")[1][:2] == losses[:2]
 
@@ -102,19 +103,19 @@ def test_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poiso
 def test_a_resumed_run_reads_the_rows_of_one_that_was_never_stopped(folder, poison, monkeypatch):
     poison(1, 3)
     _, whole = run(folder, "whole")
-    record = LowMemTrainer._record_step
+    record = Recorder.step
 
-    def killed(self, number, *facts):
-        if number == 5:
+    def killed(self, *facts):
+        if self.live.state.step == 5:
             raise RuntimeError("killed")
-        record(self, number, *facts)
+        record(self, *facts)
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="killed"):
-        patched.setattr(LowMemTrainer, "_record_step", killed)
+        patched.setattr(Recorder, "step", killed)
         LowMemTrainer(configuration(folder, "cut")).train()
     trainer, losses = run(folder, "cut", is_keep_training=True)
     assert losses == whole, "bit for bit"
-    assert trainer.divergence.skipped == [1, 3] and events(folder, "cut", "end")[0]["skipped_batches"] == 2
+    assert trainer.live.divergence.skipped == [1, 3] and events(folder, "cut", "end")[0]["skipped_batches"] == 2
     assert [record["step"] for record in events(folder, "cut", "recovery")] == [2, 3]
 
 
@@ -132,7 +133,7 @@ def test_clipped_gradients_are_looked_at_before_any_is_applied(folder, poison):
     poison(4, gradient=True)
     trainer, _ = run(folder, "clipped", max_grad_norm=1.0)
     assert [record["reason"] for record in events(folder, "clipped", "recovery")] == ["not finite"]
-    assert trainer.divergence.skipped == [4]
+    assert trainer.live.divergence.skipped == [4]
 
 
 def test_several_in_a_row_halve_the_learning_rate_from_the_last_checkpoint_on(folder, poison):
