@@ -10,13 +10,13 @@ from __future__ import annotations
 from memory.heap import Heap
 from memory.sharing import share_out
 from memory.speed import predict_seconds, step_flops, typical_seconds
-from memory.step_peaks import SLAB_BYTES, StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
+from memory.step_peaks import StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
 from memory.units import MIB
-from memory.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes, weight_counts
+from memory.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes
 
 __all__ = [
-    "BASE_BYTES", "SLAB_BYTES", "Choice", "Machine", "Work", "dtype_bytes", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
-    "state_bytes", "step_flops", "typical_seconds", "weight_counts",
+    "BASE_BYTES", "Choice", "Machine", "Work", "dtype_bytes", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
+    "state_bytes", "step_flops", "typical_seconds",
 ]  # fmt: skip
 
 FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction"

@@ -16,7 +16,8 @@ from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from memory.shapes import Shapes
 from memory.sharing import communication_seconds
 from memory.step_peaks import offloaded_bytes
-from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_counts
+from memory.work import Choice, Machine, Work, dtype_bytes
+from model.shapes import inner_width, weight_counts
 
 
 @dataclass(frozen=True)
