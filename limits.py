@@ -19,17 +19,14 @@ LONGEST_SHORT = 128  # rows that compiled kernels take whole, one (row, head) af
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
 HEAD_CHUNK_TOKENS = 16  # fewest tokens whose logits are formed together
-UPDATE_ELEMENTS = (
-    512 * 1024
-)  # of a weight updated at a time: 2 MB a buffer in fp32, so that the few it needs stay in cache
+UPDATE_ELEMENTS = 512 * 1024  # of a weight updated at a time: the few buffers of 2 MB that it needs stay in cache
 WIDENED_ELEMENTS = 512 * 1024  # of a narrow table widened at a time: 2 MB in fp32, which stay in cache and in the heap
 SUMMED_ELEMENTS = 1024 * 1024  # of tokens' gradients that are summed together, and of their sums: 4 MB in fp32
+DRAWN_ELEMENTS = 1024 * 1024  # of a weight whose initial values are drawn at a time
 STATE_BLOCK = 128  # elements of a row that share a scale, of moments in 8 bits
 FILE_CHUNK_BYTES = 4 * 1024**2  # of a tensor that is read from a file, as fp32
 SLAB_BYTES = 64 * 1024**2  # of host memory for checkpointed activations
-HEAP_BELOW = (
-    4 * 1024**2
-)  # bytes of a tensor that malloc "fast" takes from the heap; larger ones are mapped by themselves
+HEAP_BELOW = 4 * 1024**2  # bytes of the tensors in the heap with malloc "fast"; larger ones are mapped by themselves
 ENCODER_TOKENS = 4096  # that pass through the encoder together to be answered, or one prompt
 EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
 SAMPLE_TOKENS = 64  # longest answer of the samples after a run

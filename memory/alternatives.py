@@ -1,4 +1,4 @@
-"""What else could be done? Other ways to run the same step, and changes of one flag that take less memory.
+"""What else could be done? Other ways to run the same step, changes of one flag that take less memory, and a refusal.
 
 Each is priced like the plan itself: a way that is shown to fit does fit, a change that is shown to save does save.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from config import Config
 from memory.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.trained import trained_counts
-from memory.units import MIB
+from memory.units import MIB, format_size
 from memory.work import JSON_NAMES
 
 COST = {  # of a change, in what the user gives up: the cheapest is told first
@@ -144,3 +144,32 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
             replace(choice, micro_batches_per_pass=micro_batches, accumulation_passes=1),
             replace(work, rows=fewer, shapes=None),
         )
+
+
+def refusal(config: Config, work: Work, machine: Machine, least: Choice) -> list[str]:
+    """What is said where no way fits: the phase, the batch, what is needed and what there is; then at most three changes.
+
+    Args:
+        least: the way to run that needs the least.
+    """
+    phases = predict(work, least, machine)
+    phase, peak = peak_of(phases)
+    parts = sorted(phases[phase].items(), key=lambda item: -item[1])[:4]
+    rows = least.eval_batch_size_per_gpu if phase == "evaluation" else least.batch_size_per_gpu
+    longest = (work.evaluation_shapes if phase == "evaluation" else work.step_shapes).longest_row
+    free = max(0, machine.budget_bytes - machine.base_bytes)
+    told = (
+        f"--memory_budget = {format_size(machine.budget_bytes)}, does not hold this run: the least it needs is about "
+        f"{format_size(peak)} ({', '.join(f'{name} {format_size(size)}' for name, size in parts)}), in phase {phase} with "
+        f"micro-batch {rows} x {longest.source} + {longest.target} tokens; the process itself leaves {format_size(free)} free"
+    )
+    budget = f"--memory_budget={math.ceil(peak / MIB)}M would hold it as it is"
+    return [told, *map(_sentence, cheapest_changes(config, work, machine, least, most=2)), budget]
+
+
+def _sentence(change: Alternative) -> str:
+    if not change.fits:
+        return (
+            f"--{change.label} alone would need about {format_size(change.peak_bytes)}: not enough, but it helps most"
+        )
+    return f"--{change.label} would fit, with about {format_size(change.peak_bytes)}"

@@ -17,8 +17,8 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
+from memory.alternatives import refusal
 from memory.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict, predict_seconds, typical_seconds
-from memory.refusal import refusal
 from memory.shapes import Shapes
 from memory.trained import trained_counts
 from memory.units import MIB

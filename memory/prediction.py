@@ -7,11 +7,11 @@ counted in `memory.step_peaks`, what a block holds in `memory.blocks`, what mall
 
 from __future__ import annotations
 
+from limits import DRAWN_ELEMENTS, FILE_CHUNK_BYTES
 from memory.heap import Heap
 from memory.sharing import share_out
 from memory.speed import predict_seconds, step_flops, typical_seconds
 from memory.step_peaks import StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
-from memory.units import MIB
 from memory.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes
 
 __all__ = [
@@ -20,7 +20,8 @@ __all__ = [
 ]  # fmt: skip
 
 FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction"
-LOAD_BYTES, SAVE_BYTES = 8 * MIB, 4 * MIB  # buffers while weights are filled, read or written
+LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
+SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
 
 
 def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str, int]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from config import T5ModelConfig
+from limits import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
 from model.layers import FeedForward, RMSNorm
@@ -185,7 +186,7 @@ class T5(nn.Module):
             deviation = self._initial_deviation(roles[name]) * self.config.initializer_factor
             # row chunks: the fp32 draw of a large bf16 matrix is never whole in memory
             first, count = (parts or {}).get(name, (0, weight.shape[0]))
-            step = max(1, (1 << 20) // weight.shape[1])
+            step = max(1, DRAWN_ELEMENTS // weight.shape[1])
             for start in range(0, count, step):
                 drawn = torch.randn(min(step, count - start), weight.shape[1], generator=generator) * deviation
                 low, high = max(start, first), min(start + len(drawn), first + weight.shape[0])
