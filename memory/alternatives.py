@@ -109,9 +109,8 @@ def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choic
 
 def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
     """Changes of one flag: its text, the way to run and the work that it leads to."""
-    one = replace(
-        choice, batch_size_per_gpu=1, micro_batches_per_pass=work.rows, accumulation_passes=1, saved_blocks=0, malloc="small", eval_batch_size_per_gpu=1
-    )  # fmt: skip
+    row_by_row = replace(choice, batch_size_per_gpu=1, micro_batches_per_pass=work.rows, eval_batch_size_per_gpu=1)
+    one = replace(row_by_row, accumulation_passes=1, saved_blocks=0, malloc="small")
     yield "batch_size_per_gpu=1", one, work
     if config.memory.memory_mode != "ultra":
         yield "memory_mode=ultra", replace(choice, saved_blocks=0, malloc="small"), work
@@ -132,9 +131,8 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
     """Shorter or fewer rows."""
     if config.data.max_seq_len >= 16:
         half = config.data.max_seq_len // 2
-        shorter = replace(
-            work, source_tokens=min(work.source_tokens, half), target_tokens=max(1, work.target_tokens // 2), shapes=None, evaluation=None
-        )  # fmt: skip
+        source, target = min(work.source_tokens, half), max(1, work.target_tokens // 2)
+        shorter = replace(work, source_tokens=source, target_tokens=target, shapes=None, evaluation=None)
         yield f"max_seq_len={half}", choice, shorter
     if work.rows > 1:
         fewer = max(1, work.rows // 2)

@@ -30,11 +30,10 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
     drops = work.dropout and not is_evaluation
     sizes = NO_SIZES if is_evaluation else choice.sizes
-    return Blocks(
-        work.model, dtype_bytes(choice.compute), drops, shapes.largest_micro_batch(rows, sizes), shapes.longest_row,
-        shapes.widest_micro_batch(rows), machine.pads_attention, work.answers,
-        choice.kernels and work.model.d_kv in KERNEL_WIDTHS,
-    )  # fmt: skip
+    tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
+    c, e, is_padded = work.model, dtype_bytes(choice.compute), machine.pads_attention
+    kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
+    return Blocks(c, e, drops, tokens, shapes.longest_row, widest, is_padded, work.answers, kernels)
 
 
 class StepPeaks:

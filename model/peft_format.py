@@ -96,10 +96,10 @@ def read_info(folder: str | Path) -> AdapterInfo:
     if problems:
         raise UserError(*problems)
     targets = raw.get("target_modules") or []
-    settings = LoraSettings(
-        raw.get("r", 8), float(raw.get("lora_alpha", 8)), tuple(targets) if isinstance(targets, list) else (targets,),
-        float(raw.get("lora_dropout", 0.0)), bool(raw.get("use_rslora")), bool(raw.get("use_dora")),
-    )  # fmt: skip
+    names = tuple(targets) if isinstance(targets, list) else (targets,)
+    alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
+    is_stabilised, is_dora = bool(raw.get("use_rslora")), bool(raw.get("use_dora"))
+    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora)
     with _open(folder) as stored:
         fingerprint = (stored.metadata() or {}).get(_FINGERPRINT, "")
     return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), fingerprint)
