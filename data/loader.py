@@ -55,10 +55,8 @@ class StepLoader:
         self.density, self.mean_span = data.noise_density, data.mean_noise_span_length
         self.lengths = lengths_of(data, objective, len(self.special.sentinels))
         split = Path(split_dir).name
-        stored = LowMemDataset(
-            manifest.files(split), COLUMNS[manifest.kind],
-            mode=REOPEN if ultra_low_mem else FILE, drop_page_cache=data.drop_page_cache,
-        )  # fmt: skip
+        files, mode = manifest.files(split), REOPEN if ultra_low_mem else FILE
+        stored = LowMemDataset(files, COLUMNS[manifest.kind], mode=mode, drop_page_cache=data.drop_page_cache)
         rows = TokenRows(stored, manifest.vocab_size, split_dir)
         self._pairs = None if manifest.kind == STREAM else rows
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer as Backend
 
 from data.order import row_keys
 from data.published import EOS, PAD, UNK, byte_backend, end_with, special
+from data.spiece import NUM_SENTINELS
 from data.tokenizer import Tokenizer
 from settings import UserError
 
-NUM_SENTINELS = 100
 SPECIAL = [PAD, EOS, UNK]
 ASCII = [chr(code) for code in range(33, 127)]
 SMALLEST_VOCABULARY = {"bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384}

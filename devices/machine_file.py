@@ -60,10 +60,9 @@ def read(key: str) -> Measured | None:
     """What was measured; None where nothing was, or where the file is not what this module has written."""
     try:
         entry = json.loads(place().read_text(encoding="utf8"))[key]
-        found = Measured(
-            str(entry["processor"]), int(entry["threads"]), {str(k): float(v) for k, v in entry["rates"].items()},
-            str(entry["date"]), str(entry["way"]),
-        )  # fmt: skip
+        rates = {str(dtype): float(rate) for dtype, rate in entry["rates"].items()}
+        processor, threads = str(entry["processor"]), int(entry["threads"])
+        found = Measured(processor, threads, rates, str(entry["date"]), str(entry["way"]))
     except (OSError, ValueError, ArithmeticError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     is_sound = found.threads > 0 and all(math.isfinite(rate) and rate > 0 for rate in found.rates.values())

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.weights import WeightStore
+from model.shapes import is_matrix
 from model.t5 import T5, Parts
 
 # the names that torch 2.13 has for what was called ..._tensor
@@ -78,8 +79,8 @@ class Shards:
         for prefix, module in model.named_modules():
             for name, weight in list(module.named_parameters(recurse=False)):
                 full = f"{prefix}.{name}" if prefix else name
-                is_table = full.endswith("bias.table")
-                part = None if is_table else part_of(tuple(weight.shape), self.rank, self.num_processes)
+                is_cut = is_matrix(full, weight.shape)
+                part = part_of(tuple(weight.shape), self.rank, self.num_processes) if is_cut else None
                 shape = weight.shape if part is None else (part.count, part.shape[1])
                 fresh = nn.Parameter(torch.empty(shape, device=device, dtype=weight.dtype), weight.requires_grad)
                 setattr(module, name, fresh)

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from config import T5ModelConfig
 from limits import DROPOUT_ELEMENTS, LONGEST_SHORT, row_groups
 from memory.shapes import MicroBatchRows, Tokens
+from model.shapes import inner_width, is_gated
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
@@ -82,11 +83,11 @@ class Blocks:
     def _widths(self) -> tuple[int, int, int]:
         """Bytes of a token of width D, I and F."""
         c = self.model
-        return c.d_model * self.e, c.num_heads * c.d_kv * self.e, c.d_ff * self.e
+        return c.d_model * self.e, inner_width(c) * self.e, c.d_ff * self.e
 
     @property
     def _is_gated(self) -> bool:
-        return self.model.feed_forward_proj.startswith("gated-")
+        return is_gated(self.model)
 
     # --- what a graph holds from forward to backward, its input (a checkpointed activation) not counted
 

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass, replace
 
 from config import PREFERENCES, Config
+from limits import SAMPLE_TOKENS
 from memory.generation import MOST_ROWS
 from memory.speed import PACES, Pace, evaluation_seconds, typical_seconds, writing_seconds
-from memory.step_peaks import SAMPLE_TOKENS
 from memory.work import Choice, Machine, Work, dtype_bytes, state_bytes
 from settings import AUTO
 
@@ -99,10 +99,9 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     saves = evaluations | turns(int(train.save_steps))
     begins = int(first_step == 0 and rows > 0)
     refers = config.data.objective == PREFERENCES and config.preference.preference_loss != WITHOUT_REFERENCE
-    return Schedule(
-        last - first_step, len(evaluations) + begins, len(saves), rows, written, -(-scored // MOST_ROWS), answer_tokens,
-        last - first_step if refers else 0,
-    )  # fmt: skip
+    steps, batches = last - first_step, -(-scored // MOST_ROWS)
+    compared = steps if refers else 0
+    return Schedule(steps, len(evaluations) + begins, len(saves), rows, written, batches, answer_tokens, compared)
 
 
 def predict_times(work: Work, choice: Choice, machine: Machine, schedule: Schedule, pace: Pace | None = None) -> Times:

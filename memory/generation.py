@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from config import T5ModelConfig
+from limits import ENCODER_TOKENS
 from memory.blocks import Blocks
-from memory.prediction import dtype_bytes, weight_counts
 from memory.shapes import Tokens
 from memory.units import MIB
+from memory.work import dtype_bytes
+from model.shapes import inner_width, weight_counts
 
-ENCODER_TOKENS = 4096  # as model.decoding has it; a test holds them equal
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
 SLACK = 0.1  # share of temporary memory that malloc holds
@@ -60,7 +61,7 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     Args:
         base_bytes: the process before the model is loaded.
     """
-    e, inner, counts = dtype_bytes(weights.compute), model.num_heads * model.d_kv, weight_counts(model)
+    e, inner, counts = dtype_bytes(weights.compute), inner_width(model), weight_counts(model)
     w, number = writing, inner * e
     one = number * w.rows * max(w.source_tokens, w.beams * w.new_tokens)  # keys or values of one block
     encoder = _encoder_bytes(model, e, w)

@@ -10,9 +10,9 @@ The shares are fitted: to measured peaks of each place, of models of 6M and 190M
 
 from __future__ import annotations
 
-from memory.step_peaks import HEAP_BELOW, StepPeaks
+from limits import HEAP_BELOW
+from memory.step_peaks import StepPeaks
 from memory.units import MIB
-from memory.work import inner_width
 
 SMALL_SHARE = 0.015  # of all temporary memory, where nearly all is mapped
 # After a trim: pages that are used in part, and a share of all temporary memory.
@@ -80,10 +80,8 @@ class Heap:
 
     def _weights(self, kind: str) -> int:
         """Matrices of a block that are small enough for the heap, in the compute dtype."""
-        c, e = self.peaks.c, self.peaks.e
-        gates = 3 if c.feed_forward_proj.startswith("gated-") else 2
-        sizes = ((8 if kind == "decoder" else 4, c.d_model * inner_width(c)), (gates, c.d_model * c.d_ff))
-        return sum(count * size * e for count, size in sizes if size * e < HEAP_BELOW)
+        e = self.peaks.e
+        return sum(size * e for size in self.peaks.work.block_matrices[kind] if size * e < HEAP_BELOW)
 
     def _small_graphs(self, encoder: int, decoder: int) -> int:
         """Of the graphs of so many saved blocks, of all micro-batches, the tensors in the heap."""

@@ -17,8 +17,8 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
+from memory.alternatives import refusal
 from memory.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict, predict_seconds, typical_seconds
-from memory.refusal import refusal
 from memory.shapes import Shapes
 from memory.trained import trained_counts
 from memory.units import MIB
@@ -326,10 +326,8 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
     totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
     seconds = typical_seconds(work, choice, machine.as_measured())
     blocks = work.model.num_layers + work.model.num_decoder_layers
-    return Plan(
-        choice, effective_batch(config, machine), machine.budget_bytes, peak, components, totals, seconds, blocks,
-        phase_parts=phases,
-    )  # fmt: skip
+    rows, budget = effective_batch(config, machine), machine.budget_bytes
+    return Plan(choice, rows, budget, peak, components, totals, seconds, blocks, phase_parts=phases)
 
 
 def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:

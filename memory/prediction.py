@@ -7,20 +7,21 @@ counted in `memory.step_peaks`, what a block holds in `memory.blocks`, what mall
 
 from __future__ import annotations
 
+from limits import DRAWN_ELEMENTS, FILE_CHUNK_BYTES
 from memory.heap import Heap
 from memory.sharing import share_out
 from memory.speed import predict_seconds, step_flops, typical_seconds
-from memory.step_peaks import SLAB_BYTES, StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
-from memory.units import MIB
-from memory.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes, weight_counts
+from memory.step_peaks import StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
+from memory.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes
 
 __all__ = [
-    "BASE_BYTES", "SLAB_BYTES", "Choice", "Machine", "Work", "dtype_bytes", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
-    "state_bytes", "step_flops", "typical_seconds", "weight_counts",
+    "BASE_BYTES", "Choice", "Machine", "Work", "dtype_bytes", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
+    "state_bytes", "step_flops", "typical_seconds",
 ]  # fmt: skip
 
 FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction"
-LOAD_BYTES, SAVE_BYTES = 8 * MIB, 4 * MIB  # buffers while weights are filled, read or written
+LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
+SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
 
 
 def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str, int]]:

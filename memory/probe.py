@@ -191,7 +191,7 @@ def fingerprint(request: ProbeRequest) -> str:
 def _code_state() -> list[str]:
     """Digests of the files that decide what a step takes: their change makes old figures worthless."""
     files = sorted(path for wing in ("model", "engine") for path in (Path(ROOT) / wing).rglob("*.py"))
-    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files]
+    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (Path(ROOT) / "limits.py", *files)]
 
 
 def _read(place: Path | None) -> ProbeResult | None:

@@ -16,7 +16,8 @@ from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from memory.shapes import Shapes
 from memory.sharing import communication_seconds
 from memory.step_peaks import offloaded_bytes
-from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_counts
+from memory.work import Choice, Machine, Work, dtype_bytes
+from model.shapes import inner_width, weight_counts
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,10 @@ def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, 
 def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, pace: Pace | None = None) -> float:
     """Predict how long one batch of answers of so many tokens takes: each reads the decoder's weights and the head once."""
     pace, counts = pace or PACES[machine.speed_class], work.counts
-    weights = work.model.num_decoder_layers * counts["decoder"] + counts["embedding"]
-    return tokens * (
-        4 * weights / pace.memory_rate + 2 * weights / machine.rate(choice.compute) + work.model.num_decoder_layers * pace.block_seconds
-    )  # fmt: skip
+    blocks = work.model.num_decoder_layers
+    weights = blocks * counts["decoder"] + counts["embedding"]
+    reading, computing = 4 * weights / pace.memory_rate, 2 * weights / machine.rate(choice.compute)
+    return tokens * (reading + computing + blocks * pace.block_seconds)
 
 
 def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: Amount, tokens: float) -> float:

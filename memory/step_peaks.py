@@ -12,21 +12,16 @@ from __future__ import annotations
 
 import math
 
-from limits import KERNEL_WIDTHS
+from limits import KERNEL_WIDTHS, SAMPLE_TOKENS, SLAB_BYTES, UPDATE_ELEMENTS, WIDENED_ELEMENTS, loss_chunk_tokens
 from memory.blocks import Blocks
 from memory.shapes import Sizes
-from memory.units import MIB
-from memory.work import Choice, Machine, Work, dtype_bytes, inner_width
+from memory.work import Choice, Machine, Work, dtype_bytes
+from model.shapes import inner_width
 
-SLAB_BYTES = 64 * MIB  # of host memory for checkpointed activations; as in devices.copies, which imports torch
-HEAP_BELOW = 4 * MIB  # as devices.malloc sets it; a test holds them equal
-UPDATE_CHUNK = 512 * 1024  # elements of an update, as engine.optimizers has it; a test holds them equal
 # Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
 UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
 ROUNDING_BYTES = 21
-PIECE_BYTES = 2 * MIB  # of a head that products widen in pieces, as model.quantization has it; a test holds them equal
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
-SAMPLE_TOKENS = 64  # longest answer of the samples after a run
 
 
 def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
@@ -35,11 +30,10 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
     drops = work.dropout and not is_evaluation
     sizes = NO_SIZES if is_evaluation else choice.sizes
-    return Blocks(
-        work.model, dtype_bytes(choice.compute), drops, shapes.largest_micro_batch(rows, sizes), shapes.longest_row,
-        shapes.widest_micro_batch(rows), machine.pads_attention, work.answers,
-        choice.kernels and work.model.d_kv in KERNEL_WIDTHS,
-    )  # fmt: skip
+    tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
+    c, e, is_padded = work.model, dtype_bytes(choice.compute), machine.pads_attention
+    kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
+    return Blocks(c, e, drops, tokens, shapes.longest_row, widest, is_padded, work.answers, kernels)
 
 
 class StepPeaks:
@@ -146,7 +140,7 @@ class StepPeaks:
     def block_update(self) -> dict[str, int]:
         """The update of the last decoder block, in row chunks."""
         c = self.c
-        widest = min(UPDATE_CHUNK, c.d_model * max(c.d_ff, inner_width(c)))
+        widest = min(UPDATE_ELEMENTS, c.d_model * max(c.d_ff, inner_width(c)))
         return {
             "gradients": self._gradients(self.learns["decoder"]),
             "checkpointed activations": self._checkpointed(c.num_layers + 3, c.num_decoder_layers),
@@ -158,7 +152,7 @@ class StepPeaks:
         """The update of embedding and head after the walk; where gradients are held, all of them are there."""
         table = self.c.vocab_size * self.c.d_model
         wide = 4 * table if self.choice.compute == "float16" else 0  # its gradient in fp32, the fp16 one still there
-        update = self._update_bytes(min(UPDATE_CHUNK, table)) + wide
+        update = self._update_bytes(min(UPDATE_ELEMENTS, table)) + wide
         return {"gradients": self._gradients(0), "one update": update}
 
     def _update_bytes(self, elements: int) -> int:
@@ -175,7 +169,7 @@ def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int
     if choice.storage == choice.compute:
         return 0
     c, e = work.model, dtype_bytes(choice.compute)
-    rows = PIECE_BYTES // (4 * c.d_model) if _widens_in_pieces(choice, machine) else c.vocab_size
+    rows = WIDENED_ELEMENTS // c.d_model if _widens_in_pieces(choice, machine) else c.vocab_size
     if rows >= c.vocab_size:
         return c.vocab_size * c.d_model * e
     return rows * (c.d_model + _chunk_tokens(work, choice, tokens)) * e
@@ -200,7 +194,7 @@ def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -
 
 
 def _chunk_tokens(work: Work, choice: Choice, tokens: int) -> int:
-    return min(max(16, choice.loss_chunk_bytes // (4 * work.model.vocab_size)), max(1, tokens))
+    return min(loss_chunk_tokens(choice.loss_chunk_bytes, work.model.vocab_size), max(1, tokens))
 
 
 def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:

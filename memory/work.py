@@ -9,16 +9,17 @@ from typing import Any
 
 from config import T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
+from limits import EVALUATION_ROWS, STATE_BLOCK
 from memory.shapes import Shapes
 from memory.trained import Trained
 from memory.units import MIB
+from model.shapes import STACKS, block_weights, weight_counts, weights
 
 BASE_BYTES = 199 * MIB  # interpreter, libraries and data, where they cannot be measured
 LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
 # field of `Choice` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
 JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
-EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,27 @@ class Work:
     trained: Trained | None = None
 
     @cached_property
+    def learning(self) -> Trained:
+        """Which weights learn: those asked for, or all."""
+        return self.trained or Trained.of(weights(self.model))
+
+    @cached_property
     def learns(self) -> dict[str, int]:
         """Weights that learn: of embedding, head, the widest encoder and decoder block, and all; as `weight_counts`."""
-        if self.trained is None:
-            return weight_counts(self.model)
-        t = self.trained
+        t = self.learning
         return {"embedding": t.embedding, "head": t.head, "encoder": t.encoder, "decoder": t.decoder, "total": t.total}
 
     @cached_property
     def counts(self) -> dict[str, int]:
         """Weights of the parts of the model; as `weight_counts`."""
         return weight_counts(self.model)
+
+    @cached_property
+    def block_matrices(self) -> dict[str, list[int]]:
+        """Sizes of the matrices of one block of each stack."""
+        return {
+            stack: [weight.size for weight in block_weights(self.model, stack) if weight.is_product] for stack in STACKS
+        }
 
     @cached_property
     def step_shapes(self) -> Shapes:
@@ -179,19 +190,6 @@ def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in content.items()}
 
 
-def weight_counts(c: T5ModelConfig) -> dict[str, int]:
-    """Weights of the parts of a model: embedding, head, one encoder and one decoder block, and all."""
-    inner, gates = c.num_heads * c.d_kv, 2 if c.feed_forward_proj.startswith("gated-") else 1
-    attention, feed_forward = 4 * c.d_model * inner, (gates + 1) * c.d_model * c.d_ff
-    embedding = c.vocab_size * c.d_model
-    head = 0 if c.tie_word_embeddings else embedding
-    encoder, decoder = attention + feed_forward + 2 * c.d_model, 2 * attention + feed_forward + 3 * c.d_model
-    total = embedding + head + c.num_layers * encoder + c.num_decoder_layers * decoder + 2 * c.d_model
-    tables = (c.num_layers + c.num_decoder_layers) if c.bias_in_every_layer else 2
-    total += tables * c.relative_attention_num_buckets * c.num_heads
-    return {"embedding": embedding, "head": head, "encoder": encoder, "decoder": decoder, "total": total}
-
-
 def dtype_bytes(name: str) -> int:
     """Bytes of one number."""
     return {"float32": 4, "int8": 1}.get(name, 2)
@@ -199,33 +197,9 @@ def dtype_bytes(name: str) -> int:
 
 def state_bytes(work: Work, storage: str) -> int:
     """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
-    t, count = work.trained, work.learns["total"]
-    remainder = count if work.rounding == "compensated" and storage == "bfloat16" else 0
+    learning = work.learning
+    remainder = learning.total if work.rounding == "compensated" and storage == "bfloat16" else 0
     if work.optimizer in ("adafactor", "sinkgd"):
-        of_blocks = work.optimizer == "adafactor"
-        if t is not None:
-            return 4 * (t.factors if of_blocks else t.shared_factors) + remainder
-        return 4 * _factors(work.model, of_blocks=of_blocks) + remainder
-    per_weight = 2 + 8 / 128 if work.optimizer == "adamw_8bit" else 8
-    return int(per_weight * count) + remainder
-
-
-def _factors(c: T5ModelConfig, of_blocks: bool = True) -> int:
-    """Rows and columns of all matrices, those of blocks only where asked for; and the vectors."""
-    gates = 2 if c.feed_forward_proj.startswith("gated-") else 1
-    attention, feed_forward = 4 * (inner_width(c) + c.d_model), (gates + 1) * (c.d_ff + c.d_model)
-    if not of_blocks:
-        attention = feed_forward = 0
-    tables = (c.num_layers + c.num_decoder_layers) if c.bias_in_every_layer else 2
-    return (
-        (1 if c.tie_word_embeddings else 2) * (c.vocab_size + c.d_model)
-        + c.num_layers * (attention + feed_forward + 2 * c.d_model)
-        + c.num_decoder_layers * (2 * attention + feed_forward + 3 * c.d_model)
-        + 2 * c.d_model
-        + tables * (c.relative_attention_num_buckets + c.num_heads)
-    )
-
-
-def inner_width(c: T5ModelConfig) -> int:
-    """Inner width of attention, H K."""
-    return c.num_heads * c.d_kv
+        return 4 * (learning.factors if work.optimizer == "adafactor" else learning.shared_factors) + remainder
+    per_weight = 2 + 8 / STATE_BLOCK if work.optimizer == "adamw_8bit" else 8
+    return int(per_weight * learning.total) + remainder

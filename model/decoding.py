@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from limits import ENCODER_TOKENS
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
 from model.quantization import embed, product
@@ -30,7 +31,6 @@ from settings import UserError
 WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
 
 FIRST_CAPACITY = 64  # tokens that the first buffers hold
-ENCODER_TOKENS = 4096  # tokens that pass through the encoder together, or one prompt
 
 
 def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:

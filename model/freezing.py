@@ -7,20 +7,10 @@ names: `*.q.weight`. Two words name what lies scattered: `norms` and `position_b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
-from config import T5ModelConfig
-from model.hf_format import hf_name
+from model.shapes import SCATTERED, hf_names, is_meant
 from model.t5 import T5
 from settings import UserError
-
-SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}
-
-
-def names_of(name: str, config: T5ModelConfig) -> tuple[str, ...]:
-    """What a weight may be called: its name here, and that in Hugging Face's folders; adapters follow their matrix."""
-    base = name.partition(".adapter.")[0] + (".weight" if ".adapter." in name else "")
-    return (name, hf_name(base, config))
 
 
 def freeze(model: T5, patterns: str) -> list[str]:
@@ -34,10 +24,10 @@ def freeze(model: T5, patterns: str) -> list[str]:
         UserError: a pattern names nothing (all such at once), or nothing is left to train.
     """
     wanted = [word.strip() for word in patterns.split(",") if word.strip()]
-    weights = dict(model.named_parameters())
+    weights, theirs = dict(model.named_parameters()), hf_names(model.config)
     unknown = []
     for pattern in wanted:
-        found = [name for name in weights if _matches(pattern, names_of(name, model.config))]
+        found = [name for name in weights if is_meant(pattern, name, theirs[_matrix_of(name)])]
         if not found:
             unknown.append(f"--freeze = {pattern}, names no weight of this model; there are: {_parts(weights)}")
         for name in found:
@@ -50,9 +40,10 @@ def freeze(model: T5, patterns: str) -> list[str]:
     return trained
 
 
-def _matches(pattern: str, names: tuple[str, ...]) -> bool:
-    pattern = SCATTERED.get(pattern, pattern)
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for name in names)
+def _matrix_of(name: str) -> str:
+    """The weight itself; of an adapter the matrix that it stands beside."""
+    path, dot, _ = name.partition(".adapter.")
+    return f"{path}.weight" if dot else name
 
 
 def _parts(names: Iterable[str]) -> str:

@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from model.dropout import Dropout
 from model.layers import Linear
 from model.quantization import dequantize, is_int8, product, row_pieces
+from model.shapes import ALL, asked_targets, targets_of, weights
 from model.t5 import T5
 from settings import UserError
-
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -106,21 +105,9 @@ def row_norms(weight: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(piece, dim=1) for piece in row_pieces(weight, torch.float32)])
 
 
-def target_of(path: str, gated: bool) -> str:
-    """What Hugging Face calls the matrix at `path`: q, k, v, o, wi, wi_0, wi_1 or wo."""
-    kind = path.rpartition(".")[2]
-    return {"gate": "wi_0", "wi": "wi_1" if gated else "wi"}.get(kind, kind)
-
-
 def linears(model: T5) -> dict[str, Linear]:
-    """Path -> every matrix that can be adapted, by its target name's path, e.g. `encoder.blocks.0.attention.q`."""
+    """Path -> every matrix that can be adapted, e.g. `encoder.blocks.0.attention.q`."""
     return {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
-
-
-def targets_of(model: T5) -> tuple[str, ...]:
-    """The target names that exist in this model, in the order of their first use."""
-    gated = model.config.feed_forward_proj.startswith("gated-")
-    return tuple(dict.fromkeys(target_of(path, gated) for path in linears(model)))
 
 
 def resolve_targets(model: T5, asked: str) -> tuple[str, ...]:
@@ -129,10 +116,7 @@ def resolve_targets(model: T5, asked: str) -> tuple[str, ...]:
     Raises:
         UserError: names that do not exist here, all at once.
     """
-    known = targets_of(model)
-    words = {"auto": ("q", "v"), ALL: known}.get(
-        asked, tuple(word.strip() for word in asked.split(",") if word.strip())
-    )
+    known, words = targets_of(model.config), asked_targets(model.config, asked)
     unknown = [word for word in words if word not in known]
     if unknown or not words:
         raise UserError(
@@ -153,8 +137,10 @@ def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, 
     Raises:
         UserError: the rank is larger than the narrowest matrix.
     """
-    gated = model.config.feed_forward_proj.startswith("gated-")
-    chosen = {path: lin for path, lin in linears(model).items() if target_of(path, gated) in settings.targets}
+    paths = {
+        w.name.removesuffix(".weight") for w in weights(model.config) if w.is_product and w.target in settings.targets
+    }
+    chosen = {path: linear for path, linear in linears(model).items() if path in paths}
     narrowest = min(min(linear.weight.shape) for linear in chosen.values())
     if settings.rank > narrowest:
         raise UserError(

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from config import T5ModelConfig
-from model.hf_format import hf_name
-from model.lora import LoraAdapter, LoraSettings, adapters_of, linears, target_of
+from model.lora import LoraAdapter, LoraSettings, adapters_of, linears
+from model.shapes import targets_of, weights
 from model.t5 import T5
 from model.tensor_files import read_json
 from settings import UserError, counted
@@ -46,9 +46,15 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG_FILE).is_file()
 
 
-def peft_name(path: str, part: str, config: T5ModelConfig) -> str:
-    """PEFT's name of a part (a, b, magnitude) of the adapter at `path`."""
-    return f"base_model.model.{hf_name(f'{path}.weight', config).removesuffix('.weight')}.{_PARTS[part]}"
+def peft_names(config: T5ModelConfig) -> dict[str, dict[str, str]]:
+    """Path of a matrix -> PEFT's name of each part (a, b, magnitude) of its adapter."""
+    return {
+        weight.name.removesuffix(".weight"): {
+            part: f"base_model.model.{weight.hf_name.removesuffix('.weight')}.{name}" for part, name in _PARTS.items()
+        }
+        for weight in weights(config)
+        if weight.is_product
+    }
 
 
 def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: str, fingerprint: str) -> None:
@@ -62,8 +68,9 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    names = peft_names(model.config)
     tensors = {
-        peft_name(path, part, model.config): weight.detach().cpu().contiguous()
+        names[path][part]: weight.detach().cpu().contiguous()
         for path, adapter in adapters_of(model).items()
         for part, weight in adapter.named_parameters()
     }
@@ -89,10 +96,10 @@ def read_info(folder: str | Path) -> AdapterInfo:
     if problems:
         raise UserError(*problems)
     targets = raw.get("target_modules") or []
-    settings = LoraSettings(
-        raw.get("r", 8), float(raw.get("lora_alpha", 8)), tuple(targets) if isinstance(targets, list) else (targets,),
-        float(raw.get("lora_dropout", 0.0)), bool(raw.get("use_rslora")), bool(raw.get("use_dora")),
-    )  # fmt: skip
+    names = tuple(targets) if isinstance(targets, list) else (targets,)
+    alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
+    is_stabilised, is_dora = bool(raw.get("use_rslora")), bool(raw.get("use_dora"))
+    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora)
     with _open(folder) as stored:
         fingerprint = (stored.metadata() or {}).get(_FINGERPRINT, "")
     return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), fingerprint)
@@ -153,24 +160,21 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
     folder = Path(folder)
     info = read_info(folder)
     adapters: dict[str, LoraAdapter] = {}
-    problems = []
+    problems, known = [], peft_names(model.config)
     with _open(folder) as stored:
         left = set(stored.keys())
         for path, linear in linears(model).items():
-            names = {
-                part: peft_name(path, part, model.config) for part in ("a", "b", *["magnitude"] * info.settings.dora)
-            }
+            names = {part: name for part, name in known[path].items() if part != "magnitude" or info.settings.dora}
             if names["a"] not in left:
                 continue
             tensors = {part: stored.get_tensor(name) for part, name in names.items() if name in left}
             left -= set(names.values())
             problems += _fill(adapters, path, LoraAdapter(linear.weight, info.settings, 0), tensors)
     if left or not adapters:
-        gated = model.config.feed_forward_proj.startswith("gated-")
-        known = ", ".join(dict.fromkeys(target_of(path, gated) for path in linears(model)))
         example = f", such as {min(left)}" if left else ""
         problems.append(
-            f"holds {counted(len(left), 'tensor')} for modules that this model does not have{example}; it has {known}"
+            f"holds {counted(len(left), 'tensor')} for modules that this model does not have{example}; "
+            f"it has {', '.join(targets_of(model.config))}"
         )
     if problems:
         raise UserError(f"--adapter = {folder}, is for another base: {'; '.join(problems[:3])}")

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from limits import FILE_CHUNK_BYTES
 from model.checksums import is_inside
 from model.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 from settings import UserError
@@ -25,7 +26,6 @@ from settings import UserError
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
 SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
-CHUNK_BYTES = 4 * 2**20
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 
@@ -95,12 +95,12 @@ class TensorFolder:
         return self._opening[name]().get_slice(name)
 
     def chunks(self, name: str) -> Iterator[Tensor]:
-        """A tensor in pieces of whole rows, none much larger than CHUNK_BYTES, from the first row to the last.
+        """A tensor in pieces of whole rows, none much larger than FILE_CHUNK_BYTES, from the first row to the last.
 
         What is stored in int8 comes as fp32.
         """
         count, *rest = self.shape(name)
-        rows = max(1, CHUNK_BYTES // (4 * math.prod(rest)))
+        rows = max(1, FILE_CHUNK_BYTES // (4 * math.prod(rest)))
         for start in range(0, count, rows):
             part = self._slice(name)[start : start + rows]
             if part.dtype == torch.int8:

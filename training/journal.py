@@ -19,8 +19,9 @@ from memory.disk import disk_need
 from memory.duration import Renewal
 from memory.monitor import Monitor
 from memory.plan import Plan
-from memory.prediction import Choice, weight_counts
+from memory.prediction import Choice
 from memory.recovery import RecoveryRecord
+from model.shapes import weight_counts
 from settings import counted
 from training.divergence import named_rows
 from training.evaluation import Evaluation

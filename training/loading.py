@@ -25,13 +25,13 @@ from engine.walk import Walk
 from engine.weights import weight_store_for
 from memory.budget import Budget, measure_budget
 from memory.generation import Weights, Writing, most_rows, predict_generation
-from memory.prediction import weight_counts
 from memory.processes import ProcessTree
 from memory.units import format_size
 from model import hf_format
 from model.checksums import refuse_damaged
 from model.generation import generate
 from model.loss import LossSettings
+from model.shapes import weight_counts
 from settings import AUTO, DoesNotFit, counted
 from training.adapters import AdapterSet, adapter_folders, attach, base_of, tokenizer_folder
 from training.launch import num_processes, rank

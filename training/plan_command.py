@@ -21,9 +21,10 @@ from memory.disk import disk_need, free_bytes, too_full
 from memory.duration import predict_times, schedule_of
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan, make_work, plan
-from memory.prediction import Machine, weight_counts
+from memory.prediction import Machine
 from memory.shapes import Shapes
 from memory.units import format_size
+from model.shapes import weight_counts
 from settings import AUTO
 from training.progress import Progress, duration
 from training.report import plan_rows

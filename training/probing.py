@@ -27,6 +27,7 @@ from data.tokenizer import Tokenizer
 from devices.malloc import tune_malloc
 from engine.micro_batches import MicroBatch
 from engine.optimizers import Step
+from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
@@ -36,7 +37,6 @@ from model.rows import Rows
 from settings import AUTO
 from training.building import build
 from training.preference import is_preference_run, stores_reference
-from training.samples import SAMPLE_TOKENS
 from training.startup import Start
 from training.state import TrainingState
 

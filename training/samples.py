@@ -15,6 +15,7 @@ from data.loader import StepLoader
 from data.published import EOS
 from data.tokenizer import Tokenizer
 from engine.walk import Walk
+from limits import SAMPLE_TOKENS
 from memory.generation import Weights, Writing, most_rows, predict_generation
 from model.generation import generate
 from settings import AUTO
@@ -23,7 +24,6 @@ from training.processes import sum_over
 from training.progress import Progress
 from training.tracking import MetricsFile
 
-SAMPLE_TOKENS = 64  # longest answer shown
 SHOWN = 3  # scored answers that are shown
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for the first bytes of a letter that was cut through
 Row = tuple[list[int], list[int]]  # token ids of prompt and reference

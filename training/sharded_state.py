@@ -25,6 +25,7 @@ from engine.optimizers import Optimizer
 from engine.sharding import Part, Shards
 from model import hf_format
 from model.checksums import STATE
+from model.shapes import hf_names
 from model.t5 import T5
 from model.tensor_files import WEIGHTS_FILE, write_safetensors
 from settings import UserError
@@ -161,11 +162,11 @@ def _lending(model: T5, shards: Shards) -> Iterator[dict[str, Any]]:
         _ask(index, model)
         return shards.gather(weights[name])
 
-    tensors: dict[str, Any] = {}
+    tensors, names = {}, hf_names(model.config)
     for index, (name, weight) in enumerate(weights.items()):
         part = shards.parts.get(name)
         asked = None if part is None else _Asked(part, weight.dtype, lambda i=index, n=name: fetch(i, n))  # type: ignore[misc]
-        tensors[hf_format.hf_name(name, model.config)] = weight.detach() if asked is None else asked
+        tensors[names[name]] = weight.detach() if asked is None else asked
     try:
         yield tensors
     finally:

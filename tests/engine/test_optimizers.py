@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
-from engine.optimizers.adamw import BLOCK, decode_first, decode_second, encode_first, encode_second
+from engine.optimizers.adamw import STATE_BLOCK, decode_first, decode_second, encode_first, encode_second
 from engine.rounding import ROUNDINGS
 from memory.prediction import Work, state_bytes
 from model.lora import LoraSettings, add_adapters
@@ -87,7 +87,7 @@ ORACLES = {
 @pytest.mark.parametrize("chunk", [1 << 19, 50])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(base, "UPDATE_ELEMENTS", chunk)
     weights, before = make(), make()
     run(OPTIMIZERS[name](weights), weights)
     generator = torch.Generator().manual_seed(1)
@@ -130,7 +130,7 @@ def test_moments_of_one_byte(width: int) -> None:
     first = torch.randn(5, width, generator=generator) * torch.logspace(-6, 2, 5)[:, None]
     second = first.square() * torch.rand(5, width, generator=generator)
     second[:, ::7] = 0
-    blocks = -(-width // BLOCK)
+    blocks = -(-width // STATE_BLOCK)
     codes, scales = torch.zeros(5, width, dtype=torch.int8), torch.zeros(5, blocks)
     encode_first(first, codes, scales)
     largest = decode_first(codes, scales).abs().amax(1)

@@ -24,6 +24,7 @@ from engine.weights import WeightStore, weight_store_for
 from model import hf_format
 from model.lora import LoraSettings, adapters_of, add_adapters
 from model.loss import LossSettings
+from model.shapes import hf_names
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, relative_error, small_model
 
@@ -307,7 +308,7 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
     assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
     theirs = dict(other.named_parameters())
     for name, gradient in gradients.items():
-        reference = theirs[hf_format.hf_name(name, model.config)].grad
+        reference = theirs[hf_names(model.config)[name]].grad
         assert reference is not None and relative_error(gradient, reference) < 2e-5, name
 
 

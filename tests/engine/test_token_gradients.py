@@ -32,7 +32,7 @@ def draw(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("slab", [1 << 20, 9000, 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_each_row_is_rounded_once(dtype: torch.dtype, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_gradients, "SLAB_ELEMENTS", slab)
+    monkeypatch.setattr(token_gradients, "SUMMED_ELEMENTS", slab)
     parts = [draw(tokens, seed) for seed, tokens in enumerate((3000, 10, 1))]
     table = torch.full((VOCABULARY, WIDTH), 0.25, dtype=dtype)
     add_token_gradients(table, [ids for ids, _ in parts], [grad for _, grad in parts])

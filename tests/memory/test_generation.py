@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from config import T5ModelConfig
-from memory.generation import ENCODER_TOKENS, Weights, Writing, most_rows, predict_generation
-from memory.prediction import weight_counts
+from memory.generation import Weights, Writing, most_rows, predict_generation
 from memory.units import MIB
+from model.shapes import weight_counts
 from tests.measuring import in_child
 
 SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
@@ -50,12 +50,6 @@ def test_prediction_holds_and_is_near(writing: Writing) -> None:
     predicted = sum(predict_generation(SHAPE, weights(), writing, base).values()) - base
     told = f"{taken / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
     assert taken <= predicted < 1.6 * taken + 24 * MIB, told
-
-
-def test_constants_are_those_of_the_model() -> None:
-    from model import decoding
-
-    assert decoding.ENCODER_TOKENS == ENCODER_TOKENS
 
 
 def test_more_of_anything_takes_more() -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from config import T5ModelConfig
+from limits import HEAP_BELOW
 from memory.heap import TRIMMED_BYTES, Heap
 from memory.prediction import Choice, Machine, Work, changeable, predict
-from memory.step_peaks import HEAP_BELOW, StepPeaks
+from memory.step_peaks import StepPeaks
 from memory.units import GIB, MIB
 
 SHAPE = T5ModelConfig(d_model=256, d_kv=32, d_ff=1024, num_layers=2, num_decoder_layers=2, num_heads=8, vocab_size=8192)

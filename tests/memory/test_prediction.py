@@ -1,4 +1,4 @@
-"""The formulas know the engine: its constants, and the tensors that a step really makes."""
+"""The formulas know the engine: the tensors that a step really makes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from config import T5ModelConfig
-from devices.malloc import M_MMAP_THRESHOLD, TUNINGS
 from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
-from engine.optimizers.base import CHUNK_ELEMENTS
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import weight_store_for
-from memory import step_peaks
 from memory.prediction import Choice, Machine, Work, changeable, peak_of, predict
 from memory.shapes import Shapes
 from memory.units import GIB, MIB
-from model import quantization
 from model.loss import LossSettings
 from model.rows import Rows
 from model.t5 import T5
@@ -36,12 +32,6 @@ SHAPE = {
     "num_heads": 4,
 }
 ROWS, SOURCE, TARGET = 4, 192, 64
-
-
-def test_constants_are_the_engines() -> None:
-    assert step_peaks.UPDATE_CHUNK == CHUNK_ELEMENTS
-    assert step_peaks.PIECE_BYTES == 4 * quantization.CHUNK_ELEMENTS
-    assert TUNINGS["fast"][M_MMAP_THRESHOLD] == step_peaks.HEAP_BELOW
 
 
 def live_bytes(shape: T5ModelConfig, choice: Choice) -> int:

@@ -8,9 +8,10 @@ import pytest
 
 from config import load
 from memory.plan import plan
-from memory.prediction import Choice, Machine, Work, predict, weight_counts
+from memory.prediction import Choice, Machine, Work, predict
 from memory.sharing import communication_seconds
 from memory.units import GIB
+from model.shapes import weight_counts
 from settings import DoesNotFit, UserError
 
 BASE = 200 * 2**20

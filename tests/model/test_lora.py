@@ -17,9 +17,9 @@ from model.lora import (
     merge,
     resolve_targets,
     row_norms,
-    targets_of,
 )
 from model.quantization import quantize
+from model.shapes import targets_of
 from model.t5 import T5
 from settings import UserError
 
@@ -95,9 +95,9 @@ def test_merged_model_answers_as_the_adapted_one(config: T5ModelConfig, form: Lo
 
 def test_names_of_targets_are_those_of_the_family(config: T5ModelConfig) -> None:
     plain, gated = T5(config), T5(dataclasses.replace(config, **GATED))
-    assert targets_of(plain) == ("q", "k", "v", "o", "wi", "wo")
-    assert targets_of(gated) == ("q", "k", "v", "o", "wi_0", "wi_1", "wo")
-    assert resolve_targets(gated, "all") == targets_of(gated) and resolve_targets(plain, "auto") == ("q", "v")
+    assert targets_of(plain.config) == ("q", "k", "v", "o", "wi", "wo")
+    assert targets_of(gated.config) == ("q", "k", "v", "o", "wi_0", "wi_1", "wo")
+    assert resolve_targets(gated, "all") == targets_of(gated.config) and resolve_targets(plain, "auto") == ("q", "v")
     assert resolve_targets(plain, "wo, q") == ("q", "wo")
     paths = set(add_adapters(gated, LoraSettings(2, 4, ("wi_0",))))
     assert paths == {f"{s}.blocks.{i}.feed_forward.gate" for s, n in (("encoder", 2), ("decoder", 3)) for i in range(n)}

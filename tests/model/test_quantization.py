@@ -139,7 +139,7 @@ print(peak)
 
 @pytest.mark.parametrize("rows", [1, 9])
 def test_products_widen_narrow_weights_in_pieces(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.quantization.CHUNK_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
+    monkeypatch.setattr("model.quantization.WIDENED_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
     x = torch.randn(rows, 11, generator=torch.Generator().manual_seed(1))
     whole = random_matrix()
     for weight in (whole.bfloat16(), quantize(iter([whole]), 13, 11)):
