@@ -145,7 +145,7 @@ class LowMemTrainer:
     def _loop(self) -> None:
         train = self.config.train
         max_steps = int(train.max_steps)
-        self._loop_seconds, self._loop_tokens, self.has_saved = 0.0, 0, False
+        self._loop_seconds, self._loop_tokens, self.has_saved, self.save_asked = 0.0, 0, False, False
         if self.state.step == 0:
             self._evaluate()
         while self.state.step < max_steps and not self.best.should_stop:
@@ -161,6 +161,7 @@ class LowMemTrainer:
             is_last = number == max_steps
             is_best = (number % int(train.eval_steps) == 0 or is_last) and self._evaluate()
             is_due = number % int(train.save_steps) == 0 or is_last or is_best or stop or self.best.should_stop
+            is_due, self.save_asked = is_due or self.save_asked, False
             if is_due and not self._save(is_best):
                 self._slow_down(number)
                 continue
@@ -310,9 +311,10 @@ class LowMemTrainer:
 
     def _stop_asked(self) -> tuple[bool, bool]:
         """Whether any process was asked to stop, and whether any has nothing left to shrink."""
-        stop, exhausted = sum_over(
-            self.accelerator, float(self.interrupts.stop_requested), float(self.keeper.exhausted is not None)
-        )
+        self.interrupts.hear(self.journal.wish())
+        ours = (self.interrupts.stop_requested, self.keeper.exhausted is not None, self.interrupts.save_requested)
+        stop, exhausted, save_now = sum_over(self.accelerator, *map(float, ours))
+        self.save_asked = self.save_asked or save_now > 0
         return stop + exhausted > 0, exhausted > 0
 
     def _give_up(self) -> NoReturn:

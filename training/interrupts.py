@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 EXIT_CODE = 130
+STOP, SAVE = "stop", "save"  # wishes
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -33,7 +34,7 @@ class Interrupts:
     """
 
     def __init__(self, is_main: bool = True, same_wish_seconds: float = 1.0) -> None:
-        self.stop_requested = False
+        self.stop_requested = self.save_requested = False
         self._is_main = is_main
         self._same_wish_seconds = same_wish_seconds
         self._first_time = 0.0
@@ -46,6 +47,12 @@ class Interrupts:
                 if number is not None:
                     self._previous[number] = signal.signal(number, self._receive)
         return self
+
+    def hear(self, wish: str) -> None:
+        """Take a wish that came by a file, see `training.heartbeat`: STOP is the same as a first signal."""
+        self.save_requested = wish == SAVE
+        if wish == STOP and not self.stop_requested:
+            self.stop_requested, self._first_time = True, time.monotonic()
 
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._previous.items():
