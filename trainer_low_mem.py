@@ -311,10 +311,9 @@ class LowMemTrainer:
 
     def _stop_asked(self) -> tuple[bool, bool]:
         """Whether any process was asked to stop, and whether any has nothing left to shrink."""
-        self.interrupts.hear(self.journal.wish())
-        ours = (self.interrupts.stop_requested, self.keeper.exhausted is not None, self.interrupts.save_requested)
-        stop, exhausted, save_now = sum_over(self.accelerator, *map(float, ours))
-        self.save_asked = self.save_asked or save_now > 0
+        stop, save_now = self.interrupts.hear(self.journal.wish())
+        stop, save_now, exhausted = sum_over(self.accelerator, stop, save_now, float(self.keeper.exhausted is not None))
+        self.save_asked |= save_now > 0
         return stop + exhausted > 0, exhausted > 0
 
     def _give_up(self) -> NoReturn:

@@ -34,7 +34,7 @@ class Interrupts:
     """
 
     def __init__(self, is_main: bool = True, same_wish_seconds: float = 1.0) -> None:
-        self.stop_requested = self.save_requested = False
+        self.stop_requested = False
         self._is_main = is_main
         self._same_wish_seconds = same_wish_seconds
         self._first_time = 0.0
@@ -48,11 +48,15 @@ class Interrupts:
                     self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def hear(self, wish: str) -> None:
-        """Take a wish that came by a file, see `training.heartbeat`: STOP is the same as a first signal."""
-        self.save_requested = wish == SAVE
+    def hear(self, wish: str) -> tuple[float, float]:
+        """Take a wish that came by a file, see `training.heartbeat`: STOP is the same as a first signal.
+
+        Returns:
+            whether to stop, by wish or by signal, and whether to save, as numbers that processes can add up.
+        """
         if wish == STOP and not self.stop_requested:
             self.stop_requested, self._first_time = True, time.monotonic()
+        return float(self.stop_requested), float(wish == SAVE)
 
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._previous.items():

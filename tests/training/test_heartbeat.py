@@ -81,9 +81,7 @@ def test_only_the_main_process_writes_and_listens(tmp_path: Path) -> None:
 
 def test_a_wish_to_stop_is_a_first_signal() -> None:
     with Interrupts(is_main=False) as interrupts:
-        interrupts.hear(SAVE)
-        assert (interrupts.stop_requested, interrupts.save_requested) == (False, True)
-        interrupts.hear("")
-        assert not interrupts.save_requested
-        interrupts.hear(STOP)
-        assert interrupts.stop_requested
+        assert interrupts.hear(SAVE) == (0, 1)
+        assert interrupts.hear("") == (0, 0)
+        assert interrupts.hear(STOP) == (1, 0) and interrupts.stop_requested
+        assert interrupts.hear("") == (1, 0)
