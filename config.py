@@ -364,8 +364,9 @@ class PlanConfig:
     """What is planned for."""
 
     target: str = setting(
-        AUTO, "machine to plan for: a name of presets/machines.yaml or a YAML file; auto: this one", kind=str, auto=True
-    )
+        AUTO, "machine to plan for: a name of presets/machines.yaml or a YAML file; auto: this one; with json several, parted by commas",
+        kind=str, auto=True,
+    )  # fmt: skip
     json: bool = setting(False, "print JSON, for programs (chat: also read it, one line a question)", kind=bool)
 
 

@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from board.form import form
 from board.guard import Guard
-from board.places import DATA_SUFFIXES, Outside
+from board.places import DATA_SUFFIXES, Outside, inside
 from board.runs import delete_run, size_of
 from board.service import Board
 from board.streams import overview_events, run_events
@@ -49,7 +49,7 @@ def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starle
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             *(Route(path, _page) for path in PAGES),
             *_api(board),
@@ -59,6 +59,8 @@ def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starle
         exception_handlers={UserError: _refused, ValueError: _refused, OSError: _refused},
         lifespan=living,
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _page(request: Request) -> Response:
@@ -79,7 +81,7 @@ def _api(board: Board) -> list[Route]:
         "/api/runs/{name}/stream": ("GET", _run_stream), "/api/runs/{name}/window": ("GET", _window),
         "/api/runs/{name}/log": ("GET", _log), "/api/runs/{name}/size": ("GET", _size),
         "/api/runs/{name}/wish": ("POST", _wish),
-        "/api/plan": ("POST", _plan), "/api/plan_of": ("GET", _plan_of), "/api/start": ("POST", _start),
+        "/api/plan": ("POST", _plan), "/api/plans": ("GET", _plans), "/api/start": ("POST", _start),
         "/api/data": ("GET", _data), "/api/preview": ("GET", _preview), "/api/data/{name}": ("PUT", _upload),
         "/api/models": ("GET", _models), "/api/talk": ("POST", _talk), "/api/talk/reset": ("POST", _forget),
     }  # fmt: skip
@@ -107,6 +109,13 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise HTTPException(400, "no JSON object")
     return content
+
+
+def _flags(body: dict[str, Any]) -> dict[str, Any]:
+    flags = body.get("flags", {})
+    if not isinstance(flags, dict):
+        raise HTTPException(400, "flags are a table")
+    return flags
 
 
 def _known(board: Board, request: Request) -> str:
@@ -185,20 +194,20 @@ async def _wish(board: Board, request: Request) -> Response:
 
 
 async def _plan(board: Board, request: Request) -> Response:
-    return JSONResponse(await board.plan((await _body(request)).get("flags") or {}))
+    return JSONResponse(await board.plan(_flags(await _body(request))))
 
 
-async def _plan_of(board: Board, request: Request) -> Response:
-    """The plan of a model on a machine that need not be here."""
-    flags = {name: request.query_params.get(name, "") for name in ("model_preset", "target", "memory_mode")}
-    if flags["target"] not in (*form()["machines"], "auto") or flags["model_preset"] not in form()["models"]:
-        raise Outside("no such machine or model")
-    found = await board.planner.plan_elsewhere({name: value for name, value in flags.items() if value})
-    return JSONResponse(found)
+async def _plans(board: Board, request: Request) -> Response:
+    """The plans of a model on all machines that have a name, and on this one."""
+    flags = {name: request.query_params.get(name, "") for name in ("model_preset", "memory_mode")}
+    if flags["model_preset"] not in form()["models"] or flags["memory_mode"] not in ("", "standard", "low", "ultra"):
+        raise Outside("no such model or mode")
+    given = {name: value for name, value in flags.items() if value}
+    return JSONResponse(await board.planner.plans_of(given, ["auto", *form()["machines"]]))
 
 
 async def _start(board: Board, request: Request) -> Response:
-    flags = (await _body(request)).get("flags") or {}
+    flags = _flags(await _body(request))
     return JSONResponse({"name": await asyncio.to_thread(board.start, flags)})
 
 
@@ -216,7 +225,7 @@ async def _preview(board: Board, request: Request) -> Response:
 
 async def _upload(board: Board, request: Request) -> Response:
     name = str(request.path_params["name"])
-    place = board.places.data(name)
+    place = inside(board.places.data_dir, name)
     if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
         raise UserError(f"{name[:80]}, is no data file; allowed: {', '.join(DATA_SUFFIXES)}")
     most = min(board.upload_limit, board.free_disk_bytes() - DISK_SPARE)
@@ -246,10 +255,12 @@ async def _models(board: Board, request: Request) -> Response:
 async def _talk(board: Board, request: Request) -> Response:
     asked = await _body(request)
     pane, model, text = (str(asked.get(key, ""))[:20_000] for key in ("pane", "model", "text"))
-    options = {str(name): str(value) for name, value in dict(asked.get("options") or {}).items()}
+    given = asked.get("options") or {}
+    options = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
     load("chat", options)
-    if not board.places.model(model).is_dir() or not text.strip():
-        raise Outside(f"there is no model {model[:80]!r}, or nothing was asked")
+    board.places.model(model)
+    if not text.strip():
+        raise UserError("text, is empty; ask something")
 
     async def lines() -> AsyncIterator[bytes]:
         async for told in board.talks.answer(pane[:40], model, text, options):

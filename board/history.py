@@ -66,6 +66,7 @@ class History:
                 self._begin()
             self._file = (found.st_ino, found.st_dev)
             if found.st_size == self._offset:
+                self.is_behind = False
                 return False
             return self._read(most_bytes)
 

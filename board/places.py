@@ -43,12 +43,26 @@ class Places:
         return inside(self.output_dir, checked_name(name))
 
     def data(self, relative: str) -> Path:
-        """A file of the data folder."""
-        return inside(self.data_dir, relative)
+        """A file of the data folder, which is there: no pattern, no list and no address, as a flag could hold.
+
+        Raises:
+            Outside: it is none.
+        """
+        path = inside(self.data_dir, relative)
+        if not path.is_file():
+            raise Outside(f"there is no data file {relative[:80]!r}")
+        return path
 
     def model(self, relative: str) -> Path:
-        """A model folder: that of a run, or of one of its checkpoints."""
-        return inside(self.output_dir, relative)
+        """A model folder: that of a run, or of one of its checkpoints.
+
+        Raises:
+            Outside: it is none.
+        """
+        path = inside(self.output_dir, relative)
+        if not path.is_dir() or path.resolve() == self.output_dir.resolve():
+            raise Outside(f"there is no model {relative[:80]!r}")
+        return path
 
     def data_files(self, most: int = 500) -> list[dict[str, Any]]:
         """The data files below the data folder, newest first."""

@@ -61,23 +61,15 @@ class Planner:
             found = beside
         return {**found, "fits_now": True, "reserved_bytes": reserved_bytes, "available_bytes": available}
 
-    async def plan_elsewhere(self, flags: Flags) -> dict[str, Any]:
-        """Plan for a named machine; the answer does not change while the program does not."""
-        found = await self._ask(words_of(flags), fresh_seconds=3600.0)
-        if "plan" not in found:
-            return found
-        plan = found["plan"]
-        kept = (
-            "choice",
-            "peak_bytes",
-            "budget_bytes",
-            "components",
-            "phases",
-            "seconds",
-            "num_blocks",
-            "effective_batch_size",
-        )
-        return {"plan": {name: plan[name] for name in kept}, "changes": found["changes"]}
+    async def plans_of(self, flags: Flags, targets: list[str]) -> dict[str, Any]:
+        """Plans of a model on several machines, by machine; what is told of named ones stays true for an hour."""
+        words = [*words_of(flags), f"--target={','.join(targets)}"]
+        found = await self._ask(words, fresh_seconds=3600.0)
+        kept = ("choice", "peak_bytes", "budget_bytes", "components", "seconds")
+        told: dict[str, Any] = {}
+        for target, one in zip(targets, found.get("list", [found] * len(targets)), strict=True):
+            told[target] = {"plan": {name: one["plan"][name] for name in kept}} if "plan" in one else one
+        return told
 
     async def _ask(self, words: list[str], fresh_seconds: float) -> dict[str, Any]:
         key = tuple(words)
@@ -104,7 +96,8 @@ class Planner:
             raise
         if child.returncode == 0:
             try:
-                return dict(json.loads(told))
+                answer = json.loads(told)
+                return {"list": answer} if isinstance(answer, list) else dict(answer)
             except ValueError:
                 pass
         lines = errors.decode("utf8", "replace").strip().splitlines()

@@ -19,7 +19,7 @@ from board.history import History
 from board.launching import Launcher
 from board.places import Outside, Places, checked_name, read_json
 from board.planning import Planner, still_to_take
-from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, console_tail, list_runs, run_facts, run_names
+from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, RUN_FILE, console_tail, list_runs, run_facts, run_names
 from board.talking import Talks
 from config import ROOT, UserError, load
 
@@ -208,7 +208,7 @@ class Board:
                     relative = folder.relative_to(self.places.output_dir).as_posix()
                     facts = weights.stat()
                     found.append({
-                        "name": relative, "run": run.name, "time": facts.st_mtime, "bytes": facts.st_size,
+                        "name": relative, "run": run.name, "kind": read_json(run / RUN_FILE).get("kind"), "time": facts.st_mtime, "bytes": facts.st_size,
                         "is_checkpoint": folder is not run, "is_adapter": weights.name.startswith("adapter"),
                     })  # fmt: skip
         return sorted(found, key=lambda model: (model["is_checkpoint"], -model["time"]))
