@@ -112,6 +112,7 @@ class History:
         step = _step(event)
         seconds, values = self._seconds(event), values_of(event)
         self.grid.add(step, seconds, values)
+        self.phase_peaks["train"] = max(self.phase_peaks.get("train", 0), int(values.get("memory") or 0))
         if not self._index or step >= self._index[-1][0] + INDEX_STEPS:
             self._index.append((step, offset))
         self.last_step = event

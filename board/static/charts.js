@@ -65,7 +65,7 @@ export function chart(spec) {
     for (const line of spec.lines) {
       const colour = css(line.colour), own = { scale: "y" };
       if (line.points) {
-        series.push({ ...own, stroke: colour, width: 1.5, spanGaps: true, points: { show: true, size: 6.5, fill: colour, stroke: css("--card"), width: 1.5 } });
+        series.push({ ...own, stroke: colour, width: 1.5, spanGaps: true, points: { show: true, size: 9, fill: colour, stroke: css("--card"), width: 1.5 } });
       } else {
         const at = series.length;
         series.push({ ...own, stroke: colour, width: 2, points: { show: false }, fill: spec.filled ? wash(colour, 12) : undefined });

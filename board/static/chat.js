@@ -42,13 +42,13 @@ export function showChat(place) {
     begin();
     panes.push(pane);
     holder.append(pane.node);
-    both.querySelector("span").textContent = t(panes.length > 1 ? "one_model" : "compare_models");
+    both.replaceChildren(icon(panes.length > 1 ? "close" : "plus"), h("span", {}, t(panes.length > 1 ? "one_model" : "compare_models")));
   }
   function drop(pane) {
     pane.stop?.();
     panes = panes.filter((one) => one !== pane);
     pane.node.remove();
-    both.querySelector("span").textContent = t("compare_models");
+    both.replaceChildren(icon("plus"), h("span", {}, t("compare_models")));
   }
 
   function send() {

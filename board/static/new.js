@@ -172,7 +172,18 @@ export function showNew(place) {
 
   function verdict(kind, glyph, text) { return h(`div.verdict${kind && "." + kind}`, { id: "verdict" }, h("span.badge", {}, icon(glyph, 22)), text); }
 
+  // On a phone the plan stands below the form; this says the gist of it all the time.
+  const quick = h("div.quick");
+  place.append(quick);
+  document.body.classList.add("has-quick");
+  function drawQuick(told) {
+    const key = !told.plan ? (told.exit_code === 3 ? "fits_not" : "wrong") : told.fits_now === false ? "fits_later" : told.plan.peak_bytes > 0.9 * told.plan.budget_bytes ? "fits_tight" : "fits";
+    quick.replaceChildren(h("div.grow.small", {}, h("b", {}, t(key)), told.plan ? `${bytes(told.plan.peak_bytes)} / ${bytes(told.plan.budget_bytes)}` : ""),
+      told.plan ? button(t(told.fits_now === false ? "start_queue" : "start"), { kind: "primary", glyph: "play", onclick: start }) : button("", { glyph: "warn", onclick: () => right.scrollIntoView({ block: "center" }) }));
+  }
+
   function drawPlan(told) {
+    if (told) drawQuick(told);
     if (!told) { right.replaceChildren(verdict("busy", "auto", t("planning"))); return; }
     const command = told.command ? h("div.stack.tight", {}, h("h3", {}, t("command")), copyable(told.command)) : null;
     if (!told.plan) {
@@ -216,5 +227,5 @@ export function showNew(place) {
     const told = await ask("/api/start", { flags });
     told.name ? go(`/run/${encodeURIComponent(told.name)}`) : toast((told.problems ?? []).join("\n"), "bad");
   }
-  return () => { gone = true; clearTimeout(timer); };
+  return () => { gone = true; clearTimeout(timer); document.body.classList.remove("has-quick"); };
 }

@@ -30,7 +30,7 @@ export function showRun(place, name) {
         extra: [["tri", "--over", t("not_a_number")]], format: (y) => figure(y, y >= 10 ? 1 : 2), read: (y) => figure(y, 4) }),
       chart({ ...common, title: t("memory_against_budget"), about: t("memory_about"), wide: true, filled: true, height: 250,
         lines: [{ name: "memory", label: t("memory"), colour: "--third" }],
-        extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dot", "--second", t("save_or_eval")]],
+        extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dash", "--second", t("save_or_eval")]],
         format: (y) => bytes(y, y >= 2 ** 30 ? 1 : 0), read: (y) => bytes(y),
         limits: (now, low, high) => {
           const top = Math.max(high, now.planned || 0);

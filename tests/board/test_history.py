@@ -84,7 +84,7 @@ def test_all_that_is_not_drawn(tmp_path: Path) -> None:
     path = write(
         places(tmp_path), "one", start(), {"event": "plan", "peak_bytes": 9, "components": {"weights": 9}}, step(1),
         {"event": "eval", "step": 1, "loss": 3.0}, {"event": "eval", "step": 1, "loss": 2.5},
-        {"event": "memory", "step": 1, "phase": "train", "anon_bytes": 700, "device_bytes": 0},
+        {"event": "memory", "step": 1, "phase": "load", "anon_bytes": 700, "device_bytes": 0},
         {"event": "cleanup", "step": 1, "kind": "light", "freed_bytes": 1},
         {"event": "cleanup", "step": 1, "kind": "full", "freed_bytes": 5},
         {"event": "checkpoint", "step": 1, "path": "x", "best": True},
@@ -94,7 +94,7 @@ def test_all_that_is_not_drawn(tmp_path: Path) -> None:
     history = History(path)
     history.refresh()
     assert history.settings["max_steps"] == 100 and history.first_plan["peak_bytes"] == 9
-    assert history.best_eval["loss"] == 2.5 and history.phase_peaks == {"train": 700}
+    assert history.best_eval["loss"] == 2.5 and history.phase_peaks == {"train": 1001, "load": 700}
     assert list(history.cleanups) == [[1, 5]] and list(history.saves) == [1]
     assert history.notes[0]["text"] == "smaller" and history.samples[0]["answer"] == "<script>"
     assert history.end["seconds"] == 4.0
