@@ -148,8 +148,8 @@ async def _overview_stream(board: Board, request: Request) -> Response:
 
 async def _run(board: Board, request: Request) -> Response:
     name = _known(board, request)
-    await asyncio.to_thread(board.history(name).refresh)
-    return JSONResponse({**board.details(name), "chart": board.history(name).grid.drawn()})
+    drawn = await asyncio.to_thread(board.compare, [name])
+    return JSONResponse({**await asyncio.to_thread(board.details, name), "chart": drawn["runs"][name]})
 
 
 async def _run_stream(board: Board, request: Request) -> Response:

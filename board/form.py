@@ -17,13 +17,8 @@ FIRST = (
     "train_file", "is_finetune", "finetune_from", "model_preset", "lora_rank", "max_steps", "epochs",
     "effective_batch_size", "max_seq_len", "learning_rate", "memory_budget", "run_name",
 )  # fmt: skip
-OWN = (
-    "log_dir",
-    "output_dir",
-    "overwrite",
-    "is_keep_training",
-    "checkpoint_mirror",
-)  # the page decides, or does not offer
+# the page decides these, or does not offer them
+OWN = ("log_dir", "output_dir", "cache_dir", "overwrite", "is_keep_training", "checkpoint_mirror")
 
 
 @cache

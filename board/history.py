@@ -30,7 +30,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path, self.generation = path, 0
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()  # held while it changes; readers hold it for what they read
         self._begin()
 
     def _begin(self) -> None:
@@ -57,7 +57,7 @@ class History:
 
     def refresh(self, most_bytes: int = 2**62) -> bool:
         """Read what was added since the last call, about `most_bytes` of it. Returns whether there was anything."""
-        with self._lock:
+        with self.lock:
             try:
                 found = self.path.stat()
             except OSError:
@@ -160,7 +160,7 @@ class History:
 
     def window(self, first: int, last: int) -> dict[str, object]:
         """The steps from `first` to `last` alone, on a finer grid: what a page draws when it is zoomed."""
-        with self._lock:
+        with self.lock:
             offset = next((place for step, place in reversed(self._index) if step <= first), 0)
             grid, clock = Grid(first), self.grid
         shift = max(1, clock.width)

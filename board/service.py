@@ -76,17 +76,17 @@ class Board:
     def details(self, name: str) -> dict[str, Any]:
         """How a run stands, and all that is not drawn."""
         history, launch = self.history(name), read_json(self.places.logs(name) / LAUNCH_FILE)
+        facts = run_facts(self.places, name)
         given = launch.get("flags") if isinstance(launch.get("flags"), dict) else None
-        plan = history.first_plan
-        return {
-            **run_facts(self.places, name),
-            "command": command_line(str(launch.get("command", "train")), given) if given else None,
-            "settings": history.settings, "plan": {k: v for k, v in plan.items() if k not in ("phase_parts", "event")},
-            "planned_parts": plan.get("components", {}), "end": history.end, "phase_peaks": history.phase_peaks,
-            "best_eval": history.best_eval, "last_eval": history.last_eval,
-            "cleanups": list(history.cleanups), "saves": list(history.saves),
-            "notes": list(history.notes), "samples": list(history.samples),
-        }  # fmt: skip
+        command = command_line(str(launch.get("command", "train")), given) if given else None
+        with history.lock:
+            plan = {key: value for key, value in history.first_plan.items() if key not in ("phase_parts", "event")}
+            return {
+                **facts, "command": command, "settings": history.settings, "plan": plan, "end": history.end,
+                "planned_parts": plan.get("components", {}), "phase_peaks": dict(history.phase_peaks),
+                "best_eval": history.best_eval, "last_eval": history.last_eval, "cleanups": list(history.cleanups),
+                "saves": list(history.saves), "notes": list(history.notes), "samples": list(history.samples),
+            }  # fmt: skip
 
     def log(self, name: str) -> str:
         """The last lines of a run's log; of one that has none yet, what it printed."""
@@ -116,7 +116,8 @@ class Board:
         for name in names[:8]:
             history = self.history(checked_name(name))
             history.refresh()
-            found[name] = history.grid.drawn()
+            with history.lock:
+                found[name] = history.grid.drawn()
         return {"runs": found}
 
     # --- new runs ---
@@ -132,7 +133,7 @@ class Board:
         settled: dict[str, str] = {}
         for name, value in flags.items():
             text = value if isinstance(value, str) else json.dumps(value)
-            if name in (*OWN, "config", "cache_dir", "shards_dir") or len(text) > LONGEST_VALUE:
+            if name in (*OWN, "config", "shards_dir") or len(text) > LONGEST_VALUE:
                 raise UserError(f"--{name}, is not set from the page; use the command line")
             if name in ("train_file", "validation_file") and text:
                 settled[name] = self._typed(self.places.data(text))

@@ -42,7 +42,7 @@ async def run_events(board: Board, name: str, seconds: float = TICK_SECONDS) -> 
         for part in ("chart", "facts"):
             now = b""
             if part == "chart":
-                change = chart.change(history)
+                change = await asyncio.to_thread(chart.change, history)
                 now = event("chart", change) if change else b""
             elif not board.is_known(name):
                 yield event("gone", name)
@@ -69,6 +69,10 @@ class Chart:
 
     def change(self, history: History) -> dict[str, Any] | None:
         """The buckets that are new or have changed; None if none have."""
+        with history.lock:
+            return self._change(history)
+
+    def _change(self, history: History) -> dict[str, Any] | None:
         grid, drawn = history.grid, (history.generation, history.grid.version)
         if drawn == self._drawn and history.count == self._count:
             return None

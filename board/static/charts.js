@@ -121,6 +121,9 @@ export function chart(spec) {
         const x = tools.at(step), y = bbox.top + bbox.height, s = 4.5 * ratio;
         ctx.fillStyle = css(colour); ctx.beginPath(); ctx.moveTo(x, y - 2 * s); ctx.lineTo(x + s, y); ctx.lineTo(x - s, y); ctx.fill();
       },
+      dot(step, colour) {
+        ctx.fillStyle = css(colour); ctx.beginPath(); ctx.arc(tools.at(step), bbox.top + bbox.height - 4 * ratio, 3.5 * ratio, 0, 7); ctx.fill();
+      },
       vertical(step, colour) {
         ctx.strokeStyle = css(colour); ctx.lineWidth = ratio; ctx.setLineDash([2 * ratio, 3 * ratio]);
         ctx.beginPath(); ctx.moveTo(tools.at(step), bbox.top); ctx.lineTo(tools.at(step), bbox.top + bbox.height); ctx.stroke(); ctx.setLineDash([]);

@@ -30,7 +30,7 @@ export function showRun(place, name) {
         extra: [["tri", "--over", t("not_a_number")]], format: (y) => figure(y, y >= 10 ? 1 : 2), read: (y) => figure(y, 4) }),
       chart({ ...common, title: t("memory_against_budget"), about: t("memory_about"), wide: true, filled: true, height: 250,
         lines: [{ name: "memory", label: t("memory"), colour: "--third" }],
-        extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dash", "--second", t("save_or_eval")]],
+        extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dot", "--second", t("evaluation")], ["dash", "--second", t("save_or_eval")]],
         format: (y) => bytes(y, y >= 2 ** 30 ? 1 : 0), read: (y) => bytes(y),
         limits: (now, low, high) => {
           const top = Math.max(high, now.planned || 0);
@@ -38,6 +38,7 @@ export function showRun(place, name) {
         },
         marks: (tools, now, shown) => {
           const top = tools.bbox.top;
+          shown?.eval_loss.mean.forEach((loss, k) => { if (loss !== null) tools.dot(shown.steps[k], "--second"); });
           for (const step of now.saves ?? []) tools.vertical(step, "--second");
           for (const [step] of now.cleanups ?? []) tools.triangle(step, "--accent");
           if (now.planned) tools.horizontal(now.planned, "--faint", [2, 4], `${t("planned_peak")} ${bytes(now.planned)}`);

@@ -111,13 +111,8 @@ def test_the_form_has_every_setting_of_training_once(tmp_path: Path) -> None:
     told = client(tmp_path).get("/api/form").json()
     names = [field["name"] for group in told["groups"] for field in group["fields"]]
     assert len(names) == len(set(names))
-    assert set(flags_of("train")) - set(names) == {
-        "log_dir",
-        "output_dir",
-        "overwrite",
-        "is_keep_training",
-        "checkpoint_mirror",
-    }
+    own = {"log_dir", "output_dir", "cache_dir", "overwrite", "is_keep_training", "checkpoint_mirror"}
+    assert set(flags_of("train")) - set(names) == own
     assert set(FIRST) - {"model_preset"} <= set(names) and "t5-small" in told["models"]
     assert all(field["help"] and field["allowed"] for group in told["groups"] for field in group["fields"])
 
@@ -204,6 +199,11 @@ def test_every_word_that_is_used_exists() -> None:
     unused = [key for key in known if not key.startswith(made) and f'"{key}"' not in used and f"`{key}" not in used]
     unused = [key for key in unused if not key.endswith("_about") or key.removesuffix("_about") not in used]
     assert not unused, unused
+
+
+def test_chinese_help_is_of_settings_that_exist() -> None:
+    text = (STATIC / "settings_zh.js").read_text(encoding="utf8")
+    assert set(re.findall(r"\b(\w+): \"", text)) <= set(flags_of("train"))
 
 
 def test_the_page_never_loads_what_training_needs() -> None:

@@ -50,7 +50,9 @@ class Page:
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def open(self, path: str) -> None:
         self.browser.get(self.address + path)
