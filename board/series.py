@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 
 POINTS = 500
 NAMES = ("loss", "eval_loss", "learning_rate", "speed", "memory")
+PAUSES = 200
 BREAK_SECONDS, BREAK_FACTOR = 60.0, 20.0  # a pause this long, and this many times the usual one, parts a line in time
 
 
@@ -73,7 +75,8 @@ class Grid:
         self.first, self.width, self.version = first, width, 0
         self.series = {name: Series() for name in NAMES}
         self.times = array("d")  # of a bucket's first step
-        self.latest = array("d")  # of its last one
+        self._pauses: deque[int] = deque(maxlen=PAUSES)  # steps that came long after the one before
+        self._last, self._usual = math.nan, math.nan
 
     @property
     def size(self) -> int:
@@ -92,15 +95,13 @@ class Grid:
             place = (step - self.first) // self.width
         while len(self.times) <= place:
             self.times.append(seconds)
-            self.latest.append(seconds)
-        self.latest[place] = max(self.latest[place], seconds)
+        self._watch_pause(step, seconds)
         for name, value in values.items():
             self.series[name].add(place, value)
 
     def _halve(self) -> None:
         for series in self.series.values():
             series.halve()
-        self.latest = array("d", (self.latest[min(k + 1, self.size - 1)] for k in range(0, self.size, 2)))
         self.times = self.times[::2]
         self.width *= 2
         self.version += 1
@@ -121,12 +122,20 @@ class Grid:
             **{name: series.drawn(first, self.size) for name, series in self.series.items()},
         }  # fmt: skip
 
+    def _watch_pause(self, step: int, seconds: float) -> None:
+        gap = seconds - self._last
+        self._last = seconds
+        if math.isnan(self._usual):
+            self._usual = gap if gap > 0 else math.nan
+        elif gap > max(BREAK_SECONDS, BREAK_FACTOR * self._usual):
+            self._pauses.append(step)
+        elif gap > 0:
+            self._usual = 0.9 * self._usual + 0.1 * gap
+
     def _breaks(self, first: int) -> list[int]:
         """Buckets in front of which the run stood still, as it does between a stop and going on."""
-        pauses = sorted(self.times[k] - self.latest[k - 1] for k in range(1, self.size))
-        usual = pauses[len(pauses) // 2] if pauses else 0.0
-        longest = max(BREAK_SECONDS, BREAK_FACTOR * usual)
-        return [k for k in range(max(1, first), self.size) if self.times[k] - self.latest[k - 1] > longest]
+        places = {-(-(step - self.first) // self.width) for step in self._pauses}  # in the middle of one: behind it
+        return sorted(place for place in places if max(1, first) <= place < self.size)
 
 
 def _short(value: float) -> float:

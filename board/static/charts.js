@@ -83,7 +83,7 @@ export function chart(spec) {
       },
       axes: [
         { ...axis, grid: { show: false }, size: 30, incrs: () => (byTime ? SECONDS : WHOLE), values: (self, ticks) => ticks.map((x) => (byTime ? duration(x) : count(x))), space: 70 },
-        { ...axis, size: (self, values) => Math.max(44, 12 + 6.8 * Math.max(...(values ?? ["0"]).map((v) => String(v).length))), values: (self, ticks) => ticks.map((y) => (y === null ? "" : spec.format(y))) },
+        { ...axis, ...(spec.incrs ? { incrs: spec.incrs } : {}), size: (self, values) => Math.max(44, 12 + 6.8 * Math.max(...(values ?? ["0"]).map((v) => String(v).length))), values: (self, ticks) => ticks.map((y) => (y === null ? "" : spec.format(y))) },
       ],
       hooks: {
         draw: [(self) => marks(self)], setCursor: [(self) => readout(self.cursor.idx)],
@@ -110,12 +110,12 @@ export function chart(spec) {
     ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
     const tools = {
       ctx, ratio, bbox, css, at: (step) => self.valToPos(stepToX(step), "x", true), level: (y) => self.valToPos(y, "y", true),
-      horizontal(y, colour, dash, label) {
+      horizontal(y, colour, dash, label, side = "right") {
         const level = self.valToPos(y, "y", true);
         ctx.strokeStyle = css(colour); ctx.lineWidth = 1.5 * ratio; ctx.setLineDash(dash.map((d) => d * ratio));
         ctx.beginPath(); ctx.moveTo(bbox.left, level); ctx.lineTo(bbox.left + bbox.width, level); ctx.stroke(); ctx.setLineDash([]);
-        ctx.fillStyle = css(colour); ctx.font = `${12 * ratio}px ${css("--font")}`; ctx.textAlign = "right";
-        ctx.fillText(label, bbox.left + bbox.width - 4 * ratio, level + (level - bbox.top < 18 * ratio ? 14 : -5) * ratio);
+        ctx.fillStyle = css(colour); ctx.font = `${12 * ratio}px ${css("--font")}`; ctx.textAlign = side;
+        ctx.fillText(label, side === "right" ? bbox.left + bbox.width - 4 * ratio : bbox.left + 6 * ratio, level + (level - bbox.top < 18 * ratio ? 14 : -5) * ratio);
       },
       triangle(step, colour) {
         const x = tools.at(step), y = bbox.top + bbox.height, s = 4.5 * ratio;

@@ -82,6 +82,7 @@ export function duration(seconds) {
   const s = Math.max(0, Math.round(seconds));
   if (s < 60) return t("sec", { n: s });
   if (s < 3600) return t("min", { n: Math.floor(s / 60), s: String(s % 60).padStart(2, "0") });
+  if (s < 172800 && s % 3600 < 30) return t("hours", { n: Math.floor(s / 3600) });
   if (s < 172800) return t("hour", { n: Math.floor(s / 3600), m: Math.round((s % 3600) / 60) });
   return t("day", { n: Math.floor(s / 86400), h: Math.round((s % 86400) / 3600) });
 }
@@ -138,7 +139,7 @@ export function memoryBar(used, budget, { planned, label, unlimited } = {}) {
   const share = (x) => `${Math.min(100, (100 * (x || 0)) / top)}%`;
   const kind = unlimited ? "quiet" : budget && used > budget ? "over" : budget && used > 0.93 * budget ? "tight" : "";
   return h("div.membar", { role: "img", "aria-label": label || `${bytes(used)} / ${bytes(budget)}` },
-    h(`div.fill${kind && "." + kind}`, { style: { width: share(used) } }),
+    used && h(`div.fill${kind && "." + kind}`, { style: { width: share(used) } }),
     planned ? h("div.planned", { style: { left: share(planned) }, title: `${t("planned")} ${bytes(planned)}` }) : null,
     budget && !unlimited ? h("div.limit", { style: { left: share(budget) } }) : null);
 }

@@ -31,17 +31,17 @@ export function showRun(place, name) {
       chart({ ...common, title: t("memory_against_budget"), about: t("memory_about"), wide: true, filled: true, height: 250,
         lines: [{ name: "memory", label: t("memory"), colour: "--third" }],
         extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dot", "--second", t("evaluation")], ["dash", "--second", t("save_or_eval")]],
-        format: (y) => bytes(y, y >= 2 ** 30 ? 1 : 0), read: (y) => bytes(y),
+        incrs: Array.from({ length: 30 }, (_, k) => 2 ** (16 + k)), format: (y) => (y === 0 ? "0" : bytes(y, y >= 2 ** 30 && y % 2 ** 30 ? 1 : 0)), read: (y) => bytes(y),
         limits: (now, low, high) => {
           const top = Math.max(high, now.planned || 0);
-          return [0, now.budget && now.budget < 2.5 * top ? now.budget * 1.08 : top * 1.25];
+          return [0, now.budget && now.budget < 2.5 * top ? now.budget * 1.16 : top * 1.25];
         },
         marks: (tools, now, shown) => {
           const top = tools.bbox.top;
           shown?.eval_loss.mean.forEach((loss, k) => { if (loss !== null) tools.dot(shown.steps[k], "--second"); });
           for (const step of now.saves ?? []) tools.vertical(step, "--second");
           for (const [step] of now.cleanups ?? []) tools.triangle(step, "--accent");
-          if (now.planned) tools.horizontal(now.planned, "--faint", [2, 4], `${t("planned_peak")} ${bytes(now.planned)}`);
+          if (now.planned) tools.horizontal(now.planned, "--faint", [2, 4], `${t("planned_peak")} ${bytes(now.planned)}`, "left");
           if (!now.budget) return;
           if (tools.level(now.budget) >= top) tools.horizontal(now.budget, "--over", [7, 5], `${t("budget")} ${bytes(now.budget)}`);
           else {

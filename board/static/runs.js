@@ -28,7 +28,7 @@ export function showRuns(place) {
         h("div.sub", {}, run.max_steps ? t("steps_of", { n: count(run.step), most: count(run.max_steps) }) : t(run.state === "starting" ? "preparing" : run.state === "waiting" ? "queued" : "no_steps"))),
       h("div.lossy", {}, h("div.big-number", {}, run.loss_is_number ? figure(run.loss) : "NaN"), h("div.sub", {}, t("loss"))),
       h("div.memory", {}, memoryBar(run.peak_bytes, run.budget_bytes, { planned: run.planned_peak_bytes, label: t("memory_said", { peak: bytes(run.peak_bytes), budget: bytes(run.budget_bytes) }) }),
-        h("div.sub", {}, t("peak_of", { peak: bytes(run.peak_bytes), budget: bytes(run.budget_bytes) }))),
+        h("div.sub", {}, run.peak_bytes ? t("peak_of", { peak: bytes(run.peak_bytes), budget: bytes(run.budget_bytes) }) : "–")),
       h("div.left.small.soft", {}, second));
   }
 

@@ -4,7 +4,7 @@ const en = {
   theme_auto: "Theme: as the system", theme_light: "Theme: light", theme_dark: "Theme: dark", this_machine: "Memory of this machine", free_of: "{free} of {total} free",
   offline: "The page's own process does not answer. Runs go on without it; this page reconnects by itself.",
   cancel: "Cancel", copy: "Copy", copied: "Copied", copy_failed: "The browser does not allow copying here", none: "none",
-  sec: "{n} s", min: "{n}:{s} min", hour: "{n} h {m} min", day: "{n} d {h} h",
+  sec: "{n} s", min: "{n}:{s} min", hour: "{n} h {m} min", hours: "{n} h", day: "{n} d {h} h",
   state_waiting: "Waiting", state_starting: "Preparing", state_running: "Running", state_paused: "Not answering", state_done: "Done", state_stopped: "Stopped", state_failed: "Failed", state_died: "Died",
   kind_pretrain: "learns language", kind_finetune: "learns to answer", kind_dpo: "learns preferences",
 
@@ -65,7 +65,7 @@ const zh = {
   theme_auto: "主题：跟随系统", theme_light: "主题：浅色", theme_dark: "主题：深色", this_machine: "本机内存", free_of: "空闲 {free}，共 {total}",
   offline: "页面进程没有应答。训练不受影响，页面会自动重连。",
   cancel: "取消", copy: "复制", copied: "已复制", copy_failed: "浏览器不允许在此复制", none: "无",
-  sec: "{n} 秒", min: "{n}:{s} 分", hour: "{n} 小时 {m} 分", day: "{n} 天 {h} 小时",
+  sec: "{n} 秒", min: "{n}:{s} 分", hour: "{n} 小时 {m} 分", hours: "{n} 小时", day: "{n} 天 {h} 小时",
   state_waiting: "排队中", state_starting: "准备中", state_running: "训练中", state_paused: "无应答", state_done: "已完成", state_stopped: "已停止", state_failed: "失败", state_died: "意外终止",
   kind_pretrain: "学语言", kind_finetune: "学回答", kind_dpo: "学偏好",
 

@@ -74,6 +74,14 @@ def test_a_pause_parts_the_line_in_time() -> None:
     assert drawn(grid)["breaks"] == [12]
 
 
+def test_a_pause_in_the_middle_of_a_bucket_parts_it_too() -> None:
+    grid = Grid()
+    for step in range(5000):
+        grid.add(step, step + (5000.0 if step >= 1801 else 0.0), {"loss": 1.0})
+    (place,) = drawn(grid)["breaks"]
+    assert (place - 1) * grid.width < 1801 <= place * grid.width
+
+
 def test_slow_steps_are_no_pause() -> None:
     grid = Grid()
     for step in range(20):
