@@ -77,7 +77,7 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
         "loss_is_number": not steps or bool(isinstance(steps[-1].get("loss"), (int, float))),
         "eval_loss": (by_kind.get("eval") or {}).get("loss"), "best_eval_loss": end.get("best_eval_loss"),
         "learning_rate": steps[-1].get("learning_rate") if steps else None,
-        "tokens_per_second": steps[-1].get("tokens_per_second") if steps else None,
+        "tokens_per_second": _speed(steps[-TIMED_STEPS:]),
         "phase": beat.get("phase") if state in ALIVE else None,
         "memory_bytes": beat.get("anon_bytes") if state in ALIVE else None,
         "peak_bytes": end.get("measured_peak_bytes") or beat.get("peak_bytes") or (by_kind.get("memory") or {}).get("peak_bytes"),
@@ -215,6 +215,14 @@ def _seconds_left(steps: list[dict[str, Any]], most: int | None) -> float | None
     if isinstance(first.get("time"), (int, float)) and isinstance(last.get("time"), (int, float)):
         return max(0.0, left * (last["time"] - first["time"]) / between)
     return max(0.0, left * sum(float(event.get("seconds") or 0.0) for event in timed) / len(timed))
+
+
+def _speed(steps: list[dict[str, Any]]) -> float | None:
+    """Tokens a second of the last steps together; one alone says little on a busy machine."""
+    told = [(event.get("tokens"), event.get("seconds")) for event in steps]
+    known = [(tokens, seconds) for tokens, seconds in told if isinstance(tokens, int) and isinstance(seconds, float)]
+    taken = sum(seconds for _, seconds in known)
+    return sum(tokens for tokens, _ in known) / taken if taken > 0 else None
 
 
 def folder_bytes(folder: Path) -> int:

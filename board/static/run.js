@@ -87,7 +87,7 @@ export function showRun(place, name) {
       if (word === "withdraw" && !told.problems) go("/");
     };
     title.replaceChildren(h("div.row", {}, h("h1", {}, f.name), pill(f.state)),
-      h("p", {}, [f.model, f.model && t(`kind_${f.kind}`), f.model && (f.data ? f.data.split("/").pop() : t("sample_text")), t("since", { time: when(f.started) })].filter(Boolean).join(" · ")));
+      h("p", {}, [f.model, f.model && t(`kind_${f.kind}`), f.model && (f.data ? f.data.split("/").pop() : t("sample_text")), t(f.state === "waiting" ? "asked_at" : "since", { time: when(f.started) })].filter(Boolean).join(" · ")));
     const some = [];
     if (f.state === "running") some.push(button(t("save_now"), { glyph: "save", id: "save", onclick: asked("save") }), button(t("stop"), { glyph: "stop", id: "stop", onclick: asked("stop") }));
     if (f.state === "waiting") some.push(button(t("withdraw"), { glyph: "close", onclick: asked("withdraw") }));
@@ -109,6 +109,7 @@ export function showRun(place, name) {
   }
 
   function drawStats() {
+    stats.hidden = facts.state === "waiting" && !facts.step;
     const f = facts, share = f.max_steps ? Math.min(1, f.step / f.max_steps) : 0;
     const best = f.end?.best_eval_loss ?? f.best_eval?.loss;
     const stat = (label, value, under, kind = "") => h(`div.stat${kind}`, {}, h("div.label", {}, label), h("div.value", {}, value), under ? h("div.under", {}, under) : null);

@@ -14,7 +14,7 @@ const en = {
   start_sample: "Train the sample", own_data: "Use my own data", compared: "Compared", by_steps: "Steps", by_time: "Time", choose_another: "Choose another run to compare.", compare_said: "Chart of the runs {names}",
   eval_loss: "Evaluation loss", memory: "Memory", speed: "Speed",
 
-  all_runs: "All runs", charts: "Charts", axis: "Horizontal axis", whole_run: "Whole run", train_loss: "Training loss", not_a_number: "not a number", since: "started {time}", sample_text: "built-in sample text",
+  all_runs: "All runs", charts: "Charts", axis: "Horizontal axis", whole_run: "Whole run", train_loss: "Training loss", not_a_number: "not a number", since: "started {time}", asked_at: "asked for {time}", sample_text: "built-in sample text",
   loss_about: "How far the model's guesses are from the text: lower is better. Evaluation is on text it never learnt from. The band holds every step between two points. Drag to look closer.",
   memory_against_budget: "Memory against the budget", memory_about: "What the run holds at each step. It is planned to stay below the budget, and takes a smaller way before it would not.",
   budget: "Budget", planned_peak: "Planned peak", cleanup: "Cleanup", save_or_eval: "Saved", evaluation: "Evaluation", budget_above: "the budget, {budget}, is above this picture",
@@ -33,7 +33,7 @@ const en = {
   no_plan_yet: "Not told yet.", measured_about: "Before it started, the program counted what the run would need; here is what it took.", planned_parts: "Planned: {peak} at the highest moment, made of",
   whole_run_peak: "Whole run, peak", phase: "Phase", planned: "Planned", measured: "Measured", deviation: "Difference", time_told: "Planned to take {planned} ({low} to {high}); took {took}.", step: "Step",
   log_about: "The end of the log, renewed while you watch.", no_log: "Nothing was written yet.", command_about: "The same run, from a command line:", find_setting: "Find a setting",
-  in_queue: "In the queue", in_queue_about: "One run after the other is started as memory allows. This page need not stay open.", getting_ready: "Getting ready", no_steps_yet: "No steps", getting_ready_about: "Text is cut into tokens and the model is built; the first charts appear with the first step.", gone: "This run is not there any more.",
+  in_queue: "In the queue", in_queue_about: "One run after the other is started as memory allows, also when the browser is closed.", getting_ready: "Getting ready", no_steps_yet: "No steps", getting_ready_about: "Text is cut into tokens and the model is built; the first charts appear with the first step.", gone: "This run is not there any more.",
 
   new_about: "Choose what to learn from, and see at once whether it fits this machine.", data: "What to learn from", data_about: "A file with text (one column “text”) or with questions and answers (“prompt”, “response”).", sample: "Built-in sample", sample_about: "Text that comes with Python; nothing to download",
   upload: "Drop a file here, or choose one", upload_kinds: "Parquet, Arrow, JSONL, CSV or plain text", uploading: "Uploading {share}%", no_files: "Files in {folder} appear here.", preview: "First rows", rows_counted: "{n} rows", rows_at_least: "the first {n} rows", broken_rows: "{n} rows cannot be read",
@@ -75,7 +75,7 @@ const zh = {
   start_sample: "训练样例", own_data: "用自己的数据", compared: "比较", by_steps: "按步数", by_time: "按时间", choose_another: "再选一个训练即可比较。", compare_said: "{names} 的对比图",
   eval_loss: "评估损失", memory: "内存", speed: "速度",
 
-  all_runs: "全部训练", charts: "曲线", axis: "横轴", whole_run: "查看全程", train_loss: "训练损失", not_a_number: "不是数字", since: "{time} 开始", sample_text: "内置样例文本",
+  all_runs: "全部训练", charts: "曲线", axis: "横轴", whole_run: "查看全程", train_loss: "训练损失", not_a_number: "不是数字", since: "{time} 开始", asked_at: "{time} 提交", sample_text: "内置样例文本",
   loss_about: "模型的猜测与原文相差多少：越低越好。评估用的是它没学过的文本。色带包含两点之间的每一步。拖动可放大。",
   memory_against_budget: "内存与预算", memory_about: "每一步占用的内存。计划保证低于预算；快要超出时，程序会先换用更省的方式。",
   budget: "预算", planned_peak: "计划峰值", cleanup: "清理", save_or_eval: "保存", evaluation: "评估", budget_above: "预算 {budget} 在图的上方",
@@ -94,7 +94,7 @@ const zh = {
   no_plan_yet: "尚未得知。", measured_about: "开始之前，程序算出了需要多少内存；这里是实际用量。", planned_parts: "计划：最高时 {peak}，由以下部分组成",
   whole_run_peak: "全程峰值", phase: "阶段", planned: "计划", measured: "实测", deviation: "偏差", time_told: "计划用时 {planned}（{low} 到 {high}），实际 {took}。", step: "第",
   log_about: "日志末尾，持续更新。", no_log: "还没有内容。", command_about: "用命令行做同样的训练：", find_setting: "查找设置",
-  in_queue: "在队列中", in_queue_about: "内存允许时，训练会逐个开始。不必一直开着本页。", getting_ready: "准备中", no_steps_yet: "没有步数", getting_ready_about: "正在把文本切成词元并建立模型；第一步完成后就会出现曲线。", gone: "这个训练已不存在。",
+  in_queue: "在队列中", in_queue_about: "内存允许时，训练会逐个开始，关掉浏览器也不影响。", getting_ready: "准备中", no_steps_yet: "没有步数", getting_ready_about: "正在把文本切成词元并建立模型；第一步完成后就会出现曲线。", gone: "这个训练已不存在。",
 
   new_about: "选择学习的内容，马上知道本机能否容纳。", data: "学什么", data_about: "文本文件（“text”一列），或问答文件（“prompt”与“response”两列）。", sample: "内置样例", sample_about: "Python 自带的文本，无需下载",
   upload: "把文件拖到这里，或点击选择", upload_kinds: "Parquet、Arrow、JSONL、CSV 或纯文本", uploading: "正在上传 {share}%", no_files: "{folder} 里的文件会出现在这里。", preview: "前几行", rows_counted: "{n} 行", rows_at_least: "前 {n} 行", broken_rows: "{n} 行无法读取",
