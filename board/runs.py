@@ -15,6 +15,7 @@ Only the beginning and the end of a file of metrics are read here: a list of run
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -143,6 +144,8 @@ def _lives_here(record: dict[str, Any]) -> bool:
 
 def is_alive(number: int) -> bool:
     """Whether a process of this program has this number; one that has ended and waits to be counted has not."""
+    if os.name == "nt":  # where a signal 0 is a Ctrl-C
+        return bool(getattr(ctypes, "windll").kernel32.OpenProcess(0x1000, False, number))  # noqa: B009
     try:
         os.kill(number, 0)
     except ProcessLookupError:

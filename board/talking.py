@@ -19,7 +19,7 @@ from typing import Any
 from board.places import Places
 from board.planning import PROGRAM
 
-MOST_TALKS, QUIET_SECONDS, LOAD_SECONDS = 2, 600.0, 300.0
+MOST_TALKS, QUIET_SECONDS, LOAD_SECONDS, INTERRUPT_SECONDS = 2, 600.0, 300.0, 20.0
 LONGEST_LINE = 2**20
 OPTIONS = ("temperature", "top_p", "max_new_tokens", "num_beams", "history_turns")
 
@@ -37,6 +37,7 @@ class Talk:
     used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_ready: bool = False
+    ending: asyncio.Task[None] | None = None  # of an answer that nobody waits for
 
     async def read(self, seconds: float) -> dict[str, Any]:
         """The next line that it says.
@@ -81,6 +82,9 @@ class Talks:
             pane: whose conversation it is. model: folder below the model folder. options: of `OPTIONS`, as flags.
         """
         talk = await self._talk(pane, model, options)
+        if talk.ending is not None:
+            await asyncio.wait([talk.ending])
+            talk = await self._talk(pane, model, options)
         async with talk.lock:
             try:
                 if not talk.is_ready:
@@ -98,19 +102,16 @@ class Talks:
             except (TalkFailed, asyncio.TimeoutError, ConnectionError) as error:
                 await self._close(pane)
                 yield {"problem": str(error) or "no answer"}
-            except (asyncio.CancelledError, GeneratorExit):
-                if talk.is_ready and talk.child.returncode is None:  # whoever asked has left: the answer is of no use
-                    talk.child.send_signal(signal.SIGINT)
-                    await asyncio.shield(self._until_end(talk, pane))
-                else:
-                    await asyncio.shield(self._close(pane))
+            except (asyncio.CancelledError, GeneratorExit):  # whoever asked has left: the answer is of no use
+                talk.ending = asyncio.create_task(self._until_end(talk, pane) if talk.is_ready else self._close(pane))
                 raise
 
     async def _until_end(self, talk: Talk, pane: str) -> None:
         try:
-            while not (await talk.read(20.0)).get("end"):
+            talk.child.send_signal(signal.SIGINT)
+            while not (await talk.read(INTERRUPT_SECONDS)).get("end"):
                 pass
-        except (TalkFailed, asyncio.TimeoutError):
+        except (TalkFailed, asyncio.TimeoutError, ProcessLookupError):
             await self._close(pane)
 
     async def forget(self, pane: str) -> None:

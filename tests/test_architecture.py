@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -132,6 +133,14 @@ def test_only_devices_names_a_backend(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) == "data"], ids=title)
 def test_data_does_not_import_torch(path: Path) -> None:
     assert not [module for module in imports_of(path) if module.split(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) == "board"], ids=title)
+def test_the_page_stays_small(path: Path) -> None:
+    """Its process lives for days beside the runs: the standard library, its web library, and the ground."""
+    known = sys.stdlib_module_names | {"starlette", "uvicorn", "board"} | GROUND
+    units = "memory.units"
+    assert not [name for name in imports_of(path) if name.split(".")[0] not in known and not name.startswith(units)]
 
 
 @pytest.mark.parametrize(

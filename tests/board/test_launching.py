@@ -247,6 +247,39 @@ def test_a_talk_streams_answers_from_one_process(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+ENDLESS = """
+import json, sys
+print(json.dumps({'ready': True}), flush=True)
+for line in sys.stdin:
+    try:
+        print(json.dumps({'piece': json.loads(line)['text']}), flush=True)
+        while 'long' in line:
+            pass
+    except KeyboardInterrupt:
+        pass
+    print(json.dumps({'end': True}), flush=True)
+"""
+
+
+def test_an_answer_that_nobody_waits_for_is_ended_and_the_model_stays(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (where.output_dir / "one").mkdir()
+    talks = Talks(where, tmp_path, (sys.executable, "-c", ENDLESS))
+
+    async def go() -> None:
+        leaving = talks.answer("p", "one", "long", {})
+        async for told in leaving:
+            if "piece" in told:
+                break
+        process = talks._talks["p"].child.pid
+        await leaving.aclose()  # type: ignore[attr-defined]
+        again = [told async for told in talks.answer("p", "one", "short", {})]
+        assert again == [{"piece": "short"}, {"end": True}] and talks._talks["p"].child.pid == process
+        await talks._close("p")
+
+    asyncio.run(go())
+
+
 def test_only_known_options_reach_the_model(tmp_path: Path) -> None:
     where = places(tmp_path)
     (where.output_dir / "one").mkdir()
