@@ -1,10 +1,11 @@
-# make train   make test   make lint   make bench     ARGS="..." goes to the command
+# make train   make board   make test   make lint   make bench     ARGS="..." goes to the command
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_BOARD := $(VENV)/.installed-board
 
 # a test a core, of one thread; the tests of a file stay together and share what it has built
 SIDE_BY_SIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile
@@ -13,11 +14,12 @@ SHUFFLED = --random-order --random-order-seed=$(ORDER)
 # the order of the tests is drawn anew by another number: make test ORDER=7
 ORDER ?= 1
 
-.PHONY: help train test lint bench coverage audit
+.PHONY: help train test lint bench board coverage audit
 .SILENT:
 
 help:
 	echo 'make train   install what is missing, train on the built-in sample; ARGS="--train_file=my.parquet --memory_budget=6G"'
+	echo 'make board   a page in the browser: start runs, watch them, talk with what was trained; ARGS="--port=8300"'
 	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 draws another order'
 	echo 'make coverage   the tests, and the lines that none of them runs'
 	echo 'make audit   known holes in the packages used'
@@ -26,6 +28,9 @@ help:
 
 train: $(INSTALLED)
 	$(PY) train_low_mem.py train $(ARGS)
+
+board: $(INSTALLED_BOARD)
+	$(PY) train_low_mem.py board $(ARGS)
 
 test: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
@@ -56,7 +61,12 @@ $(INSTALLED): requirements.txt constraints.txt | $(PY)
 	$(PIP) --requirement requirements.txt
 	touch $@
 
-$(INSTALLED_DEV): requirements-dev.txt requirements.txt constraints.txt | $(PY)
+$(INSTALLED_BOARD): requirements-board.txt requirements.txt constraints.txt | $(PY)
+	echo 'installing requirements-board.txt into $(VENV)'
+	$(PIP) --requirement requirements-board.txt
+	touch $(INSTALLED) $@
+
+$(INSTALLED_DEV): requirements-dev.txt requirements-board.txt requirements.txt constraints.txt | $(PY)
 	echo 'installing requirements-dev.txt into $(VENV)'
 	$(PIP) --requirement requirements-dev.txt
-	touch $(INSTALLED) $@
+	touch $(INSTALLED) $(INSTALLED_BOARD) $@

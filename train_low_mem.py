@@ -40,6 +40,8 @@ ABOUT = {
     "check": "compare a folder's files with the sums they were written with: check FOLDER",
     "generate": "answer a text, or a file of prompts, with a trained model",
     "chat": "talk with a trained model in the terminal",
+    "runs": "list the runs, how they stand and what they take on the disk; --delete=NAME removes one",
+    "board": "a page in the browser: start runs, watch them, talk with what was trained",
 }
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
 # The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
@@ -148,6 +150,10 @@ def _run(name: str, config: Config) -> None:
         from trainer_low_mem import LowMemTrainer
 
         LowMemTrainer(config).train()
+    elif name in ("board", "runs"):
+        from board import commands as board_commands
+
+        getattr(board_commands, name)(config)
     elif name == "plan":
         from training import plan_command
 

@@ -107,6 +107,7 @@ class LowMemTrainer:
         """Step, evaluate, save, until all steps are done, or no evaluation gets better."""
         live, keeper, train = self.live, self.live.keeper, self.config.train
         max_steps = int(train.max_steps)
+        self.save_asked = False
         if live.state.step == 0:
             self.evaluator.evaluate()
         while live.state.step < max_steps and not live.best.should_stop:
@@ -121,6 +122,7 @@ class LowMemTrainer:
             is_last = number == max_steps
             is_best = (number % int(train.eval_steps) == 0 or is_last) and self.evaluator.evaluate()
             is_due = number % int(train.save_steps) == 0 or is_last or is_best or stop or live.best.should_stop
+            is_due, self.save_asked = is_due or self.save_asked, False
             if is_due and not self.saver.save(is_best):
                 self.recovery.slow_down(number)
                 continue
@@ -150,9 +152,11 @@ class LowMemTrainer:
 
     def _stop_asked(self) -> tuple[bool, bool]:
         """Whether any process was asked to stop, and whether any has nothing left to shrink."""
-        stop, exhausted = sum_over(
-            self.accelerator, float(self.interrupts.stop_requested), float(self.live.keeper.exhausted is not None)
+        stop, save_now = self.interrupts.hear(self.journal.wish())
+        stop, save_now, exhausted = sum_over(
+            self.accelerator, stop, save_now, float(self.live.keeper.exhausted is not None)
         )
+        self.save_asked |= save_now > 0
         return stop + exhausted > 0, exhausted > 0
 
     def _finish(self) -> Summary:

@@ -16,7 +16,8 @@ from typing import Any
 from config import Config
 from memory.trained import trained_counts
 from memory.units import MIB, format_size
-from memory.work import Work, dtype_bytes, state_bytes, weight_counts
+from memory.work import Work, dtype_bytes, state_bytes
+from model.shapes import weight_counts
 from settings import AUTO, counted
 
 BESIDE_BYTES = 4 * MIB  # tokenizer, settings and sums of a checkpoint

@@ -172,6 +172,15 @@ class Monitor:
             self.on_record(record)
         return record
 
+    def latest(self) -> dict[str, Any]:
+        """Phase and memory of the last sample; takes none."""
+        last = self._last
+        return (
+            {}
+            if last is None
+            else {"phase": last.phase, "anon_bytes": last.anon_bytes, "device_bytes": last.device_bytes}
+        )
+
     def line(self, step: int) -> str:
         """The last sample as one line of the log."""
         last = self._latest()

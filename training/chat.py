@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -44,6 +44,9 @@ def chat(config: Config) -> None:
     trained = load_trained(config, find_model(config), writing)
     trained.rows_at_once(1, writing)
     session = Session(Writer(trained, config), config.chat.system_prompt, config.chat.history_turns, trained.adapters)
+    if config.plan.json:
+        converse(session, sys.stdin, sys.stdout)
+        return
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         Progress(1).note(f"{trained.folder}; /help lists commands, Ctrl-D leaves")
@@ -74,6 +77,30 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
         elif text:
             session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
             print(file=out, flush=True)
+
+
+def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
+    """Talk with a program: one JSON object a line, both ways. Lines with a slash are no commands here.
+
+    Args:
+        lines: `{"text": question}`, or `{"reset": true}` to begin anew; others are passed over.
+        out: `{"ready": true}` first; of each question the pieces of its answer, `{"piece": text}`, and `{"end": true}`.
+    """
+
+    def tell(record: dict[str, object]) -> None:
+        print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
+
+    tell({"ready": True})
+    for line in lines:
+        try:
+            asked = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(asked, dict) and asked.get("reset"):
+            session.command("/reset")
+        elif isinstance(asked, dict) and isinstance(asked.get("text"), str):
+            session.ask(asked["text"], lambda piece: tell({"piece": piece}))
+            tell({"end": True})
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:

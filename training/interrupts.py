@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 EXIT_CODE = 130
+STOP, SAVE = "stop", "save"  # wishes
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -46,6 +47,16 @@ class Interrupts:
                 if number is not None:
                     self._previous[number] = signal.signal(number, self._receive)
         return self
+
+    def hear(self, wish: str) -> tuple[float, float]:
+        """Take a wish that came by a file, see `training.heartbeat`: STOP is the same as a first signal.
+
+        Returns:
+            whether to stop, by wish or by signal, and whether to save, as numbers that processes can add up.
+        """
+        if wish == STOP and not self.stop_requested:
+            self.stop_requested, self._first_time = True, time.monotonic()
+        return float(self.stop_requested), float(wish == SAVE)
 
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._previous.items():

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from loguru import logger
@@ -25,6 +27,7 @@ from model.shapes import weight_counts
 from settings import counted
 from training.divergence import named_rows
 from training.evaluation import Evaluation
+from training.heartbeat import Heartbeat
 from training.preference import is_preference_run
 from training.progress import Progress, Reading, about, duration
 from training.report import Summary, next_commands, plan_rows, recomputed, summary_rows
@@ -57,19 +60,25 @@ class Journal:
         self._renewal: Renewal | None = None
         self._began, self._promise = clock(), ""
         self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
-        open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
+        self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
         self.metrics = MetricsFile(
             f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main
         )
         if train.is_keep_training:
             self.metrics.truncate_after(start_step)
         monitor.report_to(lambda record: self.metrics.write("memory", **record))
+        self._step, self._max_steps = start_step, int(train.max_steps)
+        self._heartbeat = Heartbeat(Path(run.log_dir, run.run_name), self._facts, is_main)
 
     def __enter__(self) -> Journal:
         self.progress.start()
+        self._heartbeat.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._heartbeat.__exit__(kind, error, trace)
         self.progress.stop()
         self.metrics.close()
 
@@ -77,6 +86,18 @@ class Journal:
         """Say something on the screen and in the log."""
         self.progress.note(text)
         logger.info(text)
+
+    def wish(self) -> str:
+        """What somebody has asked for from outside since the last call; see `training.heartbeat`."""
+        return self._heartbeat.wish()
+
+    def _facts(self) -> dict[str, Any]:
+        """What each sign of life tells."""
+        monitor = self.monitor
+        return {
+            "step": self._step, "max_steps": self._max_steps, "log": str(self._log),
+            "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),
+        }  # fmt: skip
 
     def begin(self, config: Config, plan: Plan, step: int) -> None:
         """What will be done, and the plan for it."""
@@ -104,11 +125,13 @@ class Journal:
                 "seconds_left_low": left.low,
                 "seconds_left_high": left.high,
             }
+        self._step = reading.step
         self.metrics.write(
             "step", step=reading.step, loss=reading.loss, learning_rate=reading.learning_rate, tokens=tokens,
             seconds=round(seconds, 4), tokens_per_second=round(reading.tokens_per_second, 1),
             batch_size_per_gpu=choice.batch_size_per_gpu,
-            gradient_accumulation_steps=choice.gradient_accumulation_steps, **extra,
+            gradient_accumulation_steps=choice.gradient_accumulation_steps, memory_bytes=reading.memory_bytes,
+            peak_bytes=reading.peak_bytes, time=round(time.time(), 2), **extra,
         )  # fmt: skip
         logger.debug(
             "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import json
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
 from data.loader import StepLoader
@@ -35,11 +36,35 @@ MOST_CHANGES = 3
 
 
 def show(config: Config) -> None:
-    """Plan, and print it: as tables, or as JSON for programs.
+    """Plan, and print it: as tables, or as JSON for programs; for several targets parted by commas, a JSON list.
 
     Raises:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
     """
+    targets = config.plan.target.split(",")
+    if config.plan.json and len(targets) > 1:
+        print(json.dumps([_told_or_refused(config, target) for target in targets], indent=1))
+    elif config.plan.json:
+        print(json.dumps(_as_json(config, _found(config)), indent=1))
+    else:
+        _show_tables(config, _found(config))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A plan, what it was made for, and what else could be done."""
+
+    plan: Plan
+    machine: Machine
+    objective: str
+    source: int
+    target: int
+    modes: dict[str, Plan | None]
+    ways: list[Alternative]
+    changes: list[Alternative]
+
+
+def _found(config: Config) -> _Found:
     target = config.plan.target
     budget = config.memory.memory_budget
     machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
@@ -50,29 +75,41 @@ def show(config: Config) -> None:
     chosen = timed(config, machine, plan(config, machine, source_tokens=source, target_tokens=both), source, both)
     others = {mode: _in_mode(config, machine, mode, source, both) for mode in MODES}
     work = make_work(config, machine, source, both)
-    ways = other_ways(work, machine, chosen.choice)
     changes = cheapest_changes(config, work, machine, chosen.choice, MOST_CHANGES)
-    if config.plan.json:
-        modes = {mode: None if found is None else found.as_dict() for mode, found in others.items()}
-        told = {name: [one.as_dict() for one in them] for name, them in (("alternatives", ways), ("changes", changes))}
-        disk = disk_need(config, chosen.choice.storage).as_dict()
-        print(
-            json.dumps(
-                {"plan": chosen.as_dict(), "modes": modes, **told, "machine": asdict(machine), "disk": disk}, indent=1
-            )
-        )
-        return
-    progress = Progress(1)
-    where = "this machine" if target == AUTO else target
-    title = f"plan of {config.model_preset} on {where}, {source} + {both} tokens ({objective})"
-    progress.table(
-        title, [*plan_rows(chosen, weight_counts(config.model)["total"]), *_untimed(chosen), _disk_row(config, chosen)]
-    )
+    ways = other_ways(work, machine, chosen.choice)
+    return _Found(chosen, machine, objective, source, both, others, ways, changes)
+
+
+def _as_json(config: Config, found: _Found) -> dict[str, Any]:
+    modes = {mode: None if one is None else one.as_dict() for mode, one in found.modes.items()}
+    told = {"alternatives": found.ways, "changes": found.changes}
+    return {
+        "plan": found.plan.as_dict(), "modes": modes,
+        **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.machine),
+        "disk": disk_need(config, found.plan.choice.storage).as_dict(),
+    }  # fmt: skip
+
+
+def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    config.plan.target = target.strip()
+    try:
+        return _as_json(config, _found(config))
+    except UserError as error:
+        return {"problems": error.problems, "exit_code": error.exit_code}
+
+
+def _show_tables(config: Config, found: _Found) -> None:
+    chosen, progress = found.plan, Progress(1)
+    where = "this machine" if config.plan.target == AUTO else config.plan.target
+    title = f"plan of {config.model_preset} on {where}, {found.source} + {found.target} tokens ({found.objective})"
+    total = weight_counts(config.model)["total"]
+    progress.table(title, [*plan_rows(chosen, total), *_untimed(chosen), _disk_row(config, chosen)])
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
-    progress.table("the modes", [_mode_row(mode, found, chosen) for mode, found in others.items()])
+    progress.table("the modes", [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
     head = ("way", "micro-batch", "recomputed", "peak", "speed")
-    progress.table("other ways", [head, *(_way_row(way, chosen) for way in ways)])
-    progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in changes])
+    progress.table("other ways", [head, *(_way_row(way, chosen) for way in found.ways)])
+    progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in found.changes])
 
 
 def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: int) -> Plan:

@@ -28,7 +28,7 @@ from tests.training.small_trained import save_trained
 from training import loading
 from training.adapters import fingerprint_of
 from training.answering import generate
-from training.chat import Session, Writer, pieces, run
+from training.chat import Session, Writer, converse, pieces, run
 from training.evaluate_command import evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -287,3 +287,22 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
 def test_tokens_that_end_one_letter_and_begin_the_next_wait_for_it(tokenizers: dict[str, Tokenizer]) -> None:
     ids = tokenizers["bpe"].encode_batch(["石春嗨"])[0].tolist()
     assert "".join(pieces(tokenizers["bpe"], iter(ids))) == "石春嗨"
+
+
+def test_a_program_talks_in_json_and_gives_no_commands(tmp_path: Path) -> None:
+    out = io.StringIO()
+    place = tmp_path / "saved"
+    asked = [
+        '{"text": "one two"}',
+        "no json",
+        "[1]",
+        '{"text": 5}',
+        json.dumps({"text": f"/save {place}"}),
+        '{"reset": true}',
+    ]
+    session = Session(Parrot())
+    converse(session, iter(asked), out)
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert told[0] == {"ready": True} and [record for record in told if record.get("end")] == [{"end": True}] * 2
+    assert "".join(record.get("piece", "") for record in told).startswith("one two")
+    assert not place.exists() and session.turns == []
