@@ -76,10 +76,10 @@ def licence_of(package: Distribution) -> str:
 def page() -> str:
     """The whole page."""
     text, earlier = INTRODUCTION, set[str]()
+    names = {canonicalize_name(requirement.name) for file in files() for requirement in requirements_of(file)}
     for file in files():
         named = requirements_of(file)
         title = TITLES.get(file.name, f"What {file.name} names on top")
-        names = {canonicalize_name(requirement.name) for requirement in named}
         packages = {name: package for name, package in needed(named).items() if name not in earlier}
         earlier |= set(packages)
         text += f"## {title}\n\n| package | | licence |\n|---|---|---|\n"

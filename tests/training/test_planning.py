@@ -206,6 +206,5 @@ def test_the_time_of_the_run_is_told(begin: Start) -> None:
     assert 2 * chosen.seconds < chosen.seconds_total
     assert chosen.seconds_low < chosen.seconds_total < chosen.seconds_high
     assert ("time", about(chosen.seconds_total, chosen.seconds_low, chosen.seconds_high)) in plan_rows(chosen, 1)
-    begin.state.step = 1
-    later = plan_of(begin, GIB)
+    later = plan_of(replace(begin, state=replace(begin.state, step=1)), GIB)
     assert later.seconds_total is not None and later.seconds_total < chosen.seconds_total
