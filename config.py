@@ -55,7 +55,7 @@ class DataConfig:
 
     train_file: str | None = setting(
         None,
-        "file, folder or glob to train on, several parted by commas; none: the built-in sample",
+        "file, folder or glob to train on, several separated by commas; none: the built-in sample",
         kind=str,
         optional=True,
     )
@@ -112,7 +112,7 @@ class DataConfig:
         kind=int, unit="rows", low=0, high=2**20, auto=True,
     )  # fmt: skip
     batch_tokens: int = setting(0, "most tokens of a micro-batch; 0: rows alone count", kind=int, unit="tokens", low=0)
-    drop_page_cache: bool = setting(False, "let go of file pages while reading (for limits that count them)", kind=bool)
+    drop_page_cache: bool = setting(False, "release file pages while reading (for limits that count them)", kind=bool)
     skip_bad_rows: bool = setting(False, "count broken rows and go on instead of stopping at the first", kind=bool)
     cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str)
 
@@ -121,7 +121,7 @@ class DataConfig:
 class TrainConfig:
     """What happens at each step, and how often."""
 
-    is_finetune: bool = setting(False, "go on from a trained model, on prompt and response pairs", kind=bool)
+    is_finetune: bool = setting(False, "continue from a trained model, on prompt and response pairs", kind=bool)
     is_keep_training: bool | str = setting(
         False, "resume exactly where the last run of this output folder stopped; auto: where run_name exists, else start it",
         kind=bool, auto=True,
@@ -252,7 +252,7 @@ class LoraConfig:
     )  # fmt: skip
     use_dora: bool = setting(False, "learn the length of each row beside its direction (DoRA)", kind=bool)
     lora_base: str = setting(
-        AUTO, "what the frozen weights lie in; auto: fp32 or bf16 by mixed_precision, int8 where neither fits",
+        AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 where neither fits",
         kind=str, auto=True, choices=("fp32", "bf16", "int8"),
     )  # fmt: skip
 
@@ -316,6 +316,9 @@ class RunConfig:
     seed: int = setting(42, "fixes initial weights, data order, masks and dropout", kind=int, low=0, high=2**63 - 1)
     device: str = setting(AUTO, "auto: CUDA, then MPS, then CPU", kind=str, auto=True, choices=("cuda", "mps", "cpu"))
     num_threads: int | str = setting(AUTO, "CPU threads of one process", kind=int, low=1, auto=True)
+    compiled_kernels: bool | str = setting(
+        AUTO, "kernels in C, compiled once on first use; auto: on a CPU under Linux that has gcc", kind=bool, auto=True
+    )
 
 
 @dataclass
@@ -378,7 +381,7 @@ class CheckpointConfig:
         AUTO, "model folder; auto: the base of the adapter, else the newest run of output_dir", kind=str, auto=True
     )
     adapter: str | None = setting(
-        None, "folders with adapters for the model, parted by commas; the first is on", kind=str, optional=True
+        None, "folders with adapters for the model, separated by commas; the first is on", kind=str, optional=True
     )
 
 
@@ -429,7 +432,7 @@ class AnswerConfig:
     )
     output: str | None = setting(
         None,
-        "JSONL file for the answers, gone on with where it exists (doctor: an SVG picture); none: the screen",
+        "JSONL file for the answers, continued where it exists (doctor: an SVG picture); none: the screen",
         kind=str,
         optional=True,
     )
@@ -437,7 +440,10 @@ class AnswerConfig:
         AUTO, "prompts answered at once; auto: what the budget allows", kind=int, unit="rows", low=1, auto=True
     )
     long_prompts: str = setting(
-        "cut", "prompts longer than max_seq_len: cut (counted and told) or refuse", kind=str, choices=("cut", "refuse")
+        "cut",
+        "prompts longer than max_seq_len: cut (counted and reported) or refuse",
+        kind=str,
+        choices=("cut", "refuse"),
     )
 
 
@@ -446,7 +452,7 @@ class MetricsConfig:
     """How answers are scored."""
 
     metrics: str = setting(
-        AUTO, "scores of answers, parted by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, char_bleu; auto: all",
+        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, char_bleu; auto: all",
         kind=str, auto=True,
     )  # fmt: skip
     eval_generate_rows: int | str = setting(
@@ -461,7 +467,7 @@ class ChatConfig:
 
     system_prompt: str | None = setting(None, "instructions for the whole conversation", kind=str, optional=True)
     history_turns: int = setting(
-        0, "questions before the newest, with their answers, that the model sees; more than it was trained with seldom help",
+        0, "questions before the newest, with their answers, that the model sees; more than it was trained with rarely help",
         kind=int, low=0,
     )  # fmt: skip
 
@@ -564,7 +570,7 @@ def settings_by_name() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     table: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
     for group, cls in GROUPS.items():
         for member in dataclasses.fields(cls):  # type: ignore[arg-type]
-            assert member.name not in table, f"{member.name} stands in two groups"
+            assert member.name not in table, f"{member.name} is in two groups"
             table[member.name] = (group, member)
     return table
 

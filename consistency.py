@@ -40,15 +40,19 @@ def _shape(config: Config) -> list[str]:
 
 def _batch(config: Config) -> list[str]:
     problems, train = [], config.train
-    rows, micro, accumulation = train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps
-    if AUTO not in (rows, micro) and micro > rows:  # type: ignore[operator]
+    rows, batch_size, accumulation = (
+        train.effective_batch_size,
+        train.batch_size_per_gpu,
+        train.gradient_accumulation_steps,
+    )
+    if AUTO not in (rows, batch_size) and batch_size > rows:  # type: ignore[operator]
         problems.append(
-            f"--batch_size_per_gpu = {micro}, is more than effective_batch_size ({rows}); lower it or use auto"
+            f"--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto"
         )
-    if AUTO not in (rows, micro, accumulation) and rows % (micro * accumulation):  # type: ignore[operator]
+    if AUTO not in (rows, batch_size, accumulation) and rows % (batch_size * accumulation):  # type: ignore[operator]
         problems.append(
             f"--effective_batch_size = {rows}, is no multiple of batch_size_per_gpu x gradient_accumulation_steps "
-            f"({micro} x {accumulation}); leave one of the three auto"
+            f"({batch_size} x {accumulation}); leave one of the three auto"
         )
     return problems
 

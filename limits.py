@@ -14,6 +14,8 @@ TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few bu
 DROPOUT_ELEMENTS = 512 * 1024  # whose masks are drawn at a time on a CPU: their random words stay in cache
 LEAST_LENGTH = 8  # of queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
+KERNEL_WIDTHS = range(16, 513, 16)  # of a head, which compiled kernels can attend with
+LONGEST_SHORT = 128  # rows that compiled kernels take whole, one (row, head) after the other
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
 

@@ -1,7 +1,7 @@
-"""What of a stranger's text may reach a terminal? Letters, line ends and tabs; never the characters that command it.
+"""Which characters of untrusted text are printed to a terminal? Letters, line ends and tabs; no control characters.
 
 A row, the name of a file or an answer can hold escape sequences, which move the cursor, rename the window or write into
-what was printed before. So whatever is printed passes through here: `guard` stands before standard output (where that is a
+what was printed before. So whatever is printed passes through here: `guard` wraps standard output (where that is a
 terminal; a pipe gets an answer as it is) and before standard error. What draws on the terminal itself asks for `raw`.
 
 Source: Unicode, category Cc (C0, DEL and C1); ECMA-48, control functions.
@@ -44,7 +44,7 @@ class GuardedStream:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """The stream behind the guard, for who draws on the terminal and has made foreign text `visible`."""
+    """The unguarded stream, for code that draws on the terminal and has made untrusted text `visible`."""
     return stream.unguarded if isinstance(stream, GuardedStream) else stream
 
 

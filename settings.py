@@ -60,7 +60,7 @@ def setting(
         default: value used when nobody names another.
         help: one line, shown by `--help`.
         kind: `bool`, `int`, `float`, `str`, `"text"` (kept with its blanks) or `"size"` (bytes, written as 6G, 512M, 6GiB).
-        unit: shown behind the value, e.g. "tokens".
+        unit: shown after the value, e.g. "tokens".
         low, high: inclusive range; above: exclusive lower bound.
         choices: the only allowed words.
         auto: whether the word "auto" is allowed (the program decides).
@@ -74,7 +74,7 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
     """Turn a raw value (a flag's text, a YAML scalar) into the setting's type.
 
     Raises:
-        ValueError: with a sentence that begins behind `name = value, `.
+        ValueError: with a sentence that begins after `name = value, `.
     """
     facts = field.metadata
     word = value.strip().lower() if isinstance(value, str) else value
@@ -177,6 +177,13 @@ def show(field: dataclasses.Field[Any], value: Any) -> str:
 def counted(number: int, noun: str) -> str:
     """Show a number of things: `1 row`, `2,249 rows`, `2 processes`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+
+
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Names in a row, of which a file may hold any number, of any length: `a, b, c and 1,980 more`."""
+    words = [str(name) for name in names]
+    shown = ", ".join(word if len(word) <= 60 else f"{word[:60]}..." for word in words[:most])
+    return shown + (f" and {len(words) - most:,} more" if len(words) > most else "")
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

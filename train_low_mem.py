@@ -28,7 +28,7 @@ from settings import allowed, counted, show
 PROGRAM = "python train_low_mem.py"
 ABOUT = {
     "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
-    "dpo": "go on from a trained model with preferences: prompt, chosen and rejected answer (DPO, IPO, ORPO)",
+    "dpo": "continue from a trained model with preferences: prompt, chosen and rejected answer (DPO, IPO, ORPO)",
     "plan": "predict peak memory and speed, and show the choice, its parts and what else could be done",
     "doctor": "what this machine offers and limits, measured; with --model_preset also what a model takes; advice last",
     "tokenizer": "train a tokenizer on --train_file in bounded memory",
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code.
 
     Args:
-        arguments: what stands behind the program's name.
+        arguments: what follows the program's name.
     """
     for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 must not end a run at the first Chinese letter
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _name_of(arguments: Sequence[str]) -> str:
-    """The command meant: the first word, or behind `help` the second; empty if it is none."""
+    """The command meant: the first word, or after `help` the second; empty if it is none."""
     words = [word for word in arguments[:2] if word != "help"][:1]
     return words[0] if words and words[0] in COMMANDS else ""
 

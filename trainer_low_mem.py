@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -20,9 +20,9 @@ from data.collate import Batch
 from devices.malloc import tune_malloc
 from engine.anomaly import checks_of
 from engine.finite import NotFinite
+from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.optimizers import Step
 from engine.reduce import Reducer, StepFailed
-from engine.slices import Slice, to_slice
 from memory.monitor import Monitor
 from memory.recovery import drop_frames
 from settings import AUTO, counted
@@ -34,7 +34,7 @@ from training.interrupts import Interrupted, Interrupts
 from training.journal import Journal
 from training.keeping import Keeper
 from training.launch import local_processes, local_rank
-from training.opening import agreed_budget, open_run
+from training.opening import agree_on_kernels, agreed_budget, open_run
 from training.ownership import Ownership
 from training.peers import Peers
 from training.preference import is_preference_run
@@ -89,6 +89,7 @@ class LowMemTrainer:
 
     def _open(self, stack: ExitStack) -> None:
         """Settle data, base, plan and run folder, and tell what will be done."""
+        agree_on_kernels(self.config, self.accelerator)
         budget = agreed_budget(self.config, self.device, self.accelerator)
         seconds = self.config.memory.monitor_seconds
         self.monitor = stack.enter_context(
@@ -130,7 +131,7 @@ class LowMemTrainer:
             self.engine = build(self.start, choice, self.device)
         self.walk, self.update = self.engine.walk, self.engine.update
         self.reducer = Reducer(self.update.ready, self.accelerator.num_processes, self.engine.shards)
-        self.state = replace(self.start.state, choice=asdict(choice))
+        self.state = replace(self.start.state, choice=choice.as_dict())
         self.last_good = self.state.step
         self.divergence = Divergence.restore(self.state.divergence)
         self.checks = checks_of(self.engine.model, self.engine.shards, self.config.train.detect_anomaly)
@@ -161,15 +162,14 @@ class LowMemTrainer:
             is_last = number == max_steps
             is_best = (number % int(train.eval_steps) == 0 or is_last) and self._evaluate()
             is_due = number % int(train.save_steps) == 0 or is_last or is_best or stop or self.best.should_stop
-            is_due, self.save_asked = is_due or self.save_asked, False
-            if is_due and not self._save(is_best):
+            if (is_due or self.save_asked) and not self._save(is_best):
                 self._slow_down(number)
                 continue
             if exhausted and not is_last:
                 self._give_up()
             if stop and not is_last:
                 raise Interrupted(
-                    f"stopped after step {number}, saved in {self.start.run_dir}; go on with --is_keep_training=True"
+                    f"stopped after step {number}, saved in {self.start.run_dir}; continue with --is_keep_training=True"
                 )
         for remark in self.best.remarks(self.state.step):
             self.journal.tell(remark)
@@ -209,16 +209,16 @@ class LowMemTrainer:
     def _attempt(self, batches: list[Batch], labels: int) -> float:
         """Gradients and update; returns the summed loss."""
         self.walk.objective.clear()
-        slices = [self._to_slice(batch) for batch in batches]
+        micro_batches = [self._to_micro_batch(batch) for batch in batches]
         self.checks.begin()
         on_ready = self.checks.watching(self.reducer.ready)
-        total = self.engine.gradients(slices, labels, self.keeper.plan.choice.num_walks, on_ready)
+        total = self.engine.gradients(micro_batches, labels, self.keeper.plan.choice.accumulation_passes, on_ready)
         self.reducer.finish()
         self.update.finish()
         return float(total)
 
     def _abandon(self, error: Exception) -> None:
-        """Free a step that was broken off; the other processes stop at the same place. Sharded ones all stop by themselves."""
+        """Free an aborted step; the other processes stop at the same place. Sharded ones all stop by themselves."""
         drop_frames(error)
         if self.engine.shards is None:
             self.reducer.abandon(self.walk.hand_over_order(), self.walk.zero_gradients)
@@ -230,9 +230,9 @@ class LowMemTrainer:
             rank=self.accelerator.process_index, num_processes=self.accelerator.num_processes,
         )  # fmt: skip
 
-    def _to_slice(self, batch: Batch) -> Slice:
+    def _to_micro_batch(self, batch: Batch) -> MicroBatch:
         pad_token_id = self.walk.model.config.pad_token_id
-        return to_slice(batch, pad_token_id, self.device.torch_device, self.keeper.plan.choice.sizes)
+        return to_micro_batch(batch, pad_token_id, self.device.torch_device, self.keeper.plan.choice.sizes)
 
     def _record_step(self, number: int, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
         self.state.tokens += tokens
@@ -277,7 +277,7 @@ class LowMemTrainer:
             self._roll_back("weights were changed already")
 
     def _slow_down(self, number: int) -> None:
-        """Go on from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
+        """Continue from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
         if not self.divergence.slow_down():
             self._end_diverged(number)
         self._roll_back(f"step {number} is not finite: the learning rate is now {self.divergence.rate_factor:g} of it")
@@ -293,7 +293,7 @@ class LowMemTrainer:
         raise UserError(why_diverged(rate, number, self.divergence.rate_factor, folder))
 
     def _roll_back(self, reason: str) -> None:
-        """Go on from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
+        """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
         latest = agree_on(self.accelerator, self.checkpoints.latest())
         self.state.divergence = self.divergence.state()
         self.start = rolled_back(self.beginning, latest, self.state)
@@ -307,7 +307,7 @@ class LowMemTrainer:
         choice = self.keeper.plan.choice
         tune_malloc(choice.malloc)
         self.engine.follow(choice)
-        self.state.choice = asdict(choice)
+        self.state.choice = choice.as_dict()
 
     def _stop_asked(self) -> tuple[bool, bool]:
         """Whether any process was asked to stop, and whether any has nothing left to shrink."""
@@ -354,8 +354,8 @@ class LowMemTrainer:
     def _save(self, is_best: bool) -> bool:
         """Write a checkpoint, and copy it where a mirror is named; False: the model is not finite, nothing was written."""
         with self.monitor.phase("evaluation"):
-            parts = [self._to_slice(batch) for batch in self._micro_batches(max(self.state.step, 1))[:1]]
-            if not is_sound(self.engine, parts, self.accelerator):
+            micro_batches = [self._to_micro_batch(batch) for batch in self._micro_batches(max(self.state.step, 1))[:1]]
+            if not is_sound(self.engine, micro_batches, self.accelerator):
                 return False
         self.state.loss_scaling, self.state.divergence = self.engine.loss_scaling, self.divergence.state()
         with self.monitor.phase("save"):
@@ -365,7 +365,7 @@ class LowMemTrainer:
             problem = self.mirror.push(self.start.run_dir, path)
             if problem is not None:
                 self.journal.tell(problem)
-        self.last_good, self.has_saved = self.state.step, True
+        self.last_good, self.has_saved, self.save_asked = self.state.step, True, False
         return True
 
     def _finish(self) -> Summary:

@@ -48,7 +48,7 @@ def run(words: Sequence[str], cwd: Path = ROOT) -> Child:
     """Run `python WORDS` and watch its memory until it ends.
 
     Args:
-        words: what stands behind the name of this Python. cwd: where it runs; modules of the project are found anywhere.
+        words: what follows the name of this Python. cwd: where it runs; modules of the project are found anywhere.
     """
     began, peak, high_water = time.perf_counter(), 0, 0
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -4,7 +4,7 @@ accuracy: small real training runs over sizes, lengths, batches, modes, optimize
 predicted, before and after its probe, beside the peak that the kernel has seen. budgets: one model under rising budgets,
 each of which should be used. keeping: pairs of a configuration and a budget, drawn at random, run under a hard cgroup
 limit of budget + 5%: none may be killed, each finishes or is refused before it trains. Every case is noted as it ends, so
-that an interrupted benchmark goes on where it was; --cases=N runs at most N more. The page gets tables and a picture of
+that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets tables and a picture of
 all cases so far.
 """
 
@@ -72,7 +72,7 @@ def accuracy_cases() -> list[Flags]:
     large = {"model_preset": "chatlm-0.2b", "max_steps": 2}
     rows += [large, {**large, "memory_mode": "ultra"}, {**large, "batch_size_per_gpu": 2, "mixed_precision": "bf16"}]
     rows += [{**large, "memory_mode": "ultra", "effective_batch_size": 16, "max_seq_len": 256}]
-    # several walks, beside the gradients of all weights
+    # several accumulation passes, beside the gradients of all weights
     several: Flags = {"effective_batch_size": 32, "max_seq_len": 256, "max_steps": 3}
     rows += [
         {**several, "memory_budget": "400M"},

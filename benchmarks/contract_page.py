@@ -85,7 +85,7 @@ def budgets_body(cases: list[dict[str, Any]]) -> str:
     for case in cases:
         c, flags = case["choice"], case["flags"]
         way = (
-            f"{c['batch_size_per_gpu']} x {c['num_slices'] * c['num_walks']}, {c['kept_blocks']} graphs kept, weights in {c['storage']}"
+            f"{c['batch_size_per_gpu']} x {c['num_slices'] * c['num_walks']}, {c['kept_blocks']} blocks saved, weights in {c['storage']}"
             if case["exit"] == 0
             else f"exit code {case['exit']}"
         )

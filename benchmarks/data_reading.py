@@ -178,7 +178,7 @@ def main(gigabytes: float) -> None:
         ["mode", "growth of anonymous memory", "a read, median", "mean", "RSS at the end"],
         [[run["mode"], f"{run['grown_mib']:.1f} MiB", f"{run['median_us']:.0f} us", f"{run['mean_us']:.0f} us", f"{run['rss_mib']:.0f} MiB"] for run in modes],
     )  # fmt: skip
-    reads = STEP_ROWS * (1 + 567 / 512)  # a window of 568 tokens lies in two rows of 512, or in three
+    reads = STEP_ROWS * (1 + 567 / 512)  # a window of 568 tokens spans two rows of 512, or in three
     cost = reads * modes[-1]["mean_us"] / 1e6
     body += (
         f"\n\nA step of t5-small over {STEP_ROWS} rows takes {step_seconds:.2f} s here; its reads in the last mode take "

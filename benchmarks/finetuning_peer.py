@@ -52,13 +52,13 @@ def padded(rows: StepRows, name: str, fill: int) -> Tensor:
     return torch.tensor([row[name] + [fill] * (longest - len(row[name])) for row in rows])
 
 
-def run_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: StepRows, micro: int) -> float:
+def run_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: StepRows, batch_size: int) -> float:
     """One step over all rows; the mean loss of a label."""
     total = sum(len(row["labels"]) for row in rows)
     loss = 0.0
     optimizer.zero_grad()
-    for at in range(0, len(rows), micro):
-        part = rows[at : at + micro]
+    for at in range(0, len(rows), batch_size):
+        part = rows[at : at + batch_size]
         ids, labels = padded(part, "input_ids", 0), padded(part, "labels", IGNORED)
         mask = padded([{"mask": [1] * len(row["input_ids"])} for row in part], "mask", 0)
         share = sum(len(row["labels"]) for row in part) / total
@@ -69,7 +69,7 @@ def run_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: StepRows,
     return loss
 
 
-def main(kind: str, micro: int, is_recomputed: bool, base: str, batches: str) -> None:
+def main(kind: str, batch_size: int, is_recomputed: bool, base: str, batches: str) -> None:
     """Run all steps and print the figures."""
     steps: list[StepRows] = json.loads(Path(batches).read_text(encoding="utf8"))
     model = build(kind, is_recomputed, base)
@@ -78,7 +78,7 @@ def main(kind: str, micro: int, is_recomputed: bool, base: str, batches: str) ->
     losses, seconds = [], []
     for rows in steps:
         began = time.perf_counter()
-        losses.append(run_step(model, optimizer, rows, micro))
+        losses.append(run_step(model, optimizer, rows, batch_size))
         seconds.append(time.perf_counter() - began)
     print(json.dumps({"seconds": seconds[1:], "losses": losses, "trained": sum(weight.numel() for weight in trained)}))
 

@@ -22,7 +22,7 @@ import torch
 from benchmarks.results import markdown, write_section
 from config import T5ModelConfig
 from devices.cpu import CpuDevice
-from engine.residency import residency_for
+from engine.weights import weight_store_for
 from model import hf_format
 from model.generation import generate
 from model.quantization import quantize_model
@@ -80,7 +80,7 @@ def systems(name: str) -> dict[str, Writer]:
         )
 
     compute = CpuDevice().choose_compute_dtype().dtype  # fp32 where bf16 products are slow: weights are widened
-    of_bf16 = ours(narrow, visit=residency_for(torch.bfloat16, compute).glance, compute_dtype=compute)
+    of_bf16 = ours(narrow, with_weights=weight_store_for(torch.bfloat16, compute).for_products, compute_dtype=compute)
     made: list[Writer] = [
         *(partial(theirs, peer) for peer in peers),
         ours(model),

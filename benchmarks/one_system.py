@@ -24,7 +24,7 @@ from devices.cpu import CpuDevice
 from precedence import model_presets
 
 DEVICE = CpuDevice()
-ULTRA_ELEMENTS = 640 * 1024  # of a slice's boundary in mode ultra: a row or two of 626 tokens
+ULTRA_ELEMENTS = 640 * 1024  # of a micro-batch's input of a block in mode ultra: a row or two of 626 tokens
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -43,12 +43,12 @@ def rows_of(config: T5ModelConfig, rows: int, source: int, target: int) -> tuple
 def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
     """The step of this project: the plan's way for `mode`, Adafactor."""
     from devices.malloc import trim_malloc, tune_malloc
-    from engine.keep import Keep
+    from engine.checkpointing import Checkpointing
+    from engine.micro_batches import MicroBatch
     from engine.optimizers import OPTIMIZERS, Step
-    from engine.residency import residency_for
-    from engine.slices import Slice
     from engine.update import Update
     from engine.walk import Walk
+    from engine.weights import weight_store_for
     from model.loss import LossSettings
     from model.rows import Rows
     from model.t5 import T5
@@ -58,28 +58,28 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     storage = torch.bfloat16 if mode == "ultra" else compute
     model = T5(config, dtype=storage).initialise(0)
     blocks = config.num_layers + config.num_decoder_layers
-    keep = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
+    saved = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
     walk = Walk(
-        model, Keep(keep), residency_for(storage, compute), LossSettings(), 0.0, boundary_dtype=storage, trim=trim_malloc
+        model, Checkpointing(saved), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, trim=trim_malloc
     )  # fmt: skip
     update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)
-    # of a visit: where it is to be small, what a wider model takes for the shortest slice
+    # of one block at work: where it is to be small, what a wider model takes for the shortest micro-batch
     elements = ULTRA_ELEMENTS if mode == "ultra" else 2048 * config.d_model
-    per_slice = max(1, elements // ((source + target) * config.d_model))
-    slices = []
-    for at in range(0, rows, per_slice):
-        part = slice(at, at + per_slice)
+    per_micro_batch = max(1, elements // ((source + target) * config.d_model))
+    micro_batches = []
+    for at in range(0, rows, per_micro_batch):
+        part = slice(at, at + per_micro_batch)
         count = len(input_ids[part])
         decoder_ids = model.shift_right(labels[part])
-        slices.append(
-            Slice(input_ids[part].reshape(-1), decoder_ids.reshape(-1), labels[part].reshape(-1),
+        micro_batches.append(
+            MicroBatch(input_ids[part].reshape(-1), decoder_ids.reshape(-1), labels[part].reshape(-1),
                   Rows((source,) * count), Rows((target,) * count))
         )  # fmt: skip
 
     def step(number: int) -> float:
         update.begin(Step(number, 1e-3))
-        return float(walk.gradients(slices, labels.numel(), update.ready)) / labels.numel()
+        return float(walk.gradients(micro_batches, labels.numel(), update.ready)) / labels.numel()
 
     return step
 

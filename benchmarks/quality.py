@@ -10,7 +10,7 @@ itself. The study decides the defaults: the least memory whose loss is within 1%
     --folder=DIR     where runs are kept (data/cache/quality)
 
 It can be stopped at any moment and started again with the same words: finished runs are kept in `runs.json`, one that was
-broken off goes on from its last checkpoint, and the page is written from whatever is finished.
+aborted continues from its last checkpoint, and the page is written from whatever is finished.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
             code = child.wait()
     if code:
         tail = (folder / "output.txt").read_text(encoding="utf8").splitlines()[-15:]
-        print(*tail, f"{name}: the trainer ended with exit code {code}; the same command goes on", sep="\n")
+        print(*tail, f"{name}: the trainer ended with exit code {code}; the same command continues", sep="\n")
         sys.exit(code)
 
 

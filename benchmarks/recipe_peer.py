@@ -65,10 +65,10 @@ def main(
     set_seed(seed)
     shape = AutoConfig.from_pretrained(model, dtype="float32")
     network = AutoModelForSeq2SeqLM.from_config(shape)
-    micro = next(size for size in range(min(MICRO_BATCH, rows), 0, -1) if rows % size == 0)
+    batch_size = next(size for size in range(min(MICRO_BATCH, rows), 0, -1) if rows % size == 0)
     arguments = Seq2SeqTrainingArguments(
-        output_dir=f"{output}.work", max_steps=steps, per_device_train_batch_size=micro,
-        gradient_accumulation_steps=rows // micro, optim=optimizer, learning_rate=learning_rate,
+        output_dir=f"{output}.work", max_steps=steps, per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=rows // batch_size, optim=optimizer, learning_rate=learning_rate,
         lr_scheduler_type="cosine", warmup_steps=steps // 10, save_strategy="no", report_to=[], seed=seed,
         disable_tqdm=True, logging_steps=max(1, steps // 10), remove_unused_columns=False,
     )  # fmt: skip

@@ -4,7 +4,7 @@
 
 Two streams, as in the program: one computes, one sends. Forward and backward pass the blocks one by one; the sum of a
 block's gradients runs while the next block computes, and its update waits for it; sharded weights are gathered before a
-visit, which waits for them. Devices of a machine are joined by a fast link, machines by a slow one: a sum is scattered
+pass through a block, which waits for them. Devices of a machine are joined by a fast link, machines by a slow one: a sum is scattered
 inside the machine, summed between machines by a ring or a tree, whichever is faster, and gathered again.
 What it leaves out: input, evaluation, saving, stragglers, and that two sums may share a link. Figures are what the links
 and the arithmetic allow, an upper bound; `efficiency` is against one device with the same rows.
@@ -96,7 +96,7 @@ def simulate(model: T5ModelConfig, work: Work, ranks: int, cluster: Cluster, cho
         nonlocal time, link
         if sharded:
             link = max(link, time) + half_reduce(count * stored, ranks, cluster)
-            time = link  # a visit begins when its weights are there
+            time = link  # a block begins when its weights are there
 
     def compute(seconds: float) -> None:
         nonlocal time, computing
@@ -112,7 +112,7 @@ def simulate(model: T5ModelConfig, work: Work, ranks: int, cluster: Cluster, cho
         compute(once)
     gather(counts["embedding"])
     compute(3 * head / cluster.flops)
-    kept_from = number - choice.kept_blocks
+    kept_from = number - choice.saved_blocks
     for index in reversed(range(number)):
         before = link  # the sum of the block before has to end before this one's begins its update
         gather(sizes[index])

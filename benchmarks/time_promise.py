@@ -2,7 +2,7 @@
 
 Real training runs over models, lengths, batches and dtypes. Side by side: the range that the first lines of a run tell and
 the time that it took; the step that was predicted and the mean of those that were timed; what was told anew after 20 steps
-and what was left then. Each case is noted as it ends, so that an interrupted benchmark goes on where it was.
+and what was left then. Each case is noted as it ends, so that an interrupted benchmark continues where it was.
 
 `--fit=True` runs nothing: from the steps noted so far it looks for the constants (`memory.speed.Pace`) of this class of
 processor that predict them best, with this machine's measured speeds, and prints them for `memory.speed.PACES`.
@@ -32,6 +32,7 @@ from memory.plan import make_work
 from memory.prediction import Choice, Machine, Work
 from memory.shapes import Shapes
 from memory.speed import PACES, Pace, typical_seconds
+from memory.work import choice_fields
 
 CACHE = ROOT / "data" / "cache" / "time_promise"
 FIGURES = CACHE / "figures.json"
@@ -40,7 +41,7 @@ STEPS, WARM_STEPS = 30, 3
 FITTED = (
     "efficiency",
     "half_tokens",
-    "visit_seconds",
+    "block_seconds",
     "step_seconds",
     "memory_rate",
     "cast_passes",
@@ -48,7 +49,7 @@ FITTED = (
     "small_malloc",
 )
 FACTORS = (0.5, 0.8, 0.9, 0.97, 1.03, 1.1, 1.25, 2.0)  # by which a constant is changed while that helps
-FIRST = {"visit_seconds": 1e-4, "step_seconds": 1e-3}  # where the record has none, a factor would find nothing
+FIRST = {"block_seconds": 1e-4, "step_seconds": 1e-3}  # where the record has none, a factor would find nothing
 
 Case = dict[str, Any]
 Flags = dict[str, Any]
@@ -106,11 +107,11 @@ def run_case(flags: Flags) -> Case:
     if run.returncode or not timed:
         return {"flags": flags, "failed": run.messages.strip()[-300:] or f"exit code {run.returncode}"}
     renewed = next((step for step in run.steps if "seconds_left" in step), None)
-    behind = sum(step["seconds"] for step in run.steps if renewed and step["step"] > renewed["step"])
+    after = sum(step["seconds"] for step in run.steps if renewed and step["step"] > renewed["step"])
     return {
         "flags": flags, "choice": run.plan["choice"], "promised": [run.plan[f"seconds_{end}"] for end in ("low", "total", "high")],
         "took": run.events[-1]["seconds_since_plan"], "step_promised": run.plan["seconds"], "step_took": statistics.mean(timed),
-        "left_promised": renewed and renewed["seconds_left"], "left_in_steps": behind,
+        "left_promised": renewed and renewed["seconds_left"], "left_in_steps": after,
     }  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def work_of(case: Case, machine: Machine) -> tuple[Work, Choice]:
     batch = int(config.train.effective_batch_size)
     whole = rows[: len(rows) // batch * batch].reshape(-1, batch, 2)
     work = make_work(config, machine, *(int(side) for side in rows.max(0)))
-    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), Choice(**case["choice"])
+    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), Choice(**choice_fields(case["choice"]))
 
 
 def fit(error: Callable[[Pace], float], pace: Pace, rounds: int = 40) -> Pace:

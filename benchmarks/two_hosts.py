@@ -5,7 +5,7 @@
 Each host is a network namespace with an address of its own; a pair of virtual cables joins them. Both start the very same
 torchrun command. When the run is in its middle, the second host's cable is cut and everything on it killed, as when a
 machine loses power: nothing tells the first host but silence. Then the second host comes back and types its command
-again. The first host's launcher restarts its process meanwhile, both meet again, and the run goes on from its last
+again. The first host's launcher restarts its process meanwhile, both meet again, and the run continues from its last
 checkpoint. Its losses have to be those of a run that nobody disturbed.
 Source: ip-netns(8), veth(4); torchrun's elastic launch.
 """
@@ -177,7 +177,7 @@ def main() -> int:
         began = time.monotonic()
         expected, found = rehearse(folder, text, folder / "cache")
         worst = max(abs(found[step] / expected[step] - 1) for step in expected)
-        print(f"{len(found)} steps over two hosts, one lost behind step {LOST_AT}, {time.monotonic() - began:.0f} s")
+        print(f"{len(found)} steps over two hosts, one lost after step {LOST_AT}, {time.monotonic() - began:.0f} s")
         print(f"largest relative difference of the losses to an undisturbed run: {worst:.1e}")
         return 0 if found.keys() == expected.keys() and worst < 1e-5 else 1
 

@@ -216,8 +216,8 @@ def _seconds_left(steps: list[dict[str, Any]], most: int | None) -> float | None
     first, last = timed[0], timed[-1]
     left, between = most - last["step"], max(1, last["step"] - first["step"])
     if isinstance(first.get("time"), (int, float)) and isinstance(last.get("time"), (int, float)):
-        return max(0.0, left * (last["time"] - first["time"]) / between)
-    return max(0.0, left * sum(float(event.get("seconds") or 0.0) for event in timed) / len(timed))
+        return max(0.0, float(left * (last["time"] - first["time"]) / between))
+    return max(0.0, float(left * sum(float(event.get("seconds") or 0.0) for event in timed) / len(timed)))
 
 
 def _speed(steps: list[dict[str, Any]]) -> float | None:

@@ -8,8 +8,11 @@ lost, and how many values were no number. What is held never grows with the run.
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 POINTS = 500
 NAMES = ("loss", "eval_loss", "learning_rate", "speed", "memory")
@@ -47,9 +50,9 @@ class Series:
     def halve(self) -> None:
         """Let every two buckets be one."""
         old, size = {name: getattr(self, name) for name in self.__slots__}, len(self.counts)
-        join = {"lows": min, "highs": max}
+        join: dict[str, Callable[[Any, Any], Any]] = {"lows": min, "highs": max}
         for name, values in old.items():
-            both = join.get(name, lambda a, b: a + b)
+            both = join.get(name, operator.add)
             joined = (both(values[k], values[k + 1]) if k + 1 < size else values[k] for k in range(0, size, 2))
             setattr(self, name, array(values.typecode, joined))
 

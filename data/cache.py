@@ -2,7 +2,7 @@
 
 The maker works in a neighbouring `.partial` place that is renamed into place at the end; a file lock lets processes
 that start together wait for the first. A killed maker leaves only a `.partial` place, which the next one clears away, or
-goes on with where the work can be taken up again. So does one that has found the disk full: what it has made so far stays.
+continues where the work can be resumed. So does one that has found the disk full: what it has made so far stays.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock
-
 from data.durable import is_full, put_in_place
+from data.locks import lock_at
 from settings import DoesNotFit, UserError
 
 
@@ -33,7 +33,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
     Args:
         target: final place; that it exists means that it is complete.
         make: called with an unused path beside `target`, which it must fill with a file or a folder.
-        resumable: `make` can go on with what an interrupted attempt left at that path.
+        resumable: `make` can continue with what an interrupted attempt left at that path.
     Returns:
         `target`.
     Raises:
@@ -43,7 +43,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(target.name + ".lock")):
+        with lock_at(target.with_name(target.name + ".lock")) or nullcontext():
             if not target.exists():
                 _make(target, make, resumable)
     except OSError as error:
@@ -97,7 +97,7 @@ def _explain(target: Path, error: OSError, resumable: bool) -> str:
         if resumable and kept.exists():
             return (
                 f"{target.parent}: the disk is full; what is done is kept in {kept}: free space and run the same command "
-                "again, it goes on from there; or delete that folder and name another with --cache_dir or --shards_dir"
+                "again, it continues from there; or delete that folder and name another with --cache_dir or --shards_dir"
             )
         return f"{target.parent}: the disk is full; free space or name another folder with --cache_dir or --shards_dir"
     reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror or str(error)

@@ -1,6 +1,6 @@
 """Is a token shard still what `prepare` has written?
 
-Its CRC-32 is taken of the bytes on their way to the file, and stands in the manifest. A run checks it once, before its
+Its CRC-32 is taken of the bytes on their way to the file, and is in the manifest. A run checks it once, before its
 first row: a flipped bit in a token would be learnt and never be seen. The files are read in pieces of 1 MiB, whose pages
 are the system's; what was checked is not read again by this process while size and time of change stay.
 

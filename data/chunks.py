@@ -1,7 +1,7 @@
 """How is a long reading taken up again where an earlier one stopped?
 
 A reading comes in chunks, each with its place: which file, how many batches of it. The same files give the same chunks,
-so a place is enough to go on from; what was read of that file before is read again and passed over.
+so a place is enough to continue from; what was read of that file before is read again and passed over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A batch of rows and its place in the sources; the fields are those of the `Point` behind it."""
+    """A batch of rows and its place in the sources; the fields are those of the `Point` after it."""
 
     rows: list[Row]
     source: int
@@ -44,7 +44,7 @@ class Chunk:
     bad: dict[str, Any]
 
     def move(self, point: Point) -> None:
-        """Set a point behind this chunk."""
+        """Set a point after this chunk."""
         point.source, point.batch, point.read, point.bad = self.source, self.batch, self.read, self.bad
 
 

@@ -33,7 +33,7 @@ class Cleaning:
     """What is done to rows before they are encoded.
 
     Args:
-        clean: normalise and filter; False: rows stay as they are.
+        clean: normalise and filter; False: rows stay unchanged.
         min_chars, max_chars: characters of a row, over its columns; None: no limit.
         min_letters: least share of letters and digits among characters that are not blank, 0 .. 1.
         max_repetition: highest share of a text that zlib saves, 0 .. 1.

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from data.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
 from data.sources import PARQUET, TABLES, Source, find
 from data.tables import broken_file_is_user_error
-from settings import UserError
+from settings import UserError, listed
 
 DROP_EVERY_READS = 1024
+MOST_PROBLEMS = 20  # that are told of one dataset's columns
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
 
 
@@ -77,7 +78,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         elif ultra_low_mem and self.mode != REOPEN:
             problems.append(f"mode = {self.mode}, contradicts ultra_low_mem = True; leave one of them out")
         if self.drop_page_cache and not hasattr(os, "posix_fadvise"):
-            problems.append("drop_page_cache = True, this system cannot be told so; leave it out")
+            problems.append("drop_page_cache = True, this system does not support it; leave it out")
         if problems:
             raise UserError(*problems)
 
@@ -95,14 +96,14 @@ class LowMemDataset(Sequence[dict[str, Any]]):
 
     def _check_columns(self) -> None:
         problems = [
-            f"{file.source.path}: column {name} {'stands there twice' if name in file.columns else 'is missing'}; "
-            f"columns: {', '.join(file.columns)}"
+            f"{file.source.path}: column {name} {'occurs twice' if name in file.columns else 'is missing'}; "
+            f"columns: {listed(file.columns)}"
             for file in self._files
-            for name in self.columns
+            for name in dict.fromkeys(self.columns)
             if file.columns.count(name) != 1
         ]
         if problems:
-            raise UserError(*problems)
+            raise UserError(*problems[:MOST_PROBLEMS])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -177,7 +178,7 @@ class TokenStream:
         self.num_tokens = (len(dataset) - 1) * self.row_tokens + len(dataset[len(dataset) - 1]["tokens"])
         self.window_tokens = min(window_tokens, self.num_tokens)
         if not self.row_tokens:
-            raise UserError("the token stream is empty; delete the shards folder and prepare it anew")
+            raise UserError("the token stream is empty; delete the shards folder and prepare it again")
 
     def __len__(self) -> int:
         """Whole windows; a stream shorter than one window is one short window."""
@@ -195,6 +196,6 @@ class TokenStream:
         if len(window) != self.window_tokens:
             raise UserError(
                 f"rows {first + 1} to {last + 1} of the token stream are not of {self.row_tokens} tokens; "
-                "delete the shards folder and prepare it anew"
+                "delete the shards folder and prepare it again"
             )
         return window

@@ -264,15 +264,15 @@ def clear(folder: Path) -> None:
 
 
 def _saved_state(folder: Path) -> dict[str, Any] | None:
-    """Where an earlier attempt stood; None: there was none. The state has its checksum before it."""
+    """How far an earlier attempt got; None: there was none. The state has its checksum before it."""
     try:
         content = (folder / PROGRESS).read_bytes()
     except FileNotFoundError:
         return None
     if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:
         raise UserError(
-            f"{folder / PROGRESS}: is damaged, where an interrupted attempt stood is not known; run the command again, it "
-            "begins anew"
+            f"{folder / PROGRESS}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
+            "starts over"
         )
     return dict(json.loads(content[8:]))
 

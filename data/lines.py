@@ -78,7 +78,7 @@ def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[
                 yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except UNPACKING_ERRORS as error:
         raise UserError(
-            f"{source.path}: cannot be read ({error}); the file is cut off or broken, fetch or pack it anew"
+            f"{source.path}: cannot be read ({error}); the file is cut off or broken, fetch or pack it again"
         ) from None
 
 

@@ -94,7 +94,7 @@ class StepLoader:
         if weights is not None and len(weights) != len(names):
             raise UserError(
                 f"--mixture_weights = {data.mixture_weights}, has {counted(len(weights), 'weight')} for "
-                f"{counted(len(names), 'part')} of the training data ({', '.join(names)}); give one for each part of --train_file, parted by commas"
+                f"{counted(len(names), 'part')} of the training data ({', '.join(names)}); give one for each part of --train_file, separated by commas"
             )
         weights = weights or temperature_weights(sizes, data.mixture_temperature)
         used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
@@ -206,7 +206,7 @@ def filled(rows: Sequence[AnyRow], batch_size: int, max_tokens: int | None) -> l
 
 
 def _weights(text: str | None) -> list[float] | None:
-    """Read weights parted by commas."""
+    """Read weights separated by commas."""
     if text is None:
         return None
     try:

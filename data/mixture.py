@@ -34,7 +34,7 @@ def quotas(weights: Sequence[float], turn: int = TURN) -> list[int]:
 
 
 class Mixture:
-    """The order of rows over several sources that lie one behind the other.
+    """The order of rows over several sources, one after the other.
 
     Args:
         sizes: rows of each source, 1 or more.

@@ -7,7 +7,7 @@ on.
 - ul2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row:
   R (span 3 and 8, density 0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5,
   and span 64 at 0.15). The paper's mode tokens are left out; it calls them optional.
-- pairs: prompt and response as they are.
+- pairs: prompt and response unchanged.
 - preferences: two pairs with one prompt, the response that was chosen and the one that was rejected.
 
 Everything is a pure function of the tokens and one key per row, so a mask depends neither on the number of processes
@@ -181,7 +181,7 @@ def _with_sentinels(tokens: Ids, hidden: NDArray[np.bool_], sentinels: Sequence[
 def prefix_lm(
     tokens: Ids, rng: np.random.Generator, special: SpecialIds, lengths: Lengths, mean_target: float = 0.5
 ) -> tuple[Ids, Ids]:
-    """Cut a window at an even random place into what the encoder sees and what the decoder goes on with.
+    """Cut a window at an even random place into what the encoder sees and what the decoder continues with.
 
     Args:
         tokens: (N,) ids, 2 or more.
@@ -210,7 +210,7 @@ def ul2(tokens: Ids, rng: np.random.Generator, special: SpecialIds, lengths: Len
 
 
 def pairs(prompt: Ids, response: Ids, special: SpecialIds, lengths: Lengths) -> tuple[Ids, Ids]:
-    """Keep a pair as it is, cut to the lengths with eos as the last token of each side."""
+    """A pair, cut to the lengths with eos as the last token of each side."""
     return _cut(prompt, lengths.input_tokens, special.eos), _cut(response, lengths.target_tokens, special.eos)
 
 

@@ -25,7 +25,7 @@ def failure_is_user_error(what: str) -> Iterator[None]:
         if not _is_the_librarys(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} ({reason}); name another tokenizer, or fetch it anew") from None
+        raise UserError(f"{what} ({reason}); name another tokenizer, or fetch it again") from None
 
 
 def _is_the_librarys(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 `prepare` decides the task, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
 cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings. The
-same question a second time is answered at once; an attempt that was killed or interrupted is taken up where it stood.
+same question a second time is answered at once; an attempt that was killed or interrupted is continued where it stopped.
 Reading and encoding take memory that training wants, so `prepare_in_child` lets another process do it.
 """
 

@@ -1,6 +1,6 @@
-"""Which tokenizer lies in a folder, as its publisher left it?
+"""Which tokenizer is in a folder, as its publisher left it?
 
-- `tokenizer.json`: the format of the `tokenizers` library, taken as it is.
+- `tokenizer.json`: the format of the `tokenizers` library, taken unchanged.
 - one `*.model`: SentencePiece (T5, Flan, mT5, UMT5, the 0.2B chat models), see `spiece`.
 - `vocab.json` and `merges.txt`: byte-level BPE of GPT-2's kind (CodeT5), with the ids of `added_tokens.json`.
 - a `tokenizer_config.json` that names ByT5: bytes, nothing else is needed (Xue et al. 2022).
@@ -54,7 +54,7 @@ def _read_json(path: Path) -> Backend:
     try:
         text = path.read_text(encoding="utf8")
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is no tokenizer ({error}); fetch or train it anew") from None
+        raise UserError(f"{path}: is no tokenizer ({error}); fetch or train it again") from None
     with failure_is_user_error(f"{path}: is no tokenizer"):
         return Backend.from_str(text)
 
@@ -70,7 +70,7 @@ def _read_byte_bpe(folder: Path) -> Backend:
     except Exception as error:  # what the library raises, and whatever a table that is none leads to
         raise UserError(
             f"{folder}: {VOCABULARY} and {MERGES} are no byte-level BPE ({' '.join(str(error).split())[:200]}); "
-            "fetch them anew"
+            "fetch them again"
         ) from None
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -80,7 +80,7 @@ def _read_byte_bpe(folder: Path) -> Backend:
     wrong = [token for token, number in added.items() if backend.token_to_id(token) != number]
     if wrong:
         raise UserError(
-            f"{folder}: added_tokens.json leaves gaps between its ids, {wrong[0]} would get another; fetch it anew"
+            f"{folder}: added_tokens.json leaves gaps between its ids, {wrong[0]} would get another; fetch it again"
         )
     end_with(backend, EOS)
     return backend
@@ -120,7 +120,7 @@ def special(token: str) -> AddedToken:
 
 
 def end_with(backend: Backend, eos: str) -> None:
-    """Let `AutoTokenizer` put the end of text behind every text; ours does that itself."""
+    """Let `AutoTokenizer` put the end of text after every text; ours does that itself."""
     number = backend.token_to_id(eos)
     if number is not None:
         backend.post_processor = processors.TemplateProcessing(
@@ -129,7 +129,7 @@ def end_with(backend: Backend, eos: str) -> None:
 
 
 def byte_backend() -> Backend:
-    """ByT5's ids: byte b is b + 3, behind them 125 sentinels upwards from 259; 384 in all."""
+    """ByT5's ids: byte b is b + 3, after them 125 sentinels upwards from 259; 384 in all."""
     letters = _letter_of_byte()
     names = [PAD, EOS, UNK]
     vocabulary = {token: number for number, token in enumerate(names)}

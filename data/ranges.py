@@ -1,4 +1,4 @@
-"""Where in an Arrow file do the bytes of one row lie, so that these alone can be read?
+"""Where in an Arrow file are the bytes of one row, so that these alone can be read?
 
 Arrow reads whole record batches, or maps files. For plain columns (numbers, lists of numbers and texts, without nulls,
 not compressed) a row is two offsets and a range of values at places that are known once its batch has been seen: then a row
@@ -115,7 +115,7 @@ def _same(values: NDArray[Any]) -> NDArray[Any]:
 
 def is_number(kind: pa.DataType) -> bool:
     """Whether a type is one that numpy holds as it is."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def plain(scalar: pa.Scalar) -> Any:

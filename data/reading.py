@@ -1,9 +1,9 @@
 """How do sources become rows, in bounded memory, and what happens to a broken row?
 
 Rows come in small batches of plain strings. Of plain text, a row is a paragraph (lines up to a blank one), or a line if
-wanted; a paragraph longer than 16 KiB is parted at a line's end. A broken row stops with its file and number, or, with
+wanted; a paragraph longer than 16 KiB is split at a line's end. A broken row stops with its file and number, or, with
 `skip_bad_rows`, is counted. Nothing reads a file as a whole: Parquet pages and 16 MiB lines are the largest pieces.
-A longer line or text is a bad row; a longer paragraph is parted.
+A longer line or text is a bad row; a longer paragraph is split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from data.conversations import TurnsColumn, check_pair, turns_text
 from data.lines import LONGEST_LINE_BYTES, BadRows, decoded_lines, not_utf8, numbered_lines, paragraphs
 from data.sources import CSV, JSONL, TABLES, TEXT, TSV, Source
 from data.tables import check_types, table_batches, table_columns
-from settings import UserError, counted
+from settings import UserError, counted, listed
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
@@ -108,8 +108,8 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
         return
     names = column_names(source)
     problems = [
-        f"{source.path}: column {name} {'stands there twice' if name in names else 'is missing'}; "
-        f"columns: {', '.join(names)}; name yours with "
+        f"{source.path}: column {name} {'occurs twice' if name in names else 'is missing'}; "
+        f"columns: {listed(names)}; name yours with "
         "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
         for name in columns
         if names.count(name) != 1
@@ -178,7 +178,7 @@ def _jsonl_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> It
 def _cell(value: dict[str, Any], name: str) -> str:
     """The text of a column; ValueError where it has none."""
     if name not in value:
-        raise ValueError(f"has no {name}; it has {', '.join(value) or 'nothing'}")
+        raise ValueError(f"has no {name}; it has {listed(value) or 'nothing'}")
     cell = value[name]
     if isinstance(name, TurnsColumn):
         return _turns_cell(cell, name)

@@ -1,4 +1,4 @@
-"""How do token rows lie on disk?
+"""How are token rows stored on disk?
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
 files, 128 rows a record batch, so that one row can be read without touching much else. Three kinds:
@@ -102,19 +102,19 @@ class Manifest:
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
-                f"{root / MANIFEST}: cannot be read ({error}); delete the folder and prepare it anew"
+                f"{root / MANIFEST}: cannot be read ({error}); delete the folder and prepare it again"
             ) from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(
-                f"{root / MANIFEST}: is of another format than {FORMAT}; delete the folder and prepare it anew"
+                f"{root / MANIFEST}: is of another format than {FORMAT}; delete the folder and prepare it again"
             )
         if fault := _fault(content, FIELDS):
-            raise UserError(f"{root / MANIFEST}: {fault}; copy the folder again, or delete it and prepare it anew")
+            raise UserError(f"{root / MANIFEST}: {fault}; copy the folder again, or delete it and prepare it again")
         return cls(root, content)
 
     @classmethod
     def of(cls, path: Path) -> Manifest:
-        """Read the manifest of a shards folder, or of the folder that a split lies in."""
+        """Read the manifest of a shards folder, or of the folder of a split."""
         return cls.read(path if (path / MANIFEST).is_file() else path.parent)
 
     @property
@@ -169,7 +169,7 @@ class Manifest:
         ]
         missing = [file.path for file in files if not file.path.is_file()]
         if missing:
-            raise UserError(f"{missing[0]}: is missing, the manifest lists it; delete {self.root} and prepare it anew")
+            raise UserError(f"{missing[0]}: is missing, the manifest lists it; delete {self.root} and prepare it again")
         return files
 
 
@@ -233,10 +233,10 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
     for split_dir in split_dirs:
         manifest = Manifest.of(split_dir)
         files = manifest.shard_files(split_dir.name)
-        check_sums(files, f"copy it again, or delete {manifest.root} and prepare it anew", forget_pages)
+        check_sums(files, f"copy it again, or delete {manifest.root} and prepare it again", forget_pages)
         if any(file.crc32 is None for file in files):
             notes.append(
-                f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them anew"
+                f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them again"
             )
     return notes
 

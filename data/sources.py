@@ -17,7 +17,7 @@ from typing import Any
 
 from data.cache import fingerprint
 from data.places import Place, is_address, list_remote, local_path, public, readable
-from settings import UserError
+from settings import UserError, listed
 
 PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, CSV, TSV, TEXT = (
     "parquet",
@@ -44,7 +44,7 @@ class Source:
 
     Args:
         path: where it is; kind: one of the seven above; compression: gzip, xz, zstd or None.
-        part: which of the parts parted by commas it comes from, counted from 0.
+        part: which of the parts separated by commas it comes from, counted from 0.
     """
 
     path: Place
@@ -58,7 +58,7 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
 
     Args:
         spec: a file, a folder (all data files below it, in the order of their names), a glob, an address of these, or
-        several parted by commas. name: what messages call it.
+        several separated by commas. name: what messages call it.
     Returns:
         one or more sources, without repetition.
     Raises:
@@ -125,7 +125,7 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         split = next((split for split in wanted if split in splits), None)
         if split is None:
             raise UserError(
-                f"{name} = {folder}, has the splits {', '.join(map(str, splits))} and no {wanted[0]}; name the folder of one"
+                f"{name} = {folder}, has the splits {listed(splits)} and no {wanted[0]}; name the folder of one"
             )
         folder = folder / split
     state = _json(folder / "state.json")
@@ -133,14 +133,14 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
     if not isinstance(files, list):
         return None
     if state.get("_indices_data_files"):
-        raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it anew after flatten_indices()")
+        raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()")
     names = [file.get("filename") if isinstance(file, dict) else None for file in files]
     if not all(isinstance(file, str) for file in names):
-        raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset anew")
+        raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset again")
     paths = [folder / str(file) for file in names]
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise UserError(f"{name} = {missing[0]}, is missing, state.json lists it; save the dataset anew")
+        raise UserError(f"{name} = {missing[0]}, is missing, state.json lists it; save the dataset again")
     return paths
 
 
@@ -198,7 +198,7 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
     if start.startswith(b"\xff\xff\xff\xff") and len(start) == 8:
         return Source(path, ARROW_STREAM, part=part)
     if kind in TABLES:
-        raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it anew")
+        raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it again")
     return Source(path, kind, part=part)
 
 

@@ -48,7 +48,7 @@ def load_sentencepiece(path: Path) -> Backend:
     try:
         model = parse(path.read_bytes())
     except (OSError, IndexError, ValueError, TypeError, struct.error) as error:
-        raise UserError(f"{path}: is no SentencePiece model ({error}); fetch it anew") from None
+        raise UserError(f"{path}: is no SentencePiece model ({error}); fetch it again") from None
     if not model.pieces or model.kind not in (UNIGRAM, BPE):
         raise UserError(f"{path}: is no Unigram or BPE model of SentencePiece; name another tokenizer")
     with failure_is_user_error(f"{path}: no tokenizer can be made of it"):
@@ -165,7 +165,7 @@ def build(model: SentencePieceModel) -> Backend:
     if not any(text.startswith("<extra_id_") for text in special):
         special += [f"<extra_id_{number}>" for number in reversed(range(NUM_SENTINELS))]
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    if END_OF_TEXT in special:  # for AutoTokenizer, which puts it behind every text; ours does that itself
+    if END_OF_TEXT in special:  # for AutoTokenizer, which puts it after every text; ours does that itself
         ending = [(END_OF_TEXT, backend.token_to_id(END_OF_TEXT))]
         backend.post_processor = processors.TemplateProcessing(
             single=f"$A {END_OF_TEXT}", pair=f"$A {END_OF_TEXT} $B {END_OF_TEXT}", special_tokens=ending

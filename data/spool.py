@@ -1,4 +1,4 @@
-"""How do token rows reach their shards so that a killed preparing goes on where it stood?
+"""How do token rows reach their shards so that a killed preparing continues where it stopped?
 
 Rows are appended to plain files first, the spool of the shard that is being filled. A full spool is written as an Arrow
 shard beside it and renamed into place. Everything is append-only, so a state is a few file sizes: to go back to it, the
@@ -30,7 +30,7 @@ class Spool:
         kind: "stream" or another key of `COLUMNS`.
         vocab_size: ids below 65,536 are stored in two bytes, others in four.
         shard_rows: rows of one shard file.
-        state: what `state` returned at the point to go on from; None: a new split.
+        state: what `state` returned at the point to continue from; None: a new split.
     Raises:
         UserError: on entering, the files are not those of that state.
     Memory:
@@ -59,7 +59,7 @@ class Spool:
             path = self._path(shard, name)
             path.touch()
             if path.stat().st_size < size:  # `truncate` would fill it up with zeros
-                raise UserError(f"{path}: is shorter than it was; run the command again, it begins anew")
+                raise UserError(f"{path}: is shorter than it was; run the command again, it starts over")
             os.truncate(path, size)
             self._files.append(path.open("ab"))
 

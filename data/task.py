@@ -35,7 +35,7 @@ class Task:
         objective: span, ul2, prefix, pairs or preferences.
         sources, columns: the text to train on; none where shards are given.
         shards: a shards folder, or one split of it.
-        parts: what the user named, parted at commas; `Source.part` counts these.
+        parts: what the user named, separated by commas; `Source.part` counts these.
     """
 
     objective: str

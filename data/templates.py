@@ -1,8 +1,8 @@
 """In which words does the encoder see a question, and the turns before it?
 
 A template is a text with {prompt} and, where wanted, {system}: "User: {prompt}\\nAssistant:". One turn fills it once; of
-several turns each earlier one is written by the same text with its answer behind it, the newest last. So one text says
-how one question, a conversation and `chat` look, and nothing but it has to be remembered: it lies in the model's folder
+several turns each earlier one is written by the same text with its answer after it, the newest last. So one text says
+how one question, a conversation and `chat` look, and nothing but it has to be remembered: it is in the model's folder
 beside the tokenizer. The decoder writes the bare response; no part of a template is ever learnt.
 
 Source: prefixes as tasks: Raffel et al. 2020 (arXiv 1910.10683), section 2.4; the words of `alpaca`:
@@ -41,7 +41,7 @@ class Template:
     """How turns become the encoder's text. Make one with `Template.load`, or read that of a folder.
 
     Args:
-        text: holds {prompt} once, and {system} once at most. prefix: stands before everything, such as "summarize: ".
+        text: holds {prompt} once, and {system} once at most. prefix: comes before everything, such as "summarize: ".
         name: what was asked for, for messages.
     """
 
@@ -74,7 +74,7 @@ class Template:
 
     @classmethod
     def read(cls, folder: str | Path) -> Template | None:
-        """Read the template that lies in a model's or tokenizer's folder; None where there is none.
+        """Read the template in a model's or tokenizer's folder; None where there is none.
 
         Raises:
             UserError: the file is broken.
@@ -131,21 +131,21 @@ class Template:
         Args:
             written: may have lost blanks at both ends.
         """
-        before, behind = self._filled("\0", "").split("\0")
+        before, after = self._filled("\0", "").split("\0")
         body = written.removeprefix(self.prefix.strip()) if self.prefix.strip() else written
-        if not body.rstrip().endswith(behind.strip()):
+        if not body.rstrip().endswith(after.strip()):
             return written
-        body = body.rstrip().removesuffix(behind.strip())
+        body = body.rstrip().removesuffix(after.strip())
         at = body.rfind(before.strip()) if before.strip() else 0
         return written if at < 0 else body[at + len(before.strip()) :].strip()
 
     def _filled(self, prompt: str, system: str) -> str:
         text = self.text if system else _SYSTEM_PLACE.sub("", self.text)
-        before, behind = text.split("{prompt}")
-        return before.replace("{system}", system) + prompt + behind.replace("{system}", system)
+        before, after = text.split("{prompt}")
+        return before.replace("{system}", system) + prompt + after.replace("{system}", system)
 
     def _glue(self, written: str) -> str:
-        """What stands between a question and its answer in the turns before."""
+        """What is between a question and its answer in the turns before."""
         if not written or written[-1].isspace():
             return ""
         if self.text.endswith("{prompt}"):

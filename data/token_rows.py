@@ -1,6 +1,6 @@
 """Are the rows of a shard rows of tokens that its tokenizer knows?
 
-Checked at every read, row by row: an id behind the vocabulary would end the run in the middle of a step, on a GPU without
+Checked at every read, row by row: an id after the vocabulary would end the run in the middle of a step, on a GPU without
 a word about where it came from. It costs two passes over some hundred numbers.
 """
 
@@ -27,7 +27,7 @@ class TokenRows(Sequence[dict[str, Any]]):
     def __init__(self, rows: LowMemDataset, vocab_size: int, place: object) -> None:
         self._rows, self._vocab_size, self._place = rows, vocab_size, place
         if not len(rows):
-            raise UserError(f"{place}: holds no rows; delete the folder and prepare it anew")
+            raise UserError(f"{place}: holds no rows; delete the folder and prepare it again")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -45,4 +45,4 @@ class TokenRows(Sequence[dict[str, Any]]):
         return row
 
     def _broken(self, index: int, problem: str) -> UserError:
-        return UserError(f"{self._place}, row {index + 1}: {problem}; delete the folder and prepare it anew")
+        return UserError(f"{self._place}, row {index + 1}: {problem}; delete the folder and prepare it again")

@@ -74,7 +74,7 @@ class Tokenizer:
         self._reserved = np.zeros(self.size, bool)
         self._reserved[[self.pad_id, self.eos_id, *self.sentinel_ids]] = True
         special = "|".join(re.escape(name[1:]) for name in self.names.values())
-        self._inside_special = re.compile(rf"(?={special}|extra_id_\d+>)")  # behind the first letter of a name
+        self._inside_special = re.compile(rf"(?={special}|extra_id_\d+>)")  # after the first letter of a name
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:

@@ -141,7 +141,7 @@ class Device(ABC):
         return processor.here().rate(name_of(dtype), self.threads)
 
     def warm_up(self) -> None:
-        """Run the first products, whose libraries stay: what is measured behind this includes them.
+        """Run the first products, whose libraries stay: what is measured after this includes them.
 
         In the sizes of `multiply_rate`, so that a process holds the same whether or not speeds were measured in it.
 

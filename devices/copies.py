@@ -1,4 +1,4 @@
-"""How does a tensor spend some time in the machine's RAM, while the device goes on computing?
+"""How does a tensor spend some time in the machine's RAM, while the device continues computing?
 
 On CUDA the copies run on a stream of their own, into pinned memory, in the order in which they are asked for. What must
 not overtake what is said by events, so that the device's memory is free again at a known place of the computation: with
@@ -53,7 +53,7 @@ class HostCopies:
         parked.device = None
 
     def settle(self) -> None:
-        """Let the computation wait for all copies, and take all host memory as free: after a step that was broken off."""
+        """Let the computation wait for all copies, and take all host memory as free: after an aborted step."""
         self.pool.reset()
 
     def begin_fetch(self, parked: Parked) -> None:
@@ -106,7 +106,7 @@ class CudaCopies(HostCopies):
         self.begin_fetch(parked)
         assert parked.device is not None and parked.event is not None
         self._computing().wait_event(parked.event)
-        # the next tensor to be parked in the same place is copied on the same stream, so behind this one
+        # the next tensor to be parked in the same place is copied on the same stream, so after this one
         self.pool.give_back(parked.host)
         return parked.device
 
@@ -137,7 +137,7 @@ class Pool:
         return host
 
     def give_back(self, host: Tensor) -> None:
-        """Return the memory of a tensor; the last one taken is the first to come back, except inside one block's slices."""
+        """Return the memory of a tensor; the last one taken is the first to come back, except inside one block's micro-batches."""
         at = next(i for i in reversed(range(len(self._taken))) if self._taken[i][0] == host.data_ptr())
         _, slab, size = self._taken[at]
         self._taken[at] = (0, slab, size)

@@ -1,4 +1,4 @@
-"""How is an NVIDIA (or ROCm) GPU used as a device? Thin words over torch.cuda.
+"""How is an NVIDIA (or ROCm) GPU used as a device? A thin layer over torch.cuda.
 
 - Figures are of what the caching allocator has reserved, since other programs cannot use that; the context of CUDA
   itself (some 400 MiB) is never ours to count, and free memory is told without it.

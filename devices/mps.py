@@ -6,7 +6,7 @@ asked first, through sysctl in this very process, and only then torch. What foll
 - It shares the machine's RAM: pinning would only copy, loader processes would only take memory from it, and its budget is
   the smaller of `recommended_max_memory` and what the host may give.
 - It keeps compiled graphs and a pool of buffers for each shape that it has met, and gives nothing back by itself (reports
-  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch are filled up to a multiple of 64 (`engine.slices`),
+  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch are filled up to a multiple of 64 (`engine.micro_batches`),
   attention works in tiles whose few buffers are small, and `memory.cleanup` empties the pool by schedule.
 - It counts no peak, so the samples of `memory.monitor` do.
 - Its limit may exceed the RAM, so that the machine swaps where an error would help: `devices.environment` lowers it.
@@ -66,7 +66,7 @@ def _brand() -> str:
 
 
 def chip_generation() -> int:
-    """The number behind the M of the chip's name; 0 where it has none."""
+    """The number after the M of the chip's name; 0 where it has none."""
     match = re.search(r"Apple M(\d+)", _brand())
     return int(match.group(1)) if match else 0
 

@@ -1,4 +1,4 @@
-"""How is `docs/settings.md` made? From the declarations in `config.py`: `python docs/make_settings.py` writes it anew."""
+"""How is `docs/settings.md` made? From the declarations in `config.py`: `python docs/make_settings.py` writes it again."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Anomalies(StepChecks):
             stack.final_norm.register_forward_hook(partial(self._after_forward, f"the last norm of the {word}"))
 
     def watching(self, on_ready: OnReady) -> OnReady:
-        """The same callback of the walk, behind a look at the gradients that are handed over."""
+        """The same callback of the walk, after a look at the gradients that are handed over."""
 
         def ready(weights: Sequence[nn.Parameter]) -> None:
             for weight in weights:
@@ -47,7 +47,7 @@ class Anomalies(StepChecks):
         return ready
 
     def loss(self, loss: Tensor) -> None:
-        """See `StepChecks`; behind the last norm of the decoder."""
+        """See `StepChecks`; after the last norm of the decoder."""
         self._look(loss, "the loss")
         super().loss(loss)
 

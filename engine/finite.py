@@ -1,7 +1,7 @@
 """Are the numbers of a step finite? Asked where an answer is cheap: of the loss before backward, of gradients by their norms.
 
 Before backward nothing has been updated, so a step whose loss is not finite is left out without a trace. Gradients are
-updated block by block inside the walk: their norms stay on the device and are looked at once, behind it. Norms are
+updated block by block inside the walk: their norms stay on the device and are looked at once, after it. Norms are
 Euclidean: on a CPU those take a fortieth of the time of largest magnitudes, and where a norm leaves fp32 the run is lost
 anyway.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from devices.kernels.calls import kernels, takes
 from engine.optimizers.base import row_chunks
 from engine.sharding import Shards
 
@@ -27,7 +28,7 @@ class StepChecks:
     """Looks at the loss of every step.
 
     Args:
-        shards: where weights are sharded, all processes visit them together and so stop together; one small sum more.
+        shards: where weights are sharded, all processes gather them together and so stop together; one small sum more.
     """
 
     def __init__(self, shards: Shards | None = None) -> None:
@@ -43,7 +44,7 @@ class StepChecks:
         return on_ready
 
     def loss(self, loss: Tensor) -> None:
-        """Break a step off whose loss is not finite; before backward. One wait for the device.
+        """Abort a step whose loss is not finite; before backward. One wait for the device.
 
         Args:
             loss: scalar.
@@ -62,18 +63,18 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
 
     Memory: on a CPU, a row chunk in fp32.
     """
-    norms = [
-        torch.linalg.vector_norm(part, dtype=torch.float32) for tensor in tensors for part in _without_copies(tensor)
-    ]
+    norms = [norm for tensor in tensors for norm in _norms(tensor)]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
-def _without_copies(tensor: Tensor) -> Iterator[Tensor]:
-    """Row chunks, where torch would widen a whole narrow matrix to form its norm."""
-    if tensor.device.type != "cpu" or tensor.dtype == torch.float32 or tensor.dim() == 0:
-        yield tensor
-    else:
-        yield from (tensor[rows] for rows in row_chunks(tensor))
+def _norms(tensor: Tensor) -> Iterator[Tensor]:
+    """Of row chunks, where torch would widen a whole narrow matrix to form its norm."""
+    if (compiled := kernels()) is not None and takes(tensor):
+        yield torch.tensor(compiled.square_sum(tensor) ** 0.5)
+        return
+    is_widened = tensor.device.type == "cpu" and tensor.dtype != torch.float32 and tensor.dim() > 0
+    for part in (tensor[rows] for rows in row_chunks(tensor)) if is_widened else (tensor,):
+        yield torch.linalg.vector_norm(part, dtype=torch.float32)
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:

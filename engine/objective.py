@@ -1,6 +1,6 @@
-"""What is a step's loss, given what the decoder hands to the head? The policy that the walk asks behind the last block.
+"""What is a step's loss, given what the decoder hands to the head? The policy that the walk asks after the last block.
 
-The walk knows nothing of losses but this: before it starts, the objective may complete the micro-batches; behind the
+The walk knows nothing of losses but this: before it starts, the objective may complete the micro-batches; after the
 decoder, it turns hidden states into a loss and their gradient; in evaluation, token losses into a loss.
 """
 
@@ -10,30 +10,36 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from engine.slices import Slice
+from engine.micro_batches import MicroBatch
 from model.loss import LossSettings, loss_and_gradients
 
 # a forward without gradients or dropout: the loss of each token (N',), fp32, of each micro-batch
-TokenLosses = Callable[[Sequence[Slice]], Sequence[Tensor]]
+TokenLosses = Callable[[Sequence[MicroBatch]], Sequence[Tensor]]
 
 
 class Objective:
     """The cross-entropy of each label token: pretraining and finetuning. Others override what differs."""
 
-    def complete(self, slices: Sequence[Slice], token_losses: TokenLosses) -> Sequence[Slice]:
+    def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
         """Give the micro-batches with all that the loss needs; called before the walk holds anything."""
-        return slices
+        return micro_batches
 
     def loss_and_gradients(
-        self, hidden: Tensor, head: Tensor, part: Slice, scale: float, settings: LossSettings, grad_head: Tensor | None
+        self,
+        hidden: Tensor,
+        head: Tensor,
+        micro_batch: MicroBatch,
+        scale: float,
+        settings: LossSettings,
+        grad_head: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The summed loss of a micro-batch, and the gradient of its hidden states times `scale`.
 
         Args and returns as of `model.loss.loss_and_gradients`.
         """
-        return loss_and_gradients(hidden, head, part.labels, scale, settings, grad_head)
+        return loss_and_gradients(hidden, head, micro_batch.labels, scale, settings, grad_head)
 
-    def loss(self, losses: Tensor, part: Slice) -> Tensor:
+    def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
         """The summed loss of a micro-batch from its token losses (N',): evaluation."""
         return losses.sum()
 

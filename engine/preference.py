@@ -1,6 +1,6 @@
 """How does a model learn which of two answers is better, in the memory of finetuning?
 
-Every preference loss is a function of a few numbers: the log-probability of each answer. So behind the decoder a first
+Every preference loss is a function of a few numbers: the log-probability of each answer. So after the decoder a first
 pass over the head, in chunks and without gradients, gives them; the loss of a pair and its derivative by each
 log-probability are scalar arithmetic in float64; and the ordinary chunked loss, each token weighted by its answer's
 derivative, forms the gradients. A step is a finetuning step with weighted rows; no logits are held.
@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.micro_batches import MicroBatch
 from engine.objective import Objective, TokenLosses
-from engine.slices import Slice
 from model.loss import LossSettings, loss_and_gradients, token_losses
 
 METRICS = (
@@ -102,9 +102,9 @@ def log_odds(log_probability: Tensor) -> Tensor:
     return below_one - torch.where(below_one < -math.log(2), small, large)
 
 
-def answer_log_probabilities(losses: Tensor, part: Slice) -> Tensor:
+def answer_log_probabilities(losses: Tensor, micro_batch: MicroBatch) -> Tensor:
     """Sum the negative token losses (N',) of each answer: (2, P), float64 on the CPU, chosen first."""
-    sums = [-answer.sum() for answer in part.target.split(losses.detach().cpu().double())]
+    sums = [-answer.sum() for answer in micro_batch.target.split(losses.detach().cpu().double())]
     return torch.stack(sums).view(2, -1)
 
 
@@ -124,33 +124,43 @@ class PreferenceObjective(Objective):
         self.pair_loss, self.as_reference = pair_loss, as_reference
         self._sums = torch.zeros(len(METRICS), dtype=torch.float64)
 
-    def complete(self, slices: Sequence[Slice], token_losses: TokenLosses) -> Sequence[Slice]:
+    def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
         """Run the reference where its log-probabilities are needed and not known."""
-        if not self.pair_loss.needs_reference or all(part.reference is not None for part in slices):
-            return slices
+        if not self.pair_loss.needs_reference or all(
+            micro_batch.reference is not None for micro_batch in micro_batches
+        ):
+            return micro_batches
         assert self.as_reference is not None, "the micro-batches must bring reference log-probabilities"
         with self.as_reference():
-            losses = token_losses(slices)  # together: sharded weights are brought once, and as often on every rank
+            losses = token_losses(
+                micro_batches
+            )  # together: sharded weights are brought once, and as often on every rank
         return [
-            replace(part, reference=answer_log_probabilities(each, part).reshape(-1))
-            for each, part in zip(losses, slices, strict=True)
+            replace(micro_batch, reference=answer_log_probabilities(each, micro_batch).reshape(-1))
+            for each, micro_batch in zip(losses, micro_batches, strict=True)
         ]
 
     def loss_and_gradients(
-        self, hidden: Tensor, head: Tensor, part: Slice, scale: float, settings: LossSettings, grad_head: Tensor | None
+        self,
+        hidden: Tensor,
+        head: Tensor,
+        micro_batch: MicroBatch,
+        scale: float,
+        settings: LossSettings,
+        grad_head: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """See `Objective`; smoothing and z-loss of `settings` are of cross-entropy alone."""
         plain = LossSettings(settings.chunk_bytes)
-        policy = answer_log_probabilities(token_losses(hidden, head, part.labels, plain), part)
-        total, slopes = self._judge(policy, part)
-        per_token = -slopes.reshape(-1)[part.target.row_of_token(slopes.device)]  # fillers have no label
+        policy = answer_log_probabilities(token_losses(hidden, head, micro_batch.labels, plain), micro_batch)
+        total, slopes = self._judge(policy, micro_batch)
+        per_token = -slopes.reshape(-1)[micro_batch.target.row_of_token(slopes.device)]  # fillers have no label
         weights = per_token.float().to(hidden.device)
-        _, grad = loss_and_gradients(hidden, head, part.labels, scale, plain, grad_head, weights)
+        _, grad = loss_and_gradients(hidden, head, micro_batch.labels, scale, plain, grad_head, weights)
         return total.float().to(hidden.device), grad
 
-    def loss(self, losses: Tensor, part: Slice) -> Tensor:
+    def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
         """See `Objective`."""
-        total, _ = self._judge(answer_log_probabilities(losses, part), part)
+        total, _ = self._judge(answer_log_probabilities(losses, micro_batch), micro_batch)
         return total.float().to(losses.device)
 
     def clear(self) -> None:
@@ -162,10 +172,10 @@ class PreferenceObjective(Objective):
         """Sums over pairs of what trl logs under the same names; but a tie is half a win, trl's is none."""
         return dict(zip(METRICS, self._sums.tolist(), strict=True))
 
-    def _judge(self, policy: Tensor, part: Slice) -> tuple[Tensor, Tensor]:
+    def _judge(self, policy: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """The summed loss of the pairs, and its derivative by each answer's log-probability, (2, P)."""
-        lengths = torch.tensor(part.target.lengths, dtype=torch.float64).view(2, -1)
-        reference = None if part.reference is None else part.reference.cpu().double().view(2, -1)
+        lengths = torch.tensor(micro_batch.target.lengths, dtype=torch.float64).view(2, -1)
+        reference = None if micro_batch.reference is None else micro_batch.reference.cpu().double().view(2, -1)
         with torch.enable_grad():
             leaf = policy.clone().requires_grad_()
             total = self.pair_loss(leaf, reference, lengths).sum()

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.residency import Residency
 from engine.sharding import Shards
+from engine.weights import WeightStore
 
 Weights = Sequence[nn.Parameter]
 
@@ -73,7 +73,7 @@ class Reducer:
             self._complete(before)
 
     def finish(self) -> None:
-        """Wait for the sums under way and pass those weights on. Call once more behind the walk.
+        """Wait for the sums under way and pass those weights on. Call once more after the walk.
 
         Raises:
             StepFailed: as `ready`.
@@ -95,7 +95,7 @@ class Reducer:
         if self.num_processes > 1:
             assert self.shards is None, "a walk over sharded weights cannot be joined in its middle"
             told = self._pending is not None and self._pending.wait()
-            # the others stop behind the group that follows the first one that says so
+            # the others stop after the group that follows the first one that says so
             for weights in order[self._started : self._started + (1 if told else 2)]:
                 zero_gradients(weights)
                 self._start(weights, failed=True).wait()
@@ -126,5 +126,5 @@ class Reducer:
             self._pending, self._started = None, 0
             raise StepFailed(f"another process failed in the middle of the step, before group {group.index}")
         for weight, part in group.parts:
-            Residency.attach_gradient(weight, part)
+            WeightStore.attach_gradient(weight, part)
         self.then(group.weights)

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from devices.kernels.calls import kernels, takes
 from model.dropout import mix, random_words, stride
 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
@@ -57,6 +58,9 @@ class Stochastic(Rounding):
         self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
     ) -> None:
         assert key is not None
+        if (compiled := kernels()) is not None and takes(weight, values):
+            compiled.round_weights(values, weight, int(key), offset)
+            return
         weight.copy_(round_stochastically(values, key, offset))
 
 

@@ -50,12 +50,12 @@ class LossScaling:
         if self.scale <= LEAST_SCALE:
             raise UserError(
                 "--mixed_precision = fp16, the step is not finite even with a loss that is not scaled: T5's activations "
-                "have left fp16's range; allowed: no, bf16; go on from the last checkpoint with --is_keep_training=True "
+                "have left fp16's range; allowed: no, bf16; continue from the last checkpoint with --is_keep_training=True "
                 "--mixed_precision=bf16"
             )
         self.scale, self.good_steps, self.skipped_steps = self.scale / 2, 0, self.skipped_steps + 1
         return False
 
     def as_dict(self) -> dict[str, float]:
-        """Plain values, for a checkpoint; `LossScaling(**values)` goes on from them."""
+        """Plain values, for a checkpoint; `LossScaling(**values)` continues from them."""
         return asdict(self)

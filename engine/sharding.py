@@ -1,13 +1,13 @@
-"""How does a model train that no single device holds? Each process keeps its rows of every matrix, and of the state.
+"""How does a model train that no single device holds? Each process holds its rows of every matrix, and of the state.
 
-A block's matrices are gathered for its visit and let go after it; the gradient of the block is summed and cut in one
+A block's matrices are gathered before it runs and released after it; the gradient of the block is summed and cut in one
 collective (reduce-scatter), and each process updates its own rows, inside backward, as without sharding. Norms and bias
 tables, a few KB, stay whole on every process. Rows are cut as `torch.chunk` cuts them. Bytes on
 the wire for a matrix of n weights: 2 gathers + 1 reduce-scatter of n, 1.5 times those of the all-reduce that unsharded
 processes need.
 
 Why not `fully_shard` (FSDP2): its hooks bring and release a module once around forward and once around a backward of the
-whole graph, and sum after every backward; a walk visits a block once each way for all slices, sums once, needs the bare
+whole graph, and sum after every backward; the walk runs a block once each way for all micro-batches, sums once, needs the bare
 embedding table, and keeps weights in one dtype while computing in another. Both are two collectives and a few lines;
 importing FSDP2 takes 43 MB a process (600 modules), this nothing.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), stage 3; Zhao et al. 2023 (arXiv 2304.11277).
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.residency import Residency
+from engine.weights import WeightStore
 from model.t5 import T5, Parts
 
 # the names that torch 2.13 has for what was called ..._tensor
@@ -97,7 +97,7 @@ class Shards:
         return weight.grad is not None and weight.grad.shape[0] == part.count
 
     def whole_shape(self, weight: nn.Parameter) -> tuple[int, int]:
-        """The shape that a sharded weight has during its visit."""
+        """The shape of the whole of a sharded weight."""
         return self._by_id[id(weight)].shape
 
     def gather(self, weight: nn.Parameter) -> Tensor:
@@ -134,11 +134,11 @@ class Shards:
         return padded
 
 
-class ShardedResidency(Residency):
-    """A block's matrices are gathered for its visit. Memory: one block's weights, at rest and in the compute dtype.
+class ShardedWeightStore(WeightStore):
+    """A block's matrices are gathered while it runs. Memory: one block's weights, at rest and in the compute dtype.
 
     Args:
-        compute_dtype: of the visit; gathering moves the dtype at rest.
+        compute_dtype: of the gathered matrices; gathering moves the rest dtype.
         shards: where the rows are.
     """
 
@@ -150,12 +150,12 @@ class ShardedResidency(Residency):
         self._summed: Tensor | None = None
 
     @contextmanager
-    def visit(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
         with self._brought(weights, self.compute_dtype):
             yield
 
     @contextmanager
-    def stored(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    def in_rest_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
         with self._brought(weights, None):
             yield
 
@@ -163,12 +163,12 @@ class ShardedResidency(Residency):
     def _brought(self, weights: Iterable[nn.Parameter], dtype: torch.dtype | None) -> Iterator[None]:
         with ExitStack() as stack:
             for weight in weights:
-                stored = weight.data
-                whole = self.shards.gather(weight) if self.shards.is_sharded(weight) else stored
+                at_rest = weight.data
+                whole = self.shards.gather(weight) if self.shards.is_sharded(weight) else at_rest
                 if dtype is not None and weight.dtype not in (dtype, torch.float32):
                     whole = whole.to(dtype)
-                if whole is not stored:
-                    stack.callback(setattr, weight, "data", stored)
+                if whole is not at_rest:
+                    stack.callback(setattr, weight, "data", at_rest)
                     weight.data = whole
                 del whole
             yield
@@ -189,7 +189,7 @@ class ShardedResidency(Residency):
         return weight.grad
 
     def close_gradient(self, weight: nn.Parameter) -> None:
-        """Sum the buffer over the processes, and keep this process's rows alone."""
+        """Sum the buffer over the processes, and hold this process's rows alone."""
         if weight.grad is None or not self.shards.is_sharded(weight):
             return
         rows, work = self.shards.scatter(weight)

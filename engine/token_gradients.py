@@ -33,7 +33,7 @@ def add_token_gradients(table: Tensor, ids: Sequence[Tensor], gradients: Sequenc
     for first in range(0, table.shape[1], width):
         columns = slice(first, first + width)
         slab = torch.cat([part[:, columns].float() for part in gradients])
-        # what autograd forms behind a lookup, over the distinct tokens alone: it sorts, and sums without atomics
+        # what autograd forms after a lookup, over the distinct tokens alone: it sorts, and sums without atomics
         sums = torch.ops.aten.embedding_dense_backward(slab, places, len(distinct), -1, False)
         there = table[:, columns]
         there[distinct] = sums.add_(there[distinct]).to(table.dtype)

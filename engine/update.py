@@ -1,4 +1,4 @@
-"""When are weights updated: each block as soon as its gradients are complete, or all together behind the walk?
+"""When are weights updated: each block as soon as its gradients are complete, or all together after the walk?
 
 At once is the rule: the gradients of one block are all that is ever held. Clipping the global norm and scaling the loss
 need all gradients, so they keep them, and the plan prices them.
@@ -57,7 +57,7 @@ class Update:
             self._apply(weights)
 
     def finish(self) -> None:
-        """Behind the walk: unscale, clip and apply what was held; or leave the step out."""
+        """After the walk: unscale, clip and apply what was held; or leave the step out."""
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
         if not held:
             self.is_finite, self._norms = is_finite(self._norms), []

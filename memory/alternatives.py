@@ -15,6 +15,7 @@ from config import Config
 from memory.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.trained import trained_counts
 from memory.units import MIB
+from memory.work import JSON_NAMES
 
 COST = {  # of a change, in what the user gives up: the cheapest is told first
     "memory_mode=ultra": 0, "mixed_precision=bf16": 1, "optimizer=adafactor": 2, "max_grad_norm=0": 2, "batch_size_per_gpu=1": 1,
@@ -27,27 +28,27 @@ class Alternative:
     """One way to run the step, or one change of a flag.
 
     Args:
-        label: words for it; of a change, the flag. batch_size_per_gpu, kept_blocks: of the way to run.
+        label: words for it; of a change, the flag. batch_size_per_gpu, saved_blocks: of the way to run.
         peak_bytes: predicted. seconds: of a step, predicted. fits: whether the budget holds it.
     """
 
     label: str
     batch_size_per_gpu: int
-    kept_blocks: int
+    saved_blocks: int
     peak_bytes: int
     seconds: float
     fits: bool
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
 
 
 def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative]:
     """The planned way first, then ways that differ from it in one thing, the fastest first."""
     blocks = work.model.num_layers + work.model.num_decoder_layers
     ways = [
-        *(("graphs kept", replace(choice, kept_blocks=kept)) for kept in (0, blocks // 2, blocks)),
+        *(("saved blocks", replace(choice, saved_blocks=saved)) for saved in (0, blocks // 2, blocks)),
         *(("micro-batch", _cut(work, choice, rows)) for rows in _micro_batches(work, choice)),
         ("malloc", replace(choice, malloc="small" if choice.malloc == "fast" else "fast")),
     ]
@@ -67,8 +68,10 @@ def _micro_batches(work: Work, choice: Choice) -> list[int]:
 def _cut(work: Work, choice: Choice, rows: int) -> Choice:
     """The choice with other micro-batches; what passed through a block together still does."""
     count = math.ceil(work.rows / rows)
-    together, walks = (count, 1) if choice.num_walks == 1 else (1, count)
-    return _with_sizes(work, replace(choice, batch_size_per_gpu=rows, num_slices=together, num_walks=walks))
+    together, passes = (count, 1) if choice.accumulation_passes == 1 else (1, count)
+    return _with_sizes(
+        work, replace(choice, batch_size_per_gpu=rows, micro_batches_per_pass=together, accumulation_passes=passes)
+    )
 
 
 def _with_sizes(work: Work, choice: Choice) -> Choice:
@@ -81,7 +84,7 @@ def _priced(label: str, work: Work, choice: Choice, machine: Machine) -> Alterna
     peak = peak_of(predict(work, choice, machine))[1]
     seconds = typical_seconds(work, choice, machine.as_measured())
     fits = peak <= machine.budget_bytes
-    return Alternative(label, choice.batch_size_per_gpu, choice.kept_blocks, peak, seconds, fits)
+    return Alternative(label, choice.batch_size_per_gpu, choice.saved_blocks, peak, seconds, fits)
 
 
 def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choice, most: int) -> list[Alternative]:
@@ -107,11 +110,11 @@ def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choic
 def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
     """Changes of one flag: its text, the way to run and the work that it leads to."""
     one = replace(
-        choice, batch_size_per_gpu=1, num_slices=work.rows, num_walks=1, kept_blocks=0, malloc="small", eval_batch_size_per_gpu=1
+        choice, batch_size_per_gpu=1, micro_batches_per_pass=work.rows, accumulation_passes=1, saved_blocks=0, malloc="small", eval_batch_size_per_gpu=1
     )  # fmt: skip
     yield "batch_size_per_gpu=1", one, work
     if config.memory.memory_mode != "ultra":
-        yield "memory_mode=ultra", replace(choice, kept_blocks=0, malloc="small"), work
+        yield "memory_mode=ultra", replace(choice, saved_blocks=0, malloc="small"), work
     if choice.storage == "float32" and not config.lora.lora_rank:
         yield "mixed_precision=bf16", replace(choice, storage="bfloat16"), work
     if work.optimizer not in ("adafactor", "sinkgd"):
@@ -135,9 +138,9 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
         yield f"max_seq_len={half}", choice, shorter
     if work.rows > 1:
         fewer = max(1, work.rows // 2)
-        slices = math.ceil(fewer / choice.batch_size_per_gpu)
+        micro_batches = math.ceil(fewer / choice.batch_size_per_gpu)
         yield (
             f"effective_batch_size={fewer}",
-            replace(choice, num_slices=slices, num_walks=1),
+            replace(choice, micro_batches_per_pass=micro_batches, accumulation_passes=1),
             replace(work, rows=fewer, shapes=None),
         )

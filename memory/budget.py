@@ -3,7 +3,7 @@
 Idea: every limit is turned into the same figure, *what this process tree may hold in all*: the limit, less what others
 already use of it. A container's limit, its parents' limits, an address-space limit and the memory that is available are
 then comparable, and the lowest one binds. A margin stays free below a limit of the system, since overrunning that means
-being killed; the user's own figure is a promise and is taken as it is.
+being killed; the user's own figure is a promise and is taken unchanged.
 Source: proc_meminfo(5), getrlimit(2); control groups in memory/cgroup.py.
 """
 
@@ -58,7 +58,7 @@ class Budget:
 def measure_budget(
     flag: int | str, device: Device, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None
 ) -> Budget:
-    """Find the budget of this rank. Ranks measure at different moments: let them agree on the least.
+    """Find the budget of this rank. Ranks measure at different times: let them agree on the least.
 
     Args:
         flag: `memory_budget`: bytes for one rank, or "auto".

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from config import PREFERENCES, Config
 from memory.generation import MOST_ROWS
-from memory.moments import SAMPLE_TOKENS
 from memory.speed import PACES, Pace, evaluation_seconds, typical_seconds, writing_seconds
+from memory.step_peaks import SAMPLE_TOKENS
 from memory.work import Choice, Machine, Work, dtype_bytes, state_bytes
 from settings import AUTO
 

@@ -1,6 +1,6 @@
 """How much memory does it take to write answers, and how many at once fit?
 
-Writing has two heights: the encoder's visit of a group of prompts, and a step with its logits; keys and values stand
+Writing has two heights: the encoder's pass over a group of prompts, and a step with its logits; keys and values stand
 beside both. The formulas follow `model/decoding.py`; e is the bytes of the compute dtype.
 
 Shapes: B prompts, G beams of each, S source tokens, T answer tokens, D d_model, I = H K inner width of attention,
@@ -20,8 +20,8 @@ from memory.units import MIB
 
 ENCODER_TOKENS = 4096  # as model.decoding has it; a test holds them equal
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
-LIBRARIES_BYTES = 24 * MIB  # what libraries allocate at the first products, and small things of Python
-SLACK = 0.1  # share of what comes and goes that malloc keeps
+LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
+SLACK = 0.1  # share of temporary memory that malloc holds
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
 
@@ -43,10 +43,10 @@ class Writing:
 
 @dataclass(frozen=True)
 class Weights:
-    """How a model lies in memory.
+    """How a model is held in memory.
 
     Args:
-        bytes: of all weights at rest. is_cast: whether they lie in another dtype than is computed in. compute: its name.
+        bytes: of all weights at rest. is_cast: whether they rest in another dtype than they are computed in. compute: its name.
     """
 
     bytes: int
@@ -66,14 +66,14 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     encoder = _encoder_bytes(model, e, w)
     step = one + _logits_bytes(model, e, w)  # rows that leave, and buffers that grow, are copied one tensor at a time
     passing = max(encoder, step)
-    visit = max(counts["encoder"], counts["decoder"]) * e  # of fp32 weights; narrow ones are widened in pieces
+    block = max(counts["encoder"], counts["decoder"]) * e  # of fp32 weights; narrow ones are widened in pieces
     return {
         "base": base_bytes,
         "libraries": LIBRARIES_BYTES,
         "weights": weights.bytes,
         "keys and values": 2 * model.num_decoder_layers * number * w.rows * (w.source_tokens + w.beams * w.new_tokens),
         "encoder" if encoder >= step else "logits": passing,
-        "weights in compute dtype": CAST_BYTES + (visit if weights.compute == "float16" else 0)
+        "weights in compute dtype": CAST_BYTES + (block if weights.compute == "float16" else 0)
         if weights.is_cast
         else 0,
         "allocator slack": int(SLACK * passing),
@@ -81,7 +81,7 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
 
 
 def _encoder_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
-    """One visit with as many prompts as pass together, and their output as keys and values of one block."""
+    """One pass with as many prompts as go together, and their output as keys and values of one block."""
     tokens = min(w.rows * w.source_tokens, max(ENCODER_TOKENS, w.source_tokens))
     rows = max(1, tokens // w.source_tokens)
     blocks = Blocks(model, e, False, Tokens(tokens, 1), Tokens(w.source_tokens, 1), ((w.source_tokens, 1),) * rows)

@@ -1,7 +1,7 @@
 """Does what a run holds grow from step to step? Noticed within the first steps, long before it meets the budget.
 
 A plan may be wrong where it was not calibrated: a library keeps something for each new shape, a heap breaks into pieces.
-Behind each step a run holds the same; so windows of steps are compared, each by the least that was held in it, because
+After each step a run holds the same; so windows of steps are compared, each by the least that was held in it, because
 cleaning and the samples of a monitor come and go. What has grown in two windows in a row, and at that pace reaches the
 budget within the next steps, is to be answered.
 """
@@ -16,14 +16,14 @@ FORESIGHT = 200  # steps
 
 
 class Growth:
-    """Watches what a run holds behind its steps, as shares of the budget."""
+    """Watches what a run holds after its steps, as shares of the budget."""
 
     def __init__(self) -> None:
         self._window: list[float] = []
         self._least: deque[float] = deque(maxlen=3)  # of the last windows
 
     def after_step(self, held: float) -> float:
-        """Take in what is held behind a step.
+        """Take in what is held after a step.
 
         Args:
             held: share of the budget.

@@ -1,37 +1,37 @@
-"""What does malloc keep beyond the tensors that are there, moment by moment?
+"""What does malloc hold beyond the tensors that are there, at each step peak?
 
-glibc maps a tensor above a size by itself and gives it back when it is freed; smaller ones lie in a heap that keeps what
+glibc maps a tensor above a size by itself and gives it back when it is freed; smaller ones are in a heap that keeps what
 comes free in its middle. "small" maps nearly all, and only rounds a few up. "fast" has the heap, which the walk trims
-at the start, behind each block that keeps its graph, before the loss and between the ways back through decoder and
+at the start, after each saved block, before the loss and between the ways back through decoder and
 encoder (`engine.walk`): what came free before is gone by then, and what comes free after stays to the next time.
 
-The shares are fitted: to measured peaks of each moment, of models of 6M and 190M weights, with and without recomputing.
+The shares are fitted: to measured peaks of each place, of models of 6M and 190M weights, with and without recomputing.
 """
 
 from __future__ import annotations
 
-from memory.moments import HEAP_BELOW, Moments
+from memory.step_peaks import HEAP_BELOW, StepPeaks
 from memory.units import MIB
 from memory.work import inner_width
 
-SMALL_SHARE = 0.015  # of all that comes and goes, where nearly all is mapped
-# Behind a trim: pages that are used in part, and a share of all that comes and goes.
+SMALL_SHARE = 0.015  # of all temporary memory, where nearly all is mapped
+# After a trim: pages that are used in part, and a share of all temporary memory.
 TRIMMED_BYTES, TRIMMED_SHARE = 2 * MIB, 0.01
-VISIT_SHARE = 1.2  # of a recomputed visit's small tensors: pieces too small for what the next visit asks for
-KEPT_VISIT_SHARE = 0.5  # the same where the visit's graph is there, and so its tensors are no new ones
+RECOMPUTED_SHARE = 1.2  # of a recomputed block's small tensors: pieces too small for what the next block asks for
+SAVED_SHARE = 0.5  # the same of a saved block, whose tensors are no new ones
 GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
-AGED_SHARE = 0.2  # of those of all kept graphs: what some hundred steps of other lengths leave between them
+AGED_SHARE = 0.2  # of those of all saved blocks: what some hundred steps of other lengths leave between them
 
 
 class Heap:
     """What malloc keeps in each phase of a run, in bytes.
 
     Args:
-        walk: what the walk holds at its moments.
+        peaks: what the walk holds at its step peaks.
     """
 
-    def __init__(self, walk: Moments) -> None:
-        self.walk, self.choice = walk, walk.choice
+    def __init__(self, peaks: StepPeaks) -> None:
+        self.peaks, self.choice = peaks, peaks.choice
 
     def slack(self, phase: str, passing: int) -> int:
         """What malloc keeps in `phase`, in which `passing` bytes come and go."""
@@ -42,45 +42,49 @@ class Heap:
         return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + self._pieces(phase))
 
     def _pieces(self, phase: str) -> float:
-        walk = self.walk
-        if phase == "loss":  # trimmed just before; beside the gradients of earlier walks, the end of forward is as high
-            return self._visits("decoder", is_kept=False) if self.choice.num_walks > 1 else 0.0
+        peaks = self.peaks
+        if (
+            phase == "loss"
+        ):  # trimmed just before; beside the gradients of earlier passes, the end of forward is as high
+            return self._blocks("decoder", is_saved=False) if self.choice.accumulation_passes > 1 else 0.0
         if phase == "evaluation":  # cleaned before, trimmed at the head
-            return walk.blocks.tile_bytes() + self._casts("decoder")
-        decoder = self._visits("decoder", is_kept=walk.kept_decoder > 0)
+            return peaks.blocks.tile_bytes() + self._casts("decoder")
+        decoder = self._blocks("decoder", is_saved=peaks.saved_decoder_blocks > 0)
         # the graphs of a block come free with others between them
-        decoder += self._small_graphs(0, min(1, walk.kept_decoder))
+        decoder += self._small_graphs(0, min(1, peaks.saved_decoder_blocks))
         if phase == "decoder backward":
             return decoder
         if phase == "block update":
-            return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, walk.kept_decoder)))
-        encoder = self._visits("encoder", is_kept=walk.kept_encoder > 0) + walk.block_update()["one update"]
+            return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, peaks.saved_decoder_blocks)))
+        encoder = self._blocks("encoder", is_saved=peaks.saved_encoder_blocks > 0) + peaks.block_update()["one update"]
         if phase == "encoder backward":  # trimmed just before
-            return encoder + AGED_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
+            return encoder + AGED_SHARE * self._small_graphs(peaks.saved_encoder_blocks, peaks.saved_decoder_blocks)
         if phase == "last update":
-            return encoder + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, 0)
-        return decoder + encoder + GRAPH_SHARE * self._small_graphs(walk.kept_encoder, walk.kept_decoder)
+            return encoder + GRAPH_SHARE * self._small_graphs(peaks.saved_encoder_blocks, 0)
+        return (
+            decoder + encoder + GRAPH_SHARE * self._small_graphs(peaks.saved_encoder_blocks, peaks.saved_decoder_blocks)
+        )
 
-    def _visits(self, kind: str, *, is_kept: bool) -> float:
-        """Pieces left by visits backward to the blocks of a stack: of graph, tiles, casts and gradients of weights."""
-        gradients = min(self._weights(kind), self.walk.learns[kind] * self.walk.e)
-        besides = self.walk.blocks.tile_bytes() + gradients + self._casts(kind)
-        if is_kept:
-            return besides if self.choice.num_slices > 1 else KEPT_VISIT_SHARE * besides
-        blocks = self.walk.blocks
+    def _blocks(self, kind: str, *, is_saved: bool) -> float:
+        """Pieces left by backward through the blocks of a stack: of graph, tiles, casts and gradients of weights."""
+        gradients = min(self._weights(kind), self.peaks.learns[kind] * self.peaks.e)
+        besides = self.peaks.blocks.tile_bytes() + gradients + self._casts(kind)
+        if is_saved:
+            return besides if self.choice.micro_batches_per_pass > 1 else SAVED_SHARE * besides
+        blocks = self.peaks.blocks
         graph = blocks.decoder_graph(HEAP_BELOW) if kind == "decoder" else blocks.encoder_graph(HEAP_BELOW)
-        return VISIT_SHARE * (graph + besides)
+        return RECOMPUTED_SHARE * (graph + besides)
 
     def _casts(self, kind: str) -> int:
-        return self._weights(kind) if self.walk.casts else 0
+        return self._weights(kind) if self.peaks.casts else 0
 
     def _weights(self, kind: str) -> int:
         """Matrices of a block that are small enough for the heap, in the compute dtype."""
-        c, e = self.walk.c, self.walk.e
+        c, e = self.peaks.c, self.peaks.e
         gates = 3 if c.feed_forward_proj.startswith("gated-") else 2
         sizes = ((8 if kind == "decoder" else 4, c.d_model * inner_width(c)), (gates, c.d_model * c.d_ff))
         return sum(count * size * e for count, size in sizes if size * e < HEAP_BELOW)
 
     def _small_graphs(self, encoder: int, decoder: int) -> int:
-        """Of so many kept graphs, those of all slices, the tensors that lie in the heap."""
-        return self.walk.graphs(encoder, decoder, HEAP_BELOW)
+        """Of the graphs of so many saved blocks, of all micro-batches, the tensors in the heap."""
+        return self.peaks.graphs(encoder, decoder, HEAP_BELOW)

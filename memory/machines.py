@@ -14,6 +14,7 @@ from typing import Any
 from config import UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
+from devices.kernels.build import is_possible
 from memory.budget import host_limits, installed_bytes, margin_of
 from memory.prediction import BASE_BYTES, Machine
 from memory.units import parse_size
@@ -39,7 +40,7 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO) -> Machine
     known = machine_file.read(machine_file.key_of("cpu", processor.describe_here()))
     return Machine(
         taken, available, BASE_BYTES, tuple((dtype, kind.rate(dtype, count)) for dtype in DTYPES), speed_class=kind.name,
-        measured=() if known is None else known.rates_with(count),
+        measured=() if known is None else known.rates_with(count), has_kernels=is_possible(),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """How much memory does the run hold now, and what was its peak, in all and phase by phase?
 
 Idea: a thread samples the process tree a few times a second, the trainer adds samples at its own boundaries (after a
-step, before an evaluation), and both feed the same peaks. What comes and goes between two samples is told by the
+step, before an evaluation), and both feed the same peaks. What is allocated and freed between two samples is told by the
 kernel's high water mark of this process, which is read and never reset. Only anonymous memory is held against the
 budget. The cost of sampling is counted too, so that it can be shown.
 """
@@ -129,7 +129,7 @@ class Monitor:
         if self._marks is None:
             return 0
         before, self._marks = self._marks, read_marks()
-        mapped = max(before.file_bytes, self._marks.file_bytes)  # a file may have been unmapped behind the peak
+        mapped = max(before.file_bytes, self._marks.file_bytes)  # a file may have been unmapped after the peak
         return self._marks.highest_bytes - mapped if self._marks.highest_bytes > before.highest_bytes else 0
 
     def watched_seconds(self) -> float:

@@ -1,6 +1,6 @@
 """Will it fit, and what is the fastest way that does? Chooses how a run's steps are done.
 
-`plan` lists the ways a step can run (micro-batch, slices or accumulation, graphs kept, dtype of the weights at rest),
+`plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest; in mode ultra the smallest of those
 that are nearly as fast. The effective batch is never touched. The formulas are in `memory.prediction`.
 Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
@@ -61,7 +61,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**asdict(self), "gradient_accumulation_steps": self.choice.gradient_accumulation_steps}
+        accumulation = self.choice.gradient_accumulation_steps
+        return {**asdict(self), "choice": self.choice.as_dict(), "gradient_accumulation_steps": accumulation}
 
 
 def table_guess(available_bytes: int) -> tuple[int, int, int]:
@@ -71,16 +72,16 @@ def table_guess(available_bytes: int) -> tuple[int, int, int]:
 
 def effective_batch(config: Config, machine: Machine) -> int:
     """Rows of one step: as given, else what micro-batch and accumulation give, else the old table's."""
-    train, (micro, _, accumulation) = config.train, table_guess(machine.available_bytes)
+    train, (batch_size, _, accumulation) = config.train, table_guess(machine.available_bytes)
     if train.effective_batch_size != AUTO:
         return int(train.effective_batch_size)
     if train.batch_size_per_gpu != AUTO or train.gradient_accumulation_steps != AUTO:
-        micro = micro if train.batch_size_per_gpu == AUTO else int(train.batch_size_per_gpu)
+        batch_size = batch_size if train.batch_size_per_gpu == AUTO else int(train.batch_size_per_gpu)
         accumulation = (
             accumulation if train.gradient_accumulation_steps == AUTO else int(train.gradient_accumulation_steps)
         )
-        return micro * accumulation * machine.num_processes
-    return micro * accumulation
+        return batch_size * accumulation * machine.num_processes
+    return batch_size * accumulation
 
 
 def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Work:
@@ -107,41 +108,51 @@ def choices(config: Config, machine: Machine, work: Work, dtypes: Dtypes | None 
     """All ways to run the step that the settings allow; `dtypes`: those alone."""
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     for storage, compute in [dtypes] if dtypes else _dtypes(config, machine):
-        for micro in _micro_batches(config, work):
-            count, sizes = math.ceil(work.rows / micro), work.step_shapes.sizes(micro)
-            for num_walks, shards in _walks_and_shards(config, machine, count):
-                for kept in _kept_blocks(config, total_blocks, num_walks):
+        for batch_size in _micro_batches(config, work):
+            count, sizes = math.ceil(work.rows / batch_size), work.step_shapes.sizes(batch_size)
+            for accumulation_passes, shards in _passes_and_shards(config, machine, count):
+                for saved in _saved_blocks(config, total_blocks, accumulation_passes):
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
-                        evaluation = _evaluation_batch(config, machine, micro)
+                        evaluation = _evaluation_batch(config, machine, batch_size)
                         choice = Choice(
-                            micro, count // num_walks, num_walks, kept, evaluation, storage, compute, chunk, malloc, shards,
-                            source_sizes=sizes[0], target_sizes=sizes[1],
+                            batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
+                            source_sizes=sizes[0], target_sizes=sizes[1], kernels=_kernels(config, machine),
                         )  # fmt: skip
                         yield from _with_offload(config, machine, work, choice)
 
 
+def _kernels(config: Config, machine: Machine) -> bool:
+    """Whether compiled kernels compute; a fact of machine and settings, never of a stopwatch."""
+    if config.run.compiled_kernels is True and not machine.has_kernels:
+        raise UserError(
+            "--compiled_kernels = True, there are none here; allowed: auto or False, or a CPU with AVX2 under Linux and a C "
+            "compiler (apt install gcc); `doctor` says what is missing"
+        )
+    return machine.has_kernels and config.run.compiled_kernels is not False
+
+
 def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) -> Iterator[Choice]:
-    """The choice as it is, and with boundaries in the host's memory, where that is wanted and possible."""
+    """The choice as it is, and with checkpointed activations in the host's memory, where that is wanted and possible."""
     asked = config.memory.offload_boundaries
     if asked is True and not machine.host_bytes:
         raise UserError(
-            "--offload_boundaries = True, moves boundaries from a GPU into the RAM beside it; this device computes in the "
-            "RAM itself or cannot copy beside computing; allowed here: auto or False"
+            "--offload_boundaries = True, moves checkpointed activations from a GPU into the RAM beside it; this device computes in the "
+            "RAM itself or cannot copy while it computes; allowed here: auto or False"
         )
-    recomputes = choice.kept_blocks < work.model.num_layers + work.model.num_decoder_layers
+    recomputes = choice.saved_blocks < work.model.num_layers + work.model.num_decoder_layers
     if asked is not True:
         yield choice
     moved = replace(choice, offload_boundaries=True)
     if asked is True and recomputes:
         yield moved
-    elif not machine.host_bytes or asked is False or choice.kept_blocks:
+    elif not machine.host_bytes or asked is False or choice.saved_blocks:
         return
     elif offloaded_bytes(work, moved, machine) <= machine.host_bytes:
         yield moved
 
 
-def _walks_and_shards(config: Config, machine: Machine, count: int) -> list[tuple[int, int]]:
-    """Walks of one step, and processes that share the weights; sharded weights pass by once a step."""
+def _passes_and_shards(config: Config, machine: Machine, count: int) -> list[tuple[int, int]]:
+    """Accumulation passes of one step, and processes that share the weights; sharded weights pass by once a step."""
     asked, processes = config.memory.shard_weights, machine.num_processes
     if asked is True and processes == 1:
         raise UserError(
@@ -152,7 +163,7 @@ def _walks_and_shards(config: Config, machine: Machine, count: int) -> list[tupl
     holds_all = config.train.max_grad_norm > 0 or config.memory.mixed_precision == "fp16"  # sharded gradients never are
     can_shard = processes > 1 and not holds_all and not apart
     sharded = [(1, processes)] if can_shard and asked in (True, AUTO) else []
-    whole = [] if asked is True and can_shard else [(walks, 1) for walks in sorted({1, count})]
+    whole = [] if asked is True and can_shard else [(passes, 1) for passes in sorted({1, count})]
     return [*whole, *sharded]
 
 
@@ -175,7 +186,7 @@ def _dtypes(config: Config, machine: Machine) -> list[Dtypes]:
 
 
 def _base_dtypes(asked: str, ways: list[Dtypes], fast: str) -> list[Dtypes]:
-    """The same for the frozen weights under adapters, which may also lie in int8."""
+    """The same for the frozen weights under adapters, which may also rest in int8."""
     named = {"fp32": ("float32", "float32"), "bf16": ("bfloat16", fast), "int8": ("int8", fast)}
     return [*ways, named["int8"]] if asked == AUTO else [named[asked]]
 
@@ -189,17 +200,21 @@ def _micro_batches(config: Config, work: Work) -> list[int]:
     return sorted({math.ceil(work.rows / parts) for parts in range(1, work.rows + 1)})
 
 
-def _kept_blocks(config: Config, total: int, num_walks: int) -> list[int]:
+def _saved_blocks(config: Config, total: int, accumulation_passes: int) -> list[int]:
     if config.memory.gradient_checkpointing is True or config.memory.memory_mode == "ultra":
         return [0]
-    if config.memory.gradient_checkpointing is False or num_walks > 1 or config.memory.memory_mode == "standard":
+    if (
+        config.memory.gradient_checkpointing is False
+        or accumulation_passes > 1
+        or config.memory.memory_mode == "standard"
+    ):
         return [total]
     return list(range(0, total + 1))
 
 
-def _evaluation_batch(config: Config, machine: Machine, micro: int) -> int:
+def _evaluation_batch(config: Config, machine: Machine, batch_size: int) -> int:
     given = config.train.eval_batch_size_per_gpu
-    return max(micro, table_guess(machine.available_bytes)[1]) if given == AUTO else int(given)
+    return max(batch_size, table_guess(machine.available_bytes)[1]) if given == AUTO else int(given)
 
 
 def plan(
@@ -226,6 +241,9 @@ def plan(
         UserError: the run that is resumed computes in what this device does not.
     """
     work = replace(make_work(config, machine, source_tokens, target_tokens), shapes=shapes, evaluation=evaluation)
+    had_kernels = earlier is not None and earlier.kernels
+    if earlier is not None:
+        earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine))
     began = _dtypes_of(config, machine, earlier) if earlier else None
     goes_on = earlier and began and _fits(work, earlier, machine) and _shares_as_asked(config, machine, earlier)
     ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or dtypes))
@@ -239,18 +257,25 @@ def plan(
     is_ultra = config.memory.memory_mode == "ultra"
     chosen = _smallest_of_fast(work, machine, ways, fastest) if is_ultra else fastest
     best = _priced(config, machine, work, chosen)
-    return replace(best, reasons=(*_reasons(best, machine), *_dtype_reasons(config, best.choice, machine, began)))
+    return replace(
+        best,
+        reasons=(
+            *_reasons(best, machine),
+            *_dtype_reasons(config, best.choice, machine, began),
+            *_kernel_reasons(best.choice, had_kernels),
+        ),
+    )
 
 
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     """The first of the fastest ways that fit.
 
-    Of ways that differ in the graphs kept alone, more graphs take more memory and less time: they are halved to the last
+    Of ways that differ in the saved blocks alone, more of them take more memory and less time: they are halved to the last
     that fits. Families of such ways are looked at from the fastest on, until what is left cannot be faster.
     """
     families: dict[Choice, list[tuple[Rank, int]]] = {}
     for place, way in enumerate(ways):
-        families.setdefault(replace(way, kept_blocks=0), []).append((_rank(way, work, machine), place))
+        families.setdefault(replace(way, saved_blocks=0), []).append((_rank(way, work, machine), place))
     best: tuple[Rank, int] | None = None
     for family in sorted((sorted(members) for members in families.values()), key=lambda members: members[0]):
         if best is not None and family[0] >= best:
@@ -273,11 +298,18 @@ def _smallest(ways: list[Choice]) -> list[Choice]:
     """Of ways that differ only in what always takes more, those that take the least."""
 
     def size(way: Choice) -> tuple[int, int, bool]:
-        return way.kept_blocks, way.loss_chunk_bytes, way.malloc == "fast"
+        return way.saved_blocks, way.loss_chunk_bytes, way.malloc == "fast"
 
     found: dict[tuple[object, ...], Choice] = {}
     for way in ways:
-        key = (way.batch_size_per_gpu, way.num_walks, way.storage, way.compute, way.shards, way.offload_boundaries)
+        key = (
+            way.batch_size_per_gpu,
+            way.accumulation_passes,
+            way.storage,
+            way.compute,
+            way.shards,
+            way.offload_boundaries,
+        )
         if key not in found or size(way) < size(found[key]):
             found[key] = way
     return list(found.values())
@@ -328,18 +360,25 @@ def _dtypes_of(config: Config, machine: Machine, earlier: Choice) -> Dtypes | No
 def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
     """Whether an earlier choice shares weights out as is asked for now."""
     is_whole = earlier.shards == 1 or earlier.compute != "float16"
-    return is_whole and earlier.shards in {shards for _, shards in _walks_and_shards(config, machine, 1)}
+    return is_whole and earlier.shards in {shards for _, shards in _passes_and_shards(config, machine, 1)}
 
 
 def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
-    micro, _, accumulation = table_guess(machine.available_bytes)
+    batch_size, _, accumulation = table_guess(machine.available_bytes)
     choice = chosen.choice
-    ways = "through each block together" if choice.num_walks == 1 else "one after the other, gradients held"
+    ways = "through each block together" if choice.accumulation_passes == 1 else "one after the other, gradients held"
     notes = [
-        f"first guess by available memory: micro-batch {micro} x {accumulation}",
+        f"first guess by available memory: micro-batch {batch_size} x {accumulation}",
         f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
     ]
     return tuple(notes)
+
+
+def _kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
+    if choice.kernels:
+        yield "computes with compiled kernels where they can"
+    elif had_kernels:
+        yield "the run computed with compiled kernels, which are not here now: numbers differ in their last places"
 
 
 def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:
@@ -347,7 +386,7 @@ def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtyp
     kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
     if began and began != (choice.storage, choice.compute):
         yield (
-            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it goes on stored "
+            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it continues, stored "
             f"in {choice.storage} and computed in {choice.compute}"
         )
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":

@@ -1,16 +1,16 @@
 """How much memory and time does one way to run a step take, in each phase of a run?
 
-peak = base + weights + optimizer state + what the phase holds at its highest + what malloc keeps. What a step holds is
-counted in `memory.moments`, what a block holds in `memory.blocks`, what malloc keeps in `memory.heap`, time in
+peak = base + weights + optimizer state + what the phase holds at its highest + what malloc holds. What a step holds is
+counted in `memory.step_peaks`, what a block holds in `memory.blocks`, what malloc holds in `memory.heap`, time in
 `memory.speed`.
 """
 
 from __future__ import annotations
 
 from memory.heap import Heap
-from memory.moments import SLAB_BYTES, Moments, evaluation_parts, offloaded_bytes, samples_parts
 from memory.sharing import share_out
 from memory.speed import predict_seconds, step_flops, typical_seconds
+from memory.step_peaks import SLAB_BYTES, StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
 from memory.units import MIB
 from memory.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes, weight_counts
 
@@ -32,20 +32,20 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "optimizer state": state_bytes(work, choice.storage),
         "libraries": libraries_bytes(choice, machine),
     }
-    walk = Moments(work, choice, machine)
+    peaks = StepPeaks(work, choice, machine)
     phases = {
         "load": {**fixed, "buffers": LOAD_BYTES},
-        "loss": {**fixed, **walk.loss()},
-        "decoder backward": {**fixed, **walk.decoder_backward()},
-        "encoder backward": {**fixed, **walk.encoder_backward()},
-        "block update": {**fixed, **walk.block_update()},
-        "last update": {**fixed, **walk.last_update()},
+        "loss": {**fixed, **peaks.loss()},
+        "decoder backward": {**fixed, **peaks.decoder_backward()},
+        "encoder backward": {**fixed, **peaks.encoder_backward()},
+        "block update": {**fixed, **peaks.block_update()},
+        "last update": {**fixed, **peaks.last_update()},
         "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
         "samples": {**fixed, **samples_parts(work, choice, machine)},
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
-    share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s, choice.kept_blocks)
-    heap = Heap(walk)
+    share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s, choice.saved_blocks)
+    heap = Heap(peaks)
     for phase, parts in phases.items():
         passing = sum(size for name, size in parts.items() if name not in fixed)
         parts["allocator slack"] = heap.slack(phase, passing)
@@ -55,7 +55,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
 
 
 def libraries_bytes(choice: Choice, machine: Machine) -> int:
-    """What libraries keep behind their first use: nothing in the host's memory counts where the device has its own."""
+    """What libraries hold after their first use: nothing in the host's memory counts where the device has its own."""
     if not machine.base_bytes:
         return 0
     compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
@@ -63,7 +63,7 @@ def libraries_bytes(choice: Choice, machine: Machine) -> int:
 
 
 def changeable(parts: dict[str, int]) -> int:
-    """What of a phase's parts comes and goes: all but base, weights and optimizer state, before any correction."""
+    """The temporary memory of a phase: all but base, weights and optimizer state, before any correction."""
     return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
 
 

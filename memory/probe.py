@@ -28,7 +28,7 @@ from config import Config
 from devices import processor
 from devices.cores import computing_threads
 from memory.prediction import CORRECTION, FIXED, Choice, changeable
-from memory.shapes import Micro
+from memory.shapes import MicroBatchRows
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 START = f"""import sys
@@ -40,7 +40,7 @@ limit_processor_time(int(sys.argv[1]))
 from training.probing import serve
 serve()"""
 KILLED = "killed by the system for its memory"
-WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; behind that it hangs
+WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; after that it hangs
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
 FORMAT = 3  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
@@ -93,8 +93,8 @@ class ProbeRequest:
 
     config: Config
     choice: Choice
-    steps: tuple[tuple[Micro, ...], ...]
-    evaluation: Micro
+    steps: tuple[tuple[MicroBatchRows, ...], ...]
+    evaluation: MicroBatchRows
     base: Path | None = None
     local_rank: int = 0
     data: ProbeData | None = None
@@ -159,7 +159,7 @@ def limit_processor_time(seconds: int) -> None:
 
 
 def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]]) -> float:
-    """Measured over predicted, of what comes and goes.
+    """Measured over predicted, of temporary memory.
 
     Args:
         phases: the prediction of the choice that was probed: phase -> part -> bytes.
@@ -181,7 +181,7 @@ def fingerprint(request: ProbeRequest) -> str:
 
     settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
     facts = [
-        FORMAT, settings, asdict(request.choice), request.steps, request.evaluation, request.base is None, request.data is None,
+        FORMAT, settings, request.choice.as_dict(), request.steps, request.evaluation, request.base is None, request.data is None,
         platform.machine(), sorted(processor.flags_of() or [platform.processor()]), processor.here().describe(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
         importlib.metadata.version("torch"), _code_state(),
     ]  # fmt: skip
@@ -199,9 +199,12 @@ def _read(place: Path | None) -> ProbeResult | None:
         return None
     try:
         content: dict[str, Any] = json.loads(place.read_text(encoding="utf8"))
-        return ProbeResult(**{**content, "is_cached": True, "seconds": 0.0})
-    except (OSError, ValueError, TypeError):
+        found = ProbeResult(**{**content, "is_cached": True, "seconds": 0.0})
+    except (OSError, ValueError, TypeError, RecursionError):
         return None  # a broken entry is measured anew, and overwritten
+    sizes = [found.base_bytes, *found.phases.values()] if isinstance(found.phases, dict) and found.phases else [None]
+    are_known = all(type(size) is int and size >= 0 for size in sizes) and type(found.step_seconds) in (int, float)
+    return found if are_known and math.isfinite(found.step_seconds) and found.failed == "" else None
 
 
 def _alone(environ: Mapping[str, str]) -> dict[str, str]:

@@ -76,7 +76,7 @@ def free_failed(error: BaseException, device: Device) -> Shortage:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Let go of everything that the frames of an error, and of the errors behind it, still hold."""
+    """Release everything that the frames of an error, and of the errors behind it, still hold."""
     links, seen = [error], set()
     for link in links:  # grows while it is walked
         if id(link) in seen:
@@ -84,7 +84,7 @@ def drop_frames(error: BaseException) -> None:
         seen.add(id(link))
         traceback.clear_frames(link.__traceback__)
         link.__traceback__ = None
-        links += [behind for behind in (link.__cause__, link.__context__) if behind is not None]
+        links += [after for after in (link.__cause__, link.__context__) if after is not None]
 
 
 def needed_bytes(error: BaseException) -> int | None:

@@ -7,9 +7,10 @@ scatters is added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,29 @@ from numpy.typing import NDArray
 from limits import LEAST_FILLED, filled_tokens
 
 Row = tuple[int, int]  # encoder and decoder tokens
-Micro = tuple[Row, ...]  # the rows of a micro-batch
+MicroBatchRows = tuple[Row, ...]  # the rows of a micro-batch
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # of source and target tokens of a micro-batch, ascending
 MOST_SIZES = 4  # of the token sums of micro-batches, on each side
 FEW_FILLERS = 0.02  # share of the tokens that is not worth a further size
 MOST_CANDIDATES = 128  # that they are chosen from
 SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
+
+
+Asked = ParamSpec("Asked")
+Found = TypeVar("Found")
+
+
+def remembered(method: Callable[Concatenate[Shapes, Asked], Found]) -> Callable[Concatenate[Shapes, Asked], Found]:
+    """Let shapes keep what a method has found: a plan asks for few sizes, again and again."""
+
+    def found(self: Shapes, /, *asked: Asked.args, **named: Asked.kwargs) -> Found:
+        key = method.__name__, asked, tuple(sorted(named.items()))
+        if key not in self._known:
+            self._known[key] = method(self, *asked, **named)
+        result: Found = self._known[key]
+        return result
+
+    return update_wrapper(found, method)
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class Shapes:
     targets: NDArray[np.int64]
     is_complete: bool = True
     max_tokens: int | None = None
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def longest(cls, rows: int, source: int, target: int, max_tokens: int | None = None) -> Shapes:
@@ -56,7 +75,7 @@ class Shapes:
     @property
     def rows(self) -> int:
         """Rows of a step."""
-        return self.sources.shape[1]
+        return int(self.sources.shape[1])
 
     @cached_property
     def longest_row(self) -> Tokens:
@@ -68,18 +87,18 @@ class Shapes:
         """Tokens of all rows of the largest step."""
         return Tokens(*(self._largest(part.sum(1), part, self.rows) for part in (self.sources, self.targets)))
 
-    @lru_cache(maxsize=64)  # noqa: B019  a plan asks for few sizes, again and again; both live as long as the plan
+    @remembered
     def sizes(self, batch_size: int) -> Sizes:
         """The few sizes that the token sums of micro-batches are filled up to with the fewest fillers."""
-        largest = self.micro(batch_size)
+        largest = self.largest_micro_batch(batch_size)
         sums = [self._sums(part, batch_size) for part in (self.sources, self.targets)]
         source, target = (
             few_sizes(each[each > 0], most) for each, most in zip(sums, (largest.source, largest.target), strict=True)
         )
         return source, target
 
-    @lru_cache(maxsize=64)  # noqa: B019
-    def micro(self, batch_size: int, sizes: Sizes | None = None) -> Tokens:
+    @remembered
+    def largest_micro_batch(self, batch_size: int, sizes: Sizes | None = None) -> Tokens:
         """Tokens of the largest micro-batch of at most `batch_size` rows; filled up, where `sizes` are given."""
         found = [
             self._largest(self._sums(part, batch_size).max(1), part, batch_size)
@@ -90,12 +109,14 @@ class Shapes:
             found = [min(size, max(self.max_tokens, bound)) for size, bound in zip(found, bounds, strict=True)]
         return Tokens(*(found if sizes is None else map(filled_tokens, found, sizes)))
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remembered
     def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
         """Tokens of at most `count` micro-batches of one step, filled up."""
-        micro = self.micro(batch_size, sizes)
+        largest = self.largest_micro_batch(batch_size, sizes)
         found = []
-        for most, part, filled in zip((micro.source, micro.target), (self.sources, self.targets), sizes, strict=True):
+        for most, part, filled in zip(
+            (largest.source, largest.target), (self.sources, self.targets), sizes, strict=True
+        ):
             values, places = np.unique(self._sums(part, batch_size), return_inverse=True)
             values = np.array([filled_tokens(int(value), filled) if value else 0 for value in values])
             sums = values[places.reshape(part.shape[0], -1)]
@@ -112,20 +133,20 @@ class Shapes:
             return largest
         return min(largest + int(SCATTER * float(sums.std())), int(part.max()) * rows)
 
-    def worst_steps(self, batch_size: int) -> list[list[Micro]]:
+    def worst_steps(self, batch_size: int) -> list[list[MicroBatchRows]]:
         """The micro-batches of the step with the most tokens, and of the one with the largest micro-batch."""
         both = self.sources + self.targets
         starts = np.arange(0, self.rows, batch_size)
         places = (int(both.sum(1).argmax()), int(np.add.reduceat(both, starts, axis=1).max(1).argmax()))
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
 
-    @lru_cache(maxsize=64)  # noqa: B019
-    def widest_micro(self, batch_size: int) -> Micro:
+    @remembered
+    def widest_micro_batch(self, batch_size: int) -> MicroBatchRows:
         """The rows of the micro-batch with the most tokens."""
         steps = self.worst_steps(batch_size)
-        return max((micro for step in steps for micro in step), key=lambda rows: sum(map(sum, rows)))
+        return max((micro_batch for step in steps for micro_batch in step), key=lambda rows: sum(map(sum, rows)))
 
-    def _cut(self, place: int, batch_size: int) -> list[Micro]:
+    def _cut(self, place: int, batch_size: int) -> list[MicroBatchRows]:
         rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) if row[0]]
         return [tuple(group) for group in _filled(rows, batch_size, self.max_tokens)]
 

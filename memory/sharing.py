@@ -1,6 +1,6 @@
 """What do several processes change in memory and time? Shares of weights and state, and bytes on the wire.
 
-Sharded, a process holds 1/p of every matrix and of its state, and for a visit one block that is gathered. The gradient of
+Sharded, a process holds 1/p of every matrix and of its state, and the whole of one block while it runs. The gradient of
 a block is whole until it is summed, while the rows of the block before wait for their update. The head is gathered for
 the loss, with a whole gradient beside it; between that and the end only its rows are held.
 """
@@ -16,31 +16,31 @@ def share_out(
     counts: dict[str, int],
     compute_bytes: int,
     storage_bytes: int,
-    kept_blocks: int = 0,
+    saved_blocks: int = 0,
 ) -> None:
     """Turn the parts of each phase into those of one of `shards` processes, in place; 1 changes nothing.
 
     Args:
         counts: weights of embedding, head, one encoder and one decoder block.
         compute_bytes, storage_bytes: of one number.
-        kept_blocks: blocks whose graphs are kept. No gathered weight outlives its visit, but a run of 12 such blocks took as
-            much more: rooms that the weights have left between the tensors of the graphs.
+        saved_blocks: see `Choice`. No gathered weight outlives its block, but a run with 12 saved blocks took that much
+            more: heap fragmentation, between the tensors of the graphs.
     """
     if shards == 1:
         return
     shared = counts["embedding"] + counts["head"]
     block = max(counts["encoder"], counts["decoder"])
-    held = kept_blocks * block * storage_bytes
+    held = saved_blocks * block * storage_bytes
     for phase, parts in phases.items():
         for name in ("weights", "optimizer state"):
             parts[name] = parts[name] // shards
-        visited = {
+        gathered = {
             "loss": counts["embedding"],
             "evaluation": max(counts["embedding"], block),
             "save": counts["embedding"],
         }
-        if phase in visited:
-            parts["gathered weights"] = visited[phase] * storage_bytes
+        if phase in gathered:
+            parts["gathered weights"] = gathered[phase] * storage_bytes
         elif "backward" in phase:
             parts["gathered weights"] = block * storage_bytes
         if phase in ("loss", "decoder backward", "encoder backward", "block update"):
@@ -50,9 +50,9 @@ def share_out(
             waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
             parts["gradients"] = (shared // shards + whole + waiting) * compute_bytes
     if "decoder backward" in phases:  # the tokens' gradients are added up in a whole table, twice
-        behind = {k: v for k, v in phases["decoder backward"].items() if k not in ("one visit", "kept graphs")}
-        behind["gradients"] = int(counts["embedding"] * compute_bytes * (1 + 1 / shards))
-        phases["embedded tokens"] = behind
+        rest = {k: v for k, v in phases["decoder backward"].items() if k not in ("one block", "saved blocks")}
+        rest["gradients"] = int(counts["embedding"] * compute_bytes * (1 + 1 / shards))
+        phases["embedded tokens"] = rest
 
 
 def communication_seconds(

@@ -1,6 +1,6 @@
 """How long does one way to run a step take? Products at the machine's rate, updates, and the wire between processes.
 
-What differs between classes of processors stands in one record of each, `PACES`; a calibration changes these numbers and
+What differs between classes of processors is in one record of each, `PACES`; a calibration changes these numbers and
 nothing else. With nominal rates the seconds rank ways to run (`predict_seconds`), so that they come out the same on a busy
 machine; with measured ones and the rows' own lengths they tell the time (`typical_seconds`, `evaluation_seconds`).
 """
@@ -13,9 +13,9 @@ import numpy as np
 
 from config import T5ModelConfig
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
-from memory.moments import offloaded_bytes
 from memory.shapes import Shapes
 from memory.sharing import communication_seconds
+from memory.step_peaks import offloaded_bytes
 from memory.work import Choice, Machine, Work, dtype_bytes, inner_width, weight_counts
 
 
@@ -31,7 +31,7 @@ class Pace:
             reads and adds to all gradients as part of the products. rounding_passes, cast_passes: where storage and products
             differ, of rounding, and of the casts of a walk.
         memory_rate: bytes a second of those passes. copy_rate: between device and host, hidden behind the computation.
-        visit_seconds: of a block and a micro-batch, forward or back, whatever its size. step_seconds: of a step likewise.
+        block_seconds: of a block and a micro-batch, forward or back, whatever its size. step_seconds: of a step likewise.
         evaluation: share of `efficiency` that forward alone reaches.
         save_rate: bytes a second of a checkpoint. build_rate: weights a second, made or loaded at the start.
         spread, nominal_spread: share by which a run may take longer, or less, than told: with measured rates, without.
@@ -47,7 +47,7 @@ class Pace:
     cast_passes: float = 12
     memory_rate: float = 8e9
     copy_rate: float = 10e9
-    visit_seconds: float = 0.0
+    block_seconds: float = 0.0
     step_seconds: float = 0.0
     evaluation: float = 1.0
     save_rate: float = 3e8
@@ -141,7 +141,7 @@ def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, 
     tokens = size * (seen.source + seen.target) / max(1.0, seen.rows)
     rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model, tokens)
     blocks = work.model.num_layers + work.model.num_decoder_layers
-    return share * sum(flops_of(work.model, seen)) / rate + blocks * rows / size * pace.visit_seconds
+    return share * sum(flops_of(work.model, seen)) / rate + blocks * rows / size * pace.block_seconds
 
 
 def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, pace: Pace | None = None) -> float:
@@ -149,7 +149,7 @@ def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, p
     pace, counts = pace or PACES[machine.speed_class], work.counts
     weights = work.model.num_decoder_layers * counts["decoder"] + counts["embedding"]
     return tokens * (
-        4 * weights / pace.memory_rate + 2 * weights / machine.rate(choice.compute) + work.model.num_decoder_layers * pace.visit_seconds
+        4 * weights / pace.memory_rate + 2 * weights / machine.rate(choice.compute) + work.model.num_decoder_layers * pace.block_seconds
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     """Of a step over `amount`, in micro-batches of so many tokens: products, passes over the weights, and the wire."""
     blocks, head = flops_of(work.model, amount)
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
-    recompute = 1.0 - choice.kept_blocks / total_blocks
+    recompute = 1.0 - choice.saved_blocks / total_blocks
     efficiency = _efficiency(pace, choice, work.model.d_model, tokens)
     count = work.counts["total"]
     exchange = communication_seconds(
@@ -167,7 +167,7 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     # forward, and back to what comes before; gradients of weights are formed for those alone that learn
     passes = 2.0 + min(1.0, work.learns["total"] / count)
     computing = (passes * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
-    computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.visit_seconds
+    computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.block_seconds
     copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
     passing = 4 * count * _passes(pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
     return max(computing + 0.05 * copying, copying) + passing + exchange
@@ -182,14 +182,14 @@ def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> floa
 
 def _passes(pace: Pace, choice: Choice) -> float:
     """Passes over all weights of one step."""
-    passes = pace.update_passes + pace.walk_passes * (choice.num_walks - 1)
+    passes = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
     if choice.storage != choice.compute:
-        passes += pace.rounding_passes + pace.cast_passes * choice.num_walks
+        passes += pace.rounding_passes + pace.cast_passes * choice.accumulation_passes
     return passes
 
 
 def _again_flops(c: T5ModelConfig, amount: Amount) -> float:
-    """FLOP of running all blocks once more for backward: a forward without the product behind feed-forward."""
+    """FLOP of running all blocks once more for backward: a forward without the product after feed-forward."""
     blocks, _ = flops_of(c, amount)
     tokens = c.num_layers * amount.source + c.num_decoder_layers * amount.target
     return blocks - 2 * c.d_ff * c.d_model * tokens

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from config import T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
@@ -12,8 +14,10 @@ from memory.trained import Trained
 from memory.units import MIB
 
 BASE_BYTES = 199 * MIB  # interpreter, libraries and data, where they cannot be measured
-LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, behind the measurement of the base
-COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch keep compiled (`devices.environment`)
+LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
+COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
+# field of `Choice` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
+JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
 EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
 
 
@@ -29,10 +33,11 @@ class Machine:
         speed_class: of what computes, see `memory.speed`.
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
-        libraries_bytes: what libraries take behind the base. pads_attention: whether attention pads rows (CUDA).
+        libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows (CUDA).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
-        correction: measured over predicted, of all that comes and goes, where a probe has told it.
-        host_bytes: RAM that boundaries may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
+        correction: measured over predicted, of all temporary memory, where a probe has told it.
+        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
+        host_bytes: RAM that checkpointed activations may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
 
     budget_bytes: int
@@ -47,6 +52,7 @@ class Machine:
     correction: float = 1.0
     speed_class: str = AVX2.name
     measured: tuple[tuple[str, float], ...] = ()
+    has_kernels: bool = False
 
     def rate(self, dtype: str) -> float:
         """Nominal FLOP/s of `dtype`, 0 where nothing trains in it."""
@@ -116,20 +122,21 @@ class Choice:
     """One way to run a step.
 
     Args:
-        batch_size_per_gpu: rows of a micro-batch. num_slices: micro-batches that pass through a block together.
-        num_walks: walks of one step; more than one holds all gradients.
-        kept_blocks: blocks whose graphs are kept; the others are recomputed.
+        batch_size_per_gpu: rows of a micro-batch. micro_batches_per_pass: those that go through a block together.
+        accumulation_passes: of one step; more than one holds all gradients.
+        saved_blocks: blocks whose activations are saved for backward; the others are recomputed.
         storage, compute: dtype names of the weights at rest and in products.
         malloc: "small" or "fast", see `devices.malloc`.
         shards: processes that share weights and optimizer state; 1: each holds all.
-        offload_boundaries: whether boundaries of blocks that are recomputed wait in the host's memory.
+        offload_boundaries: whether checkpointed activations wait in the host's memory.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
+        kernels: whether compiled kernels compute where they can (`devices.kernels`).
     """
 
     batch_size_per_gpu: int
-    num_slices: int
-    num_walks: int
-    kept_blocks: int
+    micro_batches_per_pass: int
+    accumulation_passes: int
+    saved_blocks: int
     eval_batch_size_per_gpu: int
     storage: str
     compute: str
@@ -139,6 +146,7 @@ class Choice:
     offload_boundaries: bool = False
     source_sizes: tuple[int, ...] = ()
     target_sizes: tuple[int, ...] = ()
+    kernels: bool = False
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""
@@ -151,14 +159,24 @@ class Choice:
         return self.source_sizes, self.target_sizes
 
     @property
-    def boundary(self) -> str:
+    def between_blocks(self) -> str:
         """Dtype name of what passes between blocks: as narrow as the weights at rest, so that fp32 products cost less."""
         return "bfloat16" if (self.storage, self.compute) == ("bfloat16", "float32") else self.compute
 
     @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of one step on one rank."""
-        return self.num_slices * self.num_walks
+        return self.micro_batches_per_pass * self.accumulation_passes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `choice_fields` reads them."""
+        return {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
+
+
+def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Choice` by the names of the code, from what `Choice.as_dict` wrote."""
+    names = {written: name for name, written in JSON_NAMES.items()}
+    return {names.get(name, name): value for name, value in content.items()}
 
 
 def weight_counts(c: T5ModelConfig) -> dict[str, int]:

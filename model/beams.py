@@ -4,7 +4,7 @@ At each step every beginning of a prompt meets every token; the best 2G of these
 all others end. One that ends among the best G is an answer, and the best G answers are kept. An answer's score is the
 sum of its log-probabilities over its length to the power of `length_penalty`. A prompt is done when its best beginning
 cannot beat the worst of G answers, as far as `early_stopping` wants that proven. Answers are those of Hugging Face's
-search, token by token; there a batch goes on until its last prompt is done, here each prompt leaves when it is.
+search, token by token; there a batch continues until its last prompt is done, here each prompt leaves when it is.
 
 Shapes: B prompts, G beams, V vocabulary. Source: transformers 5.23, `_beam_search`; Wu et al. 2016 (arXiv 1609.08144).
 """
@@ -101,7 +101,7 @@ class _Search:
         return full | ~self.is_open.squeeze(1)
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these prompts."""
+        """Continue with these prompts."""
         for name in ("written", "scores", "answers", "answer_scores", "is_answer", "is_open"):
             setattr(self, name, getattr(self, name)[rows])
 

@@ -1,4 +1,4 @@
-"""What does one token need of those before it? Keys and values, and who descends from whom.
+"""What does one token need of those before it? Keys and values, and which beam extends which.
 
 For each decoder block: keys and values of the encoder's output, once for each prompt whatever the number of beams, and of
 the tokens written so far, in buffers that double as they fill. `step` turns one token a beam into the next logits.
@@ -27,14 +27,14 @@ from model.rows import Rows
 from model.t5 import T5, DecoderBlock
 from settings import UserError
 
-Visit = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
+WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
 
 FIRST_CAPACITY = 64  # tokens that the first buffers hold
 ENCODER_TOKENS = 4096  # tokens that pass through the encoder together, or one prompt
 
 
 def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-    """The plain visit: weights are used where and as they are."""
+    """Weights are used in place."""
     return nullcontext()
 
 
@@ -71,8 +71,8 @@ class Decoding:
     Args:
         model: in any mode; dropout is never applied.
         input_ids: one list of token ids a prompt, with its end token; each at least one id.
-        visit: is entered with the weights of a block around each use of that block.
-        compute_dtype: what `visit` makes of the weights; None: the embedding's dtype.
+        with_weights: a context around each use of a block, made of its weights (`engine.weights`).
+        compute_dtype: what `with_weights` makes of the weights; None: the embedding's dtype.
         num_beams: G, answers of each prompt that are written side by side.
         limit: most tokens that will be written, so that no buffer grows beyond it; None: unknown.
     Memory: decoder blocks x 2 x H x K x B x (S + G T) numbers, while a buffer doubles once more the old one; and the
@@ -84,13 +84,13 @@ class Decoding:
         self,
         model: T5,
         input_ids: Sequence[Sequence[int]],
-        visit: Visit = in_place,
+        with_weights: WithWeights = in_place,
         compute_dtype: torch.dtype | None = None,
         num_beams: int = 1,
         limit: int | None = None,
     ) -> None:
         _check(model, input_ids)
-        self.model, self.visit, self.num_beams, self._limit = model, visit, num_beams, limit
+        self.model, self.with_weights, self.num_beams, self._limit = model, with_weights, num_beams, limit
         self.dtype, self.device = compute_dtype or model.float_dtype, model.embedding.device
         self.length, self.capacity = 0, min(FIRST_CAPACITY, limit or FIRST_CAPACITY)
         self._blocks: list[DecoderBlock] = list(model.decoder.blocks)  # type: ignore[arg-type]
@@ -124,17 +124,17 @@ class Decoding:
         x = self._embed(ids)
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
-            with self.visit(block.parameters()):
+            with self.with_weights(block.parameters()):
                 x = block(x, bias, rows, dropout)
         return stack.leave(x, dropout)
 
-    def _fill(self, memory: Tensor, rows: Rows, first: int) -> None:
+    def _fill(self, encoder_output: Tensor, rows: Rows, first: int) -> None:
         """Keys and values of some prompts' encoder output (N, D), for prompts from `first` on."""
         for block, cache in zip(self._blocks, self.caches, strict=True):
             attention = block.cross_attention
-            with self.visit(block.parameters()):
+            with self.with_weights(block.parameters()):
                 for matrix, place in ((attention.k, cache.cross_k), (attention.v, cache.cross_v)):
-                    flat = attention.heads(matrix(memory))  # (N, H, K)
+                    flat = attention.heads(matrix(encoder_output))  # (N, H, K)
                     for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True), first):
                         place[row, :, :length] = flat[start : start + length].transpose(0, 1)
 
@@ -154,7 +154,7 @@ class Decoding:
         x, norm = self._embed(ids), self.model.decoder.final_norm
         no_drop = Dropout(0.0, Rows((1,) * len(ids)))
         for block, cache, bias in zip(self._blocks, self.caches, own, strict=True):
-            with self.visit(block.parameters()):
+            with self.with_weights(block.parameters()):
                 x = self._run(block, cache, x, shared if bias is None else bias, no_drop)
         return self._logits(norm(x) * self.model.output_scale)
 
@@ -199,11 +199,11 @@ class Decoding:
         return product(hidden, self.model.output_weight).float()
 
     def follow(self, parents: Tensor) -> None:
-        """Let each beam go on from a beam of its prompt: parents (B, G) int64, numbers of beams."""
+        """Let each beam continue from a beam of its prompt: parents (B, G) int64, numbers of beams."""
         self._paths = self._paths.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these prompts (indices, int64), in this order; prompts may be left out or repeated."""
+        """Continue with these prompts (indices, int64), in this order; prompts may be left out or repeated."""
         self._paths = self._paths[rows]
         self.source_mask = None if self.source_mask is None else self.source_mask[rows]
         for cache in self.caches:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devices.kernels.calls import kernels, takes
 from limits import DROPOUT_ELEMENTS
 from model.rows import Rows
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-ADAPTER_SITES = 1 << 24  # the places of adapters begin here, behind all others
+ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
 
 
 def stride(number: int) -> int:
@@ -111,6 +112,9 @@ class Dropout:
     def drop_(self, x: Tensor) -> Tensor:
         """Drop elements of x (N, width), which is overwritten, and scale the others. Memory: a few chunks on a CPU."""
         keys, width = self.token_keys(), x.shape[-1]
+        if (compiled := kernels()) is not None and takes(x):
+            compiled.drop_tokens(x, keys, self.threshold, self.scale)
+            return x
         step = max(1, DROPOUT_ELEMENTS // width) if x.device.type == "cpu" else len(x)
         x.mul_(self.scale)
         for first in range(0, len(x), step):

@@ -27,7 +27,7 @@ def freeze(model: T5, patterns: str) -> list[str]:
     """Freeze what the patterns name: no gradient, no optimizer state.
 
     Args:
-        patterns: parted by commas, e.g. `encoder,embedding`; empty: nothing.
+        patterns: separated by commas, e.g. `encoder,embedding`; empty: nothing.
     Returns:
         names of the weights that stay trained.
     Raises:

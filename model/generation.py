@@ -17,7 +17,7 @@ from torch import Tensor
 from config import GenerateConfig
 from model.beams import BeamSettings, search
 from model.choosing import Choice, Penalties
-from model.decoding import Decoding, Visit, in_place
+from model.decoding import Decoding, WithWeights, in_place
 from model.t5 import T5
 
 __all__ = ["generate", "stream"]
@@ -29,7 +29,7 @@ def generate(
     settings: GenerateConfig | None = None,
     *,
     seed: int = 0,
-    visit: Visit = in_place,
+    with_weights: WithWeights = in_place,
     compute_dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> list[list[int]]:
@@ -39,7 +39,7 @@ def generate(
         input_ids: one list of token ids a row, with its end token.
         settings: how tokens are chosen; None: the defaults, greedy.
         seed: of sampling, see `Choice`.
-        visit, compute_dtype: see `Decoding`.
+        with_weights, compute_dtype: see `Decoding`.
         changes: settings by name, such as max_new_tokens=20.
     Returns:
         token ids of each answer, without the start token and without the end token.
@@ -52,7 +52,7 @@ def generate(
     if not answers:
         return answers
     settings = replace(settings or GenerateConfig(), **changes)
-    decoding = _decoding(model, input_ids, settings, visit, compute_dtype)
+    decoding = _decoding(model, input_ids, settings, with_weights, compute_dtype)
     if settings.num_beams > 1:
         return search(decoding, _beam_settings(settings), _penalties(settings, model))
     for tokens in _write(decoding, input_ids, settings, seed):
@@ -67,7 +67,7 @@ def stream(
     settings: GenerateConfig | None = None,
     *,
     seed: int = 0,
-    visit: Visit = in_place,
+    with_weights: WithWeights = in_place,
     compute_dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> Iterator[int]:
@@ -76,7 +76,7 @@ def stream(
     A beam search knows its answer at the end: then all tokens come at once.
     """
     settings = replace(settings or GenerateConfig(), **changes)
-    decoding = _decoding(model, [input_ids], settings, visit, compute_dtype)
+    decoding = _decoding(model, [input_ids], settings, with_weights, compute_dtype)
     if settings.num_beams > 1:
         yield from search(decoding, _beam_settings(settings), _penalties(settings, model))[0]
         return
@@ -88,10 +88,10 @@ def _decoding(
     model: T5,
     input_ids: Sequence[Sequence[int]],
     settings: GenerateConfig,
-    visit: Visit,
+    with_weights: WithWeights,
     compute_dtype: torch.dtype | None,
 ) -> Decoding:
-    return Decoding(model, input_ids, visit, compute_dtype, settings.num_beams, settings.max_new_tokens)
+    return Decoding(model, input_ids, with_weights, compute_dtype, settings.num_beams, settings.max_new_tokens)
 
 
 def _beam_settings(settings: GenerateConfig) -> BeamSettings:

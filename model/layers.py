@@ -15,12 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
+from devices.kernels.calls import kernels, takes
 from model.dropout import Dropout
 from model.quantization import product, product_back
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The norm of x (N, D), and what each token was multiplied by (N, 1)."""
+    if (compiled := kernels()) is not None and takes(x, weight):
+        y, inverse = compiled.rms_norm(x, weight, epsilon)
+        return y, inverse.unsqueeze(1)
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
     inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
     return (x * inverse.to(x.dtype)).mul_(weight.to(x.dtype)), inverse
@@ -38,6 +42,9 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
+        if (compiled := kernels()) is not None and takes(grad, x, weight):
+            dx, dweight = compiled.rms_norm_back(grad, x, weight, inverse)
+            return dx, dweight.to(weight.dtype), None
         inverse = inverse.to(x.dtype)
         unit = x * inverse
         grad_weight = torch.linalg.vecdot(grad.float(), unit.float(), dim=0).to(weight.dtype)
@@ -80,7 +87,7 @@ def adding_in_place() -> Iterator[None]:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T. Keeps W itself and not a view of it, so that a kept graph does not hold the copy that a visit made of W."""
+    """x W^T. Keeps W itself and not a view of it, so that a saved graph does not hold the wide copy of W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, graph_only: bool) -> Tensor:
@@ -123,6 +130,21 @@ class Linear(nn.Module):
         return y if self.adapter is None else self.adapter(x, y, self.weight, dropout)
 
 
+class _ReLU(torch.autograd.Function):
+    """max(x, 0), in place on x and, on the way back, in place on the gradient: both are products that nothing else reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x.relu_())
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad)  # type: ignore[no-any-return]
+
+
 class FeedForward(nn.Module):
     """wo(act(wi(x))), or wo(act(gate(x)) * wi(x)) where the activation is gated."""
 
@@ -143,6 +165,6 @@ class FeedForward(nn.Module):
     def _activate(self, x: Tensor, dropout: Dropout) -> Tensor:
         x = (self.gate or self.wi)(x, dropout.of_adapter(5))
         if self.activation == "relu":
-            return F.relu(x)
+            return _ReLU.apply(x) if torch.is_grad_enabled() else x.relu_()  # type: ignore[no-any-return]
         # the published checkpoints were trained with the tanh form of GELU
         return F.gelu(x, approximate="tanh") if self.activation == "gelu" else F.silu(x)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devices.kernels.calls import kernels, takes
 from model.quantization import product, product_back
 
 IGNORED = -100  # a label that carries no loss
@@ -37,6 +38,26 @@ class LossSettings:
     def chunk_tokens(self, vocab_size: int) -> int:
         """C: tokens of a chunk, at least 16."""
         return max(16, self.chunk_bytes // (4 * vocab_size))
+
+
+def _chunk(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    settings: LossSettings,
+    scale: float | None,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Loss (C,) of each token, and scale * weight * d loss / d logits (C, V) in the dtype of hidden; without `scale` no
+    such gradient is formed."""
+    logits = product(hidden, head)
+    if (compiled := kernels()) is not None and takes(logits):
+        smoothing, z_loss = settings.label_smoothing, settings.z_loss
+        return compiled.chunk_loss(logits, labels, weights, smoothing, z_loss, scale), logits
+    wide = logits.float()
+    del logits
+    losses = _chunk_loss(wide, labels, settings, scale, weights)
+    return losses, wide if scale is None else wide.to(hidden.dtype)
 
 
 def _chunk_loss(
@@ -92,11 +113,9 @@ def loss_and_gradients(
     step = settings.chunk_tokens(head.shape[0])
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
-        logits = product(chunk, head).float()
         part = None if weights is None else weights[start : start + step]
-        total += _chunk_loss(logits, labels[start : start + step], settings, scale, part).sum()
-        gradient = logits.to(hidden.dtype)
-        del logits
+        losses, gradient = _chunk(chunk, head, labels[start : start + step], settings, scale, part)
+        total += losses.sum()
         grad_hidden[start : start + step] = product_back(gradient, head)
         if grad_head is not None and grad_head.dtype == gradient.dtype:
             grad_head.addmm_(gradient.t(), chunk)
@@ -114,9 +133,8 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSet
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
     step = settings.chunk_tokens(head.shape[0])
     for start in range(0, hidden.shape[0], step):
-        logits = product(hidden[start : start + step], head).float()
-        losses[start : start + step] = _chunk_loss(logits, labels[start : start + step], settings, None)
-        del logits  # before the next chunk's are made
+        part = slice(start, start + step)
+        losses[part] = _chunk(hidden[part], head, labels[part], settings, None)[0]
     return losses
 
 

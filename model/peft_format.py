@@ -58,7 +58,7 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
         base: folder of the base model. fingerprint: of its weights.
     Raises:
         OSError: the folder cannot be written.
-    Memory: none; adapters on the CPU are written as they lie.
+    Memory: none; adapters on the CPU are written without a copy.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
 
 
 def _fill(adapters: dict[str, LoraAdapter], path: str, adapter: LoraAdapter, tensors: dict[str, Tensor]) -> list[str]:
-    """Copy one adapter's tensors; returns what stands against it."""
+    """Copy one adapter's tensors; returns what is wrong with it."""
     wrong = [
         f"{path}: {part} is {list(tensors[part].shape) if part in tensors else 'missing'} and not {list(weight.shape)}"
         for part, weight in adapter.named_parameters()

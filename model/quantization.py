@@ -1,4 +1,4 @@
-"""How does a frozen matrix lie in one byte a weight?
+"""How is a frozen matrix stored in one byte a weight?
 
 Symmetric int8 with one scale a row, which is an output channel of a matrix and a token of a table: row i is scale_i times
 whole numbers from -127 to 127. Nothing learns in int8: such weights are frozen, under adapters or for answering.
@@ -41,7 +41,7 @@ class Int8Weight(nn.Parameter):
 
 
 def empty_int8(rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
-    """The room of an int8 weight, for `quantize_into`."""
+    """The memory of an int8 weight, for `quantize_into`."""
     values = torch.empty(rows, columns, dtype=torch.int8, device=device)
     return Int8Weight(values, torch.empty(rows, device=device))
 
@@ -76,8 +76,8 @@ def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.de
 def fill_int8(model: nn.Module, chunks: Callable[[str], Iterator[Tensor]], device: torch.device | str = "cpu") -> None:
     """Give a model made on the meta device its weights: matrices and tables in int8, norms and position bias in fp32.
 
-    Every matrix gets its room before the first chunk is read, and all chunks are rounded in one place. Taken in turns, a
-    matrix lies in the room that a chunk has left, the next chunk finds none, and malloc ends up holding another model.
+    Every matrix gets its memory before the first chunk is read, and all chunks are rounded in one place. Taken in turns, a
+    matrix takes the memory that a chunk has freed, the next chunk finds none, and malloc ends up holding another model.
 
     Args:
         chunks: name of a weight -> its rows, in pieces.
@@ -118,7 +118,7 @@ def _replace(model: nn.Module, name: str, weight: nn.Parameter) -> None:
 
 
 def is_int8(weight: Tensor) -> bool:
-    """Whether this is an `Int8Weight` that lies in int8 now; during a visit it may lie widened."""
+    """Whether this is an `Int8Weight` that is in int8 now; while its block runs it may be widened."""
     return weight.dtype == torch.int8
 
 

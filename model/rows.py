@@ -1,4 +1,4 @@
-"""How do the rows of a micro-batch lie in memory?
+"""How are the rows of a micro-batch laid out in memory?
 
 End to end, without padding: token tensors have the shape (N, D), N being the sum of the rows' lengths, filled up with
 tokens that belong to no row, so that products meet few sizes (`limits.filled_tokens`). Everything but attention works on
@@ -26,7 +26,7 @@ class Rows:
     Args:
         lengths: tokens of each row, B numbers, each at least 1.
         keys: (B,) int64, one random number a row; all its dropout masks come from it. None: no dropout is possible.
-        filler: tokens behind the last row that belong to none: nothing attends to them, no label judges them.
+        filler: tokens after the last row that belong to none: nothing attends to them, no label judges them.
     Memory: indices are made when first asked for and live as long as the rows: 8 bytes a token each.
     """
 

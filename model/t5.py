@@ -1,4 +1,4 @@
-"""What is a T5? Embedding, encoder stack, decoder stack, output head: a row of blocks that the engine walks.
+"""What is a T5? Embedding, encoder stack, decoder stack, output head: a row of blocks that the engine runs one by one.
 
 A block maps tokens (N, D) to tokens (N, D) and keeps nothing; what it needs besides (layout of the rows, position bias,
 dropout, encoder output) comes as arguments, so that the engine can run any block alone, forward or again for backward.
@@ -34,7 +34,7 @@ DECODER_SITES = 1 << 20  # the decoder's places begin here
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward, each behind a norm and beside the residual stream."""
+    """Self-attention and feed-forward, each after a norm and beside the residual stream."""
 
     def __init__(self, config: T5ModelConfig, index: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class EncoderBlock(nn.Module):
         """x (N, D), bias (H, R) unless the block has its own -> (N, D).
 
         Args:
-            graph_only: the block is run again for backward alone: what only its result needs is left out.
+            graph_only: the block is recomputed for backward alone: what only its result needs is left out.
         """
         bias = self.bias(rows.longest) if self.bias is not None else bias
         drop = dropout.at(self.site)
@@ -78,15 +78,15 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Tensor,
+        encoder_output: Tensor,
         bias: Tensor | None,
         rows: Rows,
-        memory_rows: Rows,
+        encoder_rows: Rows,
         dropout: Dropout,
         *,
         graph_only: bool = False,
     ) -> Tensor:
-        """x (N, D), memory (N', D) the encoder's output, bias (H, R) unless the block has its own -> (N, D).
+        """x (N, D), encoder_output (N', D), bias (H, R) unless the block has its own -> (N, D).
 
         Args:
             graph_only: as in `EncoderBlock`.
@@ -95,14 +95,16 @@ class DecoderBlock(nn.Module):
         drop = dropout.at(self.site)
         normed = self.attention_norm(x)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), True, drop))
-        crossed = self.cross_attention(self.cross_norm(x), memory, None, (rows, memory_rows), False, drop.at(4))
+        crossed = self.cross_attention(
+            self.cross_norm(x), encoder_output, None, (rows, encoder_rows), False, drop.at(4)
+        )
         x = x + drop.at(5)(crossed)
         inner = self.feed_forward(self.feed_forward_norm(x), drop.at(3), graph_only)
         return x + drop.at(2)(inner, graph_only)
 
 
 class Stack(nn.Module):
-    """A row of blocks, the position bias that they share (none in UMT5), and the norm behind the last."""
+    """A row of blocks, the position bias that they share (none in UMT5), and the norm after the last."""
 
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class Stack(nn.Module):
         return dropout.at(self.site)(x)
 
     def leave(self, x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
-        """The norm behind the last block, and its dropout: (N, D); `graph_only` as in `EncoderBlock`."""
+        """The norm after the last block, and its dropout: (N, D); `graph_only` as in `EncoderBlock`."""
         return dropout.at(self.site + 1)(self.final_norm(x), graph_only)
 
 
@@ -158,7 +160,7 @@ class T5(nn.Module):
 
     @property
     def float_dtype(self) -> torch.dtype:
-        """What the model computes in where no visit widens its weights: their dtype, fp32 where they are int8."""
+        """What the model computes in where no weight store widens its weights: their dtype, fp32 where they are int8."""
         return torch.float32 if is_int8(self.embedding) else self.embedding.dtype
 
     @property
@@ -212,13 +214,13 @@ class T5(nn.Module):
             x = block(x, bias, rows, dropout)
         return stack.leave(x, dropout)
 
-    def decode(self, ids: Tensor, memory: Tensor, rows: Rows, memory_rows: Rows, rate: float = 0.0) -> Tensor:
+    def decode(self, ids: Tensor, encoder_output: Tensor, rows: Rows, encoder_rows: Rows, rate: float = 0.0) -> Tensor:
         """What the head multiplies (N, D), for decoder ids (N,) and the encoder's output (N', D)."""
         stack, dropout = self.decoder, Dropout(rate, rows)
         x = stack.enter(embed(ids, self.embedding, self.float_dtype), dropout)
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
-            x = block(x, memory, bias, rows, memory_rows, dropout)
+            x = block(x, encoder_output, bias, rows, encoder_rows, dropout)
         return stack.leave(x, dropout) * self.output_scale
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None, decoder_ids: Tensor, rate: float) -> Tensor:
@@ -226,8 +228,8 @@ class T5(nn.Module):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         source = Rows(_lengths(mask), keys)
         target = Rows((decoder_ids.shape[1],) * len(decoder_ids), keys)
-        memory = self.encode(source.flatten(input_ids), source, rate)
-        return self.decode(decoder_ids.reshape(-1), memory, target, source, rate)
+        encoder_output = self.encode(source.flatten(input_ids), source, rate)
+        return self.decode(decoder_ids.reshape(-1), encoder_output, target, source, rate)
 
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) fp32 of ids (B, S) and decoder ids (B, T); mask (B, S) ones, then zeros for padding."""

@@ -1,4 +1,4 @@
-"""How do tensors lie in files? As safetensors: read in chunks of rows, written one by one, in one file or in shards.
+"""How are tensors stored in files? As safetensors: read in chunks of rows, written one by one, in one file or in shards.
 
 Pickled files (`pytorch_model.bin`) are read only where the user allows it: see `pickle_files`.
 
@@ -24,7 +24,7 @@ from settings import UserError
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
-SCALE = ".scale"  # behind the name of a tensor in int8: the name of its scales, one a row
+SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
 CHUNK_BYTES = 4 * 2**20
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
@@ -107,6 +107,12 @@ class TensorFolder:
                 scales = self._slice(name + SCALE)[start : start + rows]
                 part = part.float().mul_(scales.unsqueeze(1))
             yield part
+
+    def lacks_scale(self, name: str) -> bool:
+        """Whether a tensor is stored in int8 without a scale for each of its rows."""
+        if self.dtype(name) != torch.int8:
+            return False
+        return name + SCALE not in self._opening or self.shape(name + SCALE) != self.shape(name)[:1]
 
     def copy_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
         """Fill `target`, of any dtype and device, with as many rows as it has, from `first_row` on. Memory: one chunk."""

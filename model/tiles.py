@@ -1,4 +1,4 @@
-"""Which rows share a tile of attention, and where do their tokens lie?
+"""Which rows share a tile of attention, and where are their tokens?
 
 Rows of like length lie side by side: queries and keys are padded to a size from a small set (`limits.padded_length`), so
 that one product serves many short rows. Long rows have a tile of their own, or several, one for each block of queries.

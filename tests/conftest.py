@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,25 @@ def processor_class(request: pytest.FixtureRequest) -> Iterator[Processor]:
         yield request.param
 
 
+@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Once with compiled kernels, where they can be made, and once without."""
+    from devices.kernels import calls
+
+    if request.param and calls.kernels() is None:
+        pytest.skip(f"no compiled kernels: {calls.why_none()}")
+    calls.use(request.param)
+    return bool(request.param)
+
+
+@pytest.fixture(autouse=True)
+def kernels_as_before() -> Iterator[None]:
+    """What one test says of compiled kernels holds for no other."""
+    yield
+    if calls := sys.modules.get("devices.kernels.calls"):
+        calls.use(True)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small products take longer to share between threads than to compute."""
@@ -49,7 +69,7 @@ class S3:
     """A service with the bucket `bucket`.
 
     Args:
-        client: of boto3, to fill it. query: what addresses need behind their `?`.
+        client: of boto3, to fill it. query: what addresses need after their `?`.
     """
 
     client: Any

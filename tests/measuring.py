@@ -43,7 +43,7 @@ def measure(work, what="RssAnon"):
 
 
 def in_child(code: str, *words: object) -> list[int]:
-    """Run code behind `MEASURE` in a child process.
+    """Run code after `MEASURE` in a child process.
 
     Args:
         words: its `sys.argv[1:]`.

@@ -32,7 +32,7 @@ def test_many_mutated_copies_are_read_or_told(tmp_path: Path, kind: str) -> None
 
 
 def test_a_crash_of_the_child_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The survey itself: a child that dies is bad, and the copies behind it are still opened."""
+    """The survey itself: a child that dies is bad, and the copies after it are still opened."""
     code = (
         "import os, sys; from pathlib import Path; import tests.mutated_child as child\n"
         "child.KINDS['crash'] = (child.jsonl, lambda path: os.abort() if number() == 2 else None, '')\n"

@@ -1,4 +1,4 @@
-"""Nothing that a stranger has written commands the terminal."""
+"""Nothing that someone else has written controls the terminal."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ TRAPS = {
     "mistyped command": (["trian"], ["trian, is no command", "did you mean train?"]),
     "flag before the command": (["--max_steps=3", "train"], ["--max_steps=3, is no command", "first word"]),
     "stray word": (["train", "extra", "--max_steps=3"], ["extra, is unexpected"]),
-    "stray word behind the flags": (["train", "--max_steps", "3", "4"], ["4, is unexpected"]),
+    "stray word after the flags": (["train", "--max_steps", "3", "4"], ["4, is unexpected"]),
     "lone hyphen": (["train", "-"], ["-, is unexpected"]),
     "lone hyphen as a value": (["train", "--max_steps", "-"], ["--max_steps = -, is not a whole number"]),
     "Fire's own flags": (["train", "--", "--interactive"], ["--, is unexpected", "--interactive: no such flag"]),

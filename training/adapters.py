@@ -97,7 +97,7 @@ def choose_trained(model: T5, config: Config, start: Path | None = None, base: P
     """Put on the adapters of a run and freeze what its settings name.
 
     Args:
-        start: a folder with adapters to go on from; others begin at zero. base: folder of the model's own weights.
+        start: a folder with adapters to continue from; others begin at zero. base: folder of the model's own weights.
     Raises:
         UserError: settings that this model cannot follow; adapters of another base or form.
     Memory: the adapters.
@@ -128,7 +128,7 @@ def _go_on(model: T5, settings: LoraSettings, start: Path, known: str) -> None:
 
 
 def check_trained(config: Config, base: Path | None) -> list[str]:
-    """Find what stands against the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
+    """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
     if config.lora.lora_rank and base is None:
         return [
             f"--lora_rank = {config.lora.lora_rank}, a base to adapt is needed; name --finetune_from=FOLDER, or train "
@@ -136,7 +136,7 @@ def check_trained(config: Config, base: Path | None) -> list[str]:
         ]
     if base is not None and is_adapter(base) and not config.lora.lora_rank:
         return [
-            f"--finetune_from = {base}, is an adapter; go on with it by --lora_rank={read_info(base).settings.rank}, or "
+            f"--finetune_from = {base}, is an adapter; continue with it by --lora_rank={read_info(base).settings.rank}, or "
             "merge it first"
         ]
     model, problems = T5(config.model, "meta"), []

@@ -45,7 +45,7 @@ def _about_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> Itera
         )
     if memory["swap_used_bytes"] > USED_SWAP_BYTES:
         used = format_size(memory["swap_used_bytes"])
-        yield f"{used} of swap are in use: memory is short already, and a run that swaps is many times slower; close programs"
+        yield f"{used} of swap is in use: memory is short already, and a run that swaps is many times slower; close programs"
     if memory["swap_total_bytes"] == 0 and memory["binding"] == "available RAM":
         yield "there is no swap: what goes beyond the RAM is killed at once; --memory_budget=auto stays below it"
     for other in others:
@@ -114,9 +114,9 @@ def _about_trials(trials: list[dict[str, Any]]) -> Iterator[str]:
     if failed:
         labels = ", ".join(f"{trial['kind']} {trial['label']}" for trial in failed)
         yield f"did not go through: {labels}; a run with these settings would not either"
-    micros = [trial for trial in trials if trial["kind"] == "micro-batch" and trial["seconds"]]
-    if len(micros) > 1:
-        best = max(micros, key=lambda trial: trial["tokens"] / trial["seconds"])
+    micro_batch_trials = [trial for trial in trials if trial["kind"] == "micro-batch" and trial["seconds"]]
+    if len(micro_batch_trials) > 1:
+        best = max(micro_batch_trials, key=lambda trial: trial["tokens"] / trial["seconds"])
         speed = best["tokens"] / best["seconds"]
         yield f"the fastest micro-batch tried is {best['label']}, {speed:,.0f} tokens/s"
     pairs = [(t["measured_bytes"], t["predicted_bytes"]) for t in trials if t["kind"] != "model load"]

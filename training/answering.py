@@ -1,7 +1,7 @@
 """How are prompts answered: one text on the screen, or a file of them into another?
 
 Prompts are taken by windows. Inside a window they are answered longest first, as many at once as the budget allows, and
-then written in the order of the input. A run that was killed goes on where its output ends: beside an unfinished output
+then written in the order of the input. A run that was killed continues where its output ends: beside an unfinished output
 lies a file that says what it was begun with.
 """
 
@@ -51,7 +51,7 @@ def generate(config: Config) -> None:
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
         if done:
-            Progress(1).note(f"{config.answer.output} holds {counted(done, 'answer')} already; going on behind them")
+            Progress(1).note(f"{config.answer.output} holds {counted(done, 'answer')} already; continuing after them")
     asked = config.answer.generate_batch_size
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
     encoder = Encoder(trained, config)
@@ -161,7 +161,7 @@ def names_file(text: str) -> bool:
 
 
 class Output:
-    """A JSONL file of answers that a second run can go on with; a context while it is written.
+    """A JSONL file of answers that a second run can continue with; a context while it is written.
 
     Args:
         folders: of weights; model, input and settings must be those that the output was begun with.
@@ -208,7 +208,7 @@ class Output:
             file.truncate(end)
 
     def write(self, prompt: Prompt, answer: str) -> None:
-        """Append one answer: the row's columns, `response`, and what stood there as `reference`."""
+        """Append one answer: the row's columns, `response`, and what was there as `reference`."""
         row: dict[str, Any] = {REFERENCE if name == ANSWER else name: value for name, value in prompt.columns.items()}
         self._file.write(json.dumps({**row, ANSWER: answer}, ensure_ascii=False) + "\n")
         self._file.flush()

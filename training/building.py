@@ -11,18 +11,19 @@ import torch.distributed as dist
 from torch import nn
 
 from devices.base import Device
+from devices.kernels.calls import use
 from devices.malloc import trim_malloc
+from engine.checkpointing import Checkpointing
 from engine.finite import OnReady
-from engine.keep import Keep
-from engine.offload import Boundaries, Offload
+from engine.micro_batches import MicroBatch
+from engine.offload import CheckpointedActivations, Offload
 from engine.optimizers import OPTIMIZERS, Optimizer
-from engine.residency import residency_for
 from engine.rounding import ROUNDINGS
 from engine.scaling import LossScaling
-from engine.sharding import ShardedResidency, Shards
-from engine.slices import Slice
+from engine.sharding import ShardedWeightStore, Shards
 from engine.update import Update
 from engine.walk import Walk, no_trim
+from engine.weights import weight_store_for
 from memory.prediction import Choice
 from model import hf_format
 from model.checksums import STATE
@@ -52,36 +53,38 @@ class Engine:
         """What a checkpoint keeps of the loss scale; None without fp16."""
         return None if self.update.scaling is None else self.update.scaling.as_dict()
 
-    def gradients(self, slices: list[Slice], total_labels: int, num_walks: int, on_ready: OnReady) -> torch.Tensor:
-        """Form the gradients of one step: in one walk with all slices, or in several that add up.
+    def gradients(
+        self, micro_batches: list[MicroBatch], total_labels: int, accumulation_passes: int, on_ready: OnReady
+    ) -> torch.Tensor:
+        """Form the gradients of one step: in one accumulation pass over all micro-batches, or in several.
 
         Args:
-            slices: is emptied, so that those of a walk are freed before the next one.
-            total_labels: labels (or pairs of answers) of the whole effective batch, over all slices and processes.
-            num_walks: at most so many. on_ready: as of `Walk.gradients`; only the last walk hands over.
+            micro_batches: is emptied, so that those of a pass are freed before the next one.
+            total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and processes.
+            accumulation_passes: at most this many. on_ready: as of `Walk.gradients`; only the last pass hands over.
         Returns:
             the summed loss, a fp32 scalar on the device.
-        Memory: that of one walk; from the second on, beside the gradients of all weights.
+        Memory: that of one pass; from the second on, beside the gradients of all weights.
         """
-        size = max(1, -(-len(slices) // num_walks))
+        size = max(1, -(-len(micro_batches) // accumulation_passes))
         total = torch.zeros((), device=self.device.torch_device)
-        while slices:
-            members = slices[:size]
-            del slices[:size]
-            total += self.walk.gradients(members, total_labels, _hold_back if slices else on_ready)
+        while micro_batches:
+            members = micro_batches[:size]
+            del micro_batches[:size]
+            total += self.walk.gradients(members, total_labels, _hold_back if micro_batches else on_ready)
         return total
 
     def follow(self, choice: Choice) -> None:
-        """Go on in another way: graphs kept, chunks of the loss and boundaries as `choice` says; dtypes stay."""
-        self.walk.keep = Keep(choice.kept_blocks)
+        """Follow a changed plan: saved blocks, chunks of the loss and offload as `choice` says; dtypes stay."""
+        self.walk.checkpointing = Checkpointing(choice.saved_blocks)
         self.walk.loss_settings = replace(self.walk.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
         self.walk.trim = _trim(choice, self.device)
-        if choice.offload_boundaries != isinstance(self.walk.boundaries, Offload):
-            self.walk.boundaries = _boundaries(choice, self.device)
+        if choice.offload_boundaries != isinstance(self.walk.checkpointed, Offload):
+            self.walk.checkpointed = _checkpointed(choice, self.device)
 
 
 def _hold_back(weights: Sequence[nn.Parameter]) -> None:
-    """Hand nothing over: the gradients stay, and the next walk adds to them."""
+    """Hand nothing over: the gradients stay, and the next pass adds to them."""
 
 
 def build(begin: Start, choice: Choice, device: Device) -> Engine:
@@ -92,6 +95,7 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     Memory: the weights and, resuming, the optimizer's state.
     """
     config, storage = begin.config, getattr(torch, choice.storage)
+    use(choice.kernels)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
     model = _make_model(begin, storage, device, shards)
@@ -112,17 +116,17 @@ def build(begin: Start, choice: Choice, device: Device) -> Engine:
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
     compute = getattr(torch, choice.compute)
     tables = (model.embedding, model.output_weight)
-    residency = residency_for(storage, compute, tables) if shards is None else ShardedResidency(compute, shards)
+    weight_store = weight_store_for(storage, compute, tables) if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
     walk = Walk(
-        model, Keep(choice.kept_blocks), residency, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, _boundaries(choice, device), getattr(torch, choice.boundary), _trim(choice, device),
+        model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
+        scaling, _checkpointed(choice, device), getattr(torch, choice.between_blocks), _trim(choice, device),
     )  # fmt: skip
     return Engine(model, optimizer, walk, Update(optimizer, config.train.max_grad_norm, scaling), device, shards)
 
 
-def _boundaries(choice: Choice, device: Device) -> Boundaries:
-    return Offload(device.host_copies()) if choice.offload_boundaries else Boundaries()
+def _checkpointed(choice: Choice, device: Device) -> CheckpointedActivations:
+    return Offload(device.host_copies()) if choice.offload_boundaries else CheckpointedActivations()
 
 
 def _trim(choice: Choice, device: Device) -> Callable[[], object]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-WIDTH, LEFT, RIGHT = 900, 170, 230  # pixels: all, labels, figures behind the bars
+WIDTH, LEFT, RIGHT = 900, 170, 230  # pixels: all, labels, figures after the bars
 BAR, GAP, GROUP_GAP, HEAD = 11, 9, 12, 64
 COLORS = ("#b8c4d6", "#2f6db5")  # predicted, measured
 WARNING = "#c0392b"
@@ -23,9 +23,9 @@ class Bars:
     """One line of the picture.
 
     Args:
-        group, label: where it stands.
+        group, label: where it is.
         values: predicted and measured; None leaves the bar out.
-        words: what is written behind the bars. is_bad: whether the words are a warning.
+        words: what is written after the bars. is_bad: whether the words are a warning.
     """
 
     group: str

@@ -167,7 +167,7 @@ class Session:
         if name == "/reset" and not argument:
             self.turns.clear()
             self._saved.clear()
-            return "the conversation begins anew"
+            return "the conversation starts over"
         if name == "/save":
             return self._save(argument.strip())
         if name == "/adapter":
@@ -201,20 +201,20 @@ class Session:
         return f"{name} holds this conversation, {counted(len(self.turns) // 2, 'question')} with answers"
 
     def _write(self, path: Path, line: bytes) -> None:
-        """Put a line in the place of the one that this conversation has in the file; where it has none, behind all others.
+        """Put a line in the place of the one that this conversation has in the file; where it has none, after all others.
 
         Memory: the file, the second time.
         """
-        earlier, behind = self._saved.get(path), b""
+        earlier, after = self._saved.get(path), b""
         with path.open("a+b") as file:  # writes at the end, wherever it has been read
             if earlier is not None:
                 file.seek(0)
                 content = file.read()
                 begin = (b"\n" + content).rfind(b"\n" + earlier)
                 if begin >= 0:
-                    behind = content[begin + len(earlier) :]
+                    after = content[begin + len(earlier) :]
                     file.truncate(begin)
-            file.write(line + behind)
+            file.write(line + after)
         self._saved[path] = line
 
 
@@ -230,10 +230,10 @@ class Writer:
         """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered anew."""
         self.asked += 1
         ids = self._fitted(turns, system)
-        residency = self.trained.walk.residency
+        weight_store = self.trained.walk.weight_store
         tokens = stream(
             self.trained.walk.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
-            visit=residency.glance, compute_dtype=residency.compute_dtype,
+            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
         )  # fmt: skip
         return pieces(self.trained.tokenizer, tokens)
 
@@ -254,11 +254,11 @@ class Writer:
 def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     """Text as its tokens come, never with a part of a letter; all pieces together are the decoded text.
 
-    Memory: the tokens. Only those since the last piece are decoded, behind the piece before, as a word's first token may
+    Memory: the tokens. Only those since the last piece are decoded, after the piece before, as a word's first token may
     stand for a space that a text does not begin with.
     """
     written: list[int] = []
-    before = shown = 0  # tokens behind which the window begins, and those whose text was given
+    before = shown = 0  # tokens after which the window begins, and those whose text was given
     whole = stuck = 0  # letters of the window that are whole, and tokens since there were more of them
     for token in tokens:
         written.append(token)

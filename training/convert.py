@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from config import Config, T5ModelConfig, UserError
-from engine.residency import residency_for
+from engine.weights import weight_store_for
 from memory.units import format_size
 from model import hf_format
 from model.checksums import refuse_damaged
@@ -98,7 +98,7 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
     if not difference <= tolerance:  # a difference that is no number fails as well
         raise UserError(
             f"--dtype = {settings.dtype}, changes the logits by {difference:.1e} of their norm, allowed: {tolerance:.0e}; "
-            "keep the weights as they are, or use fp32"
+            "keep the weights unchanged, or use fp32"
         )
     return target, difference
 
@@ -109,9 +109,9 @@ def probe_logits(model: T5) -> Tensor:
 
     Memory: one block in fp32, and the logits.
     """
-    residency = residency_for(model.embedding.dtype, torch.float32)
+    weight_store = weight_store_for(model.embedding.dtype, torch.float32)
     sources, targets = _fixed_ids(model.config)
-    decoding = Decoding(model, sources, residency.visit, torch.float32, limit=STEPS)
+    decoding = Decoding(model, sources, weight_store.in_compute_dtype, torch.float32, limit=STEPS)
     return torch.stack([decoding.step(ids) for ids in targets], dim=1)
 
 

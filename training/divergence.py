@@ -3,7 +3,7 @@
 A step whose loss or gradient is inf or nan is not applied, and the batch that it read is passed over: the same step is
 tried with the next one. After several in a row the weights are to blame, not the rows: the run goes back to its last
 checkpoint with half the learning rate; and where that has not helped several times it ends, because settings that differ
-so much from those asked for are another run. All of this lies in the checkpoint's state, so that a resumed run reads
+so much from those asked for are another run. All of this is in the checkpoint's state, so that a resumed run reads
 the same rows at the same rate as one that was never interrupted.
 Source: passing over the batches of a spike: Chowdhery et al. 2022 (arXiv 2204.02311), section 5.1.
 """
@@ -30,7 +30,7 @@ class Divergence:
         skipped: numbers of the batches passed over, 0-based, as they were found.
         halvings: of the learning rate.
         in_a_row: batches passed over since a step as far as `failed_step` was applied.
-        failed_step: the last step that failed; a run that went back behind it has not got over it yet.
+        failed_step: the last step that failed; a run that went back after it has not got over it yet.
     """
 
     skipped: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Divergence:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any] | None) -> Divergence:
-        """Go on from what `state` returned; None: a run in which everything was finite."""
+        """Continue from what `state` returned; None: a run in which everything was finite."""
         return cls(**state) if state else cls()
 
     def state(self) -> dict[str, Any] | None:

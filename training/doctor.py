@@ -1,4 +1,4 @@
-"""What does `doctor` tell? The machine and its limits, what a model really takes here, and what to do about it.
+"""What does `doctor` report? The machine and its limits, what a model really takes here, and what to do about it.
 
 Everything that could fail or be killed runs in a process of its own: torch itself, which may not even be importable, and
 each trial of a model. So the report always comes to its end, and a failure is a line of it.
@@ -110,6 +110,7 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
         speed_class=chosen["class"],
         pads_attention=chosen["name"] == "cuda",
         widens_whole=chosen["name"] != "cpu",
+        has_kernels=machine.has_kernels and chosen["name"] == "cpu",
     )
     if not chosen["is_separate_memory"]:
         return machine

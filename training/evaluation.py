@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 
 from data.collate import Batch
+from engine.micro_batches import to_micro_batch
 from engine.objective import Objective
-from engine.slices import to_slice
 from engine.walk import Walk
 from training.processes import sum_over
 
@@ -50,8 +50,8 @@ def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, dev
     """
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     walk.objective.clear()
-    for batch in together(walk, batches, accelerator) if walk.residency.is_collective else batches:
-        part = to_slice(batch, walk.model.config.pad_token_id, device)
+    for batch in together(walk, batches, accelerator) if walk.weight_store.is_collective else batches:
+        part = to_micro_batch(batch, walk.model.config.pad_token_id, device)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
     loss, tokens, rows = sum_over(accelerator, *sums.tolist())
     metrics = mean_metrics(walk.objective, tokens, accelerator)
@@ -81,7 +81,7 @@ def evaluate_in_budget(
 
 
 def together(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator) -> Iterator[Batch]:
-    """The batches of this process, and for as long as others have more of them, only the visits of weights."""
+    """The batches of this process, and for as long as others have more of them, only the gathering of weights."""
     own = iter(batches)
     while True:
         batch = next(own, None)

@@ -1,7 +1,7 @@
 """How does a run end early without losing anything? The first signal asks, the second insists.
 
 A launcher forwards the Ctrl-C that its children have already received from the terminal, and `kill` often comes from a
-batch system that repeats itself: signals that follow the first within a moment are the same wish, not a second one.
+batch system that repeats itself: signals that follow the first shortly after count as the same request, not a second one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Interrupts:
 
     Args:
         is_main: whether this process tells the user.
-        same_wish_seconds: signals this close behind the first one are taken for the same.
+        same_wish_seconds: signals this close after the first one are taken for the same.
     """
 
     def __init__(self, is_main: bool = True, same_wish_seconds: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a run, and where? To the screen, to the log, and to metrics.jsonl, each event once.
+"""What is reported of a run, and where? To the screen, to the log, and to metrics.jsonl, each event once.
 
 The trainer says what has happened; which of the three hears of it, and in which words, is decided here.
 """
@@ -17,6 +17,7 @@ from loguru import logger
 from config import Config
 from data.templates import Template
 from memory.cleanup import CleanupRecord
+from memory.disk import disk_need
 from memory.duration import Renewal
 from memory.monitor import Monitor
 from memory.plan import Plan
@@ -28,13 +29,13 @@ from training.evaluation import Evaluation
 from training.heartbeat import Heartbeat
 from training.preference import is_preference_run
 from training.progress import Progress, Reading, about, duration
-from training.report import Summary, next_commands, plan_rows, summary_rows
+from training.report import Summary, next_commands, plan_rows, recomputed, summary_rows
 from training.samples import Sample
 from training.tracking import MetricsFile, open_log
 
 
 class Journal:
-    """The telling of one run; a context, so that the terminal is whole again whatever happens.
+    """Reports on one run; a context, so that the terminal is whole again whatever happens.
 
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
@@ -105,10 +106,12 @@ class Journal:
         if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
             self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
-        self.progress.table("plan", plan_rows(plan, weight_counts(config.model)["total"]))
+        rows = plan_rows(plan, weight_counts(config.model)["total"])
+        self.progress.table("plan", [*rows, ("disk", disk_need(config, plan.choice.storage).describe())])
 
     def plan(self, plan: Plan) -> None:
-        """The choice, for programs."""
+        """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
+        logger.info("activation checkpointing: {}", recomputed(plan.choice.saved_blocks, plan.num_blocks))
         self.metrics.write("plan", **plan.as_dict())
 
     def step(self, reading: Reading, tokens: int, seconds: float, choice: Choice, extra: dict[str, float]) -> None:
@@ -172,9 +175,9 @@ class Journal:
         self.tell(record.report)
 
     def rolled_back(self, step: int, reason: str) -> None:
-        """The run goes on from an earlier step: the events behind it did not happen, but for why it had to go back."""
+        """The run continues from an earlier step: the events after it did not happen, but for why it had to go back."""
         self.metrics.truncate_after(step, spared="recovery")
-        report = f"{reason}: going on behind step {step}"
+        report = f"{reason}: continuing after step {step}"
         self.metrics.write("recovery", step=step, reason="rolled back", report=report)
         self.tell(report)
 

@@ -1,8 +1,8 @@
-"""How does a run stay inside its budget while it goes on? It cleans, looks again, and takes a smaller way to run.
+"""How does a run stay inside its budget to the end? It cleans, measures again, and takes a smaller way to run.
 
-By schedule and under pressure memory is cleaned. The budget is measured again as the run goes on, since others take
+By schedule and under pressure memory is cleaned. The budget is measured again as the run continues, since others take
 memory and limits are lowered. Where the plan no longer fits, or an out-of-memory error came, the plan is made again for
-what there is, with the same effective batch and the same weights: fewer graphs kept, then smaller micro-batches. What
+what there is, with the same effective batch and the same weights: more blocks recomputed, then smaller micro-batches. What
 the user fixed is left as long as something else helps. Where nothing is left, the run is to be saved and ended.
 """
 
@@ -27,6 +27,7 @@ from memory.recovery import RecoveryRecord, Shortage, free_failed
 from memory.units import MIB, format_size
 from settings import AUTO, DoesNotFit, counted
 from training.journal import Journal
+from training.report import recomputed
 
 PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at once
 LOOK_SECONDS = 1.0  # between two measurements of the budget
@@ -36,7 +37,7 @@ DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the s
 REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it stays under 1% of the run
 SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
 
-# What the user fixed and what is let go, in this order, where nothing else fits.
+# What the user fixed and what is given up, in this order, where nothing else fits.
 RELAXATIONS: tuple[dict[str, Any], ...] = (
     {},
     {"memory_mode": AUTO, "gradient_checkpointing": AUTO},
@@ -117,7 +118,7 @@ class Keeper:
         if smaller == 0:
             self.exhausted = f"{story}; a single row does not fit. What helps most: {ADVICE}"
             return batch_size
-        report = f"{story}; going on with micro-batch {smaller}; the same rows are evaluated again"
+        report = f"{story}; continuing with micro-batch {smaller}; the same rows are evaluated again"
         self._journal.recovery(
             step,
             RecoveryRecord(
@@ -188,8 +189,8 @@ class Keeper:
             return
         choice = smaller.choice
         report = (
-            f"{story}; going on with micro-batch {choice.batch_size_per_gpu} x accumulation "
-            f"{choice.gradient_accumulation_steps}, graphs of {counted(choice.kept_blocks, 'block')} kept, effective batch unchanged"
+            f"{story}; continuing with micro-batch {choice.batch_size_per_gpu} x accumulation "
+            f"{choice.gradient_accumulation_steps}, {recomputed(choice.saved_blocks, old.num_blocks)}, effective batch unchanged"
         )
         free = shortage.free_bytes if shortage else free_host_bytes()
         record = RecoveryRecord(
@@ -210,9 +211,9 @@ class Keeper:
         return None
 
     def _next_smaller(self) -> Plan | None:
-        """No graphs kept, or half the micro-batch, whatever the formulas say of it; None where both are at their end."""
+        """All blocks recomputed, or half the micro-batch, whatever the formulas say of it; None where both are at their end."""
         config, choice = copy.deepcopy(self._config), self.plan.choice
-        rows = choice.batch_size_per_gpu if choice.kept_blocks else choice.batch_size_per_gpu // 2
+        rows = choice.batch_size_per_gpu if choice.saved_blocks else choice.batch_size_per_gpu // 2
         if rows == 0:
             return None
         for relaxation in RELAXATIONS:
@@ -236,11 +237,11 @@ class Keeper:
         if shortage is not None:
             return shortage.describe(phase, self.plan.choice.batch_size_per_gpu, self._shape)
         if reason == "growth":
-            return "memory goes on growing behind cleaning"
+            return "memory still grows after cleaning"
         if reason == "budget":
             room, binding = format_size(self._room(self.budget)), self.budget.binding
-            return f"the budget is now {room} ({binding}), planned were {format_size(self._expected_peak())}"
-        return f"{self._monitor.pressure():.0%} of the budget are in use and cleaning did not help"
+            return f"the budget is now {room} ({binding}), planned was {format_size(self._expected_peak())}"
+        return f"{self._monitor.pressure():.0%} of the budget is in use and cleaning did not help"
 
     def _room(self, budget: Budget) -> int:
         separate = self._device.is_separate_memory and budget.device_bytes is not None
@@ -258,7 +259,7 @@ class Keeper:
 
 def _runs_smaller(choice: Choice, than: Choice) -> bool:
     """Whether the walk itself holds less, not only what surrounds it."""
-    return choice.kept_blocks < than.kept_blocks or choice.batch_size_per_gpu < than.batch_size_per_gpu
+    return choice.saved_blocks < than.saved_blocks or choice.batch_size_per_gpu < than.batch_size_per_gpu
 
 
 def _set(config: Config, settings: dict[str, Any]) -> None:

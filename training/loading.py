@@ -1,7 +1,7 @@
 """How is a trained model made ready for use, inside the budget?
 
-Its weights are stored as they lie in the folder, computed in what this device multiplies fast. Where a chip multiplies
-only fp32 fast, bf16 weights would have to be widened at each visit, for every token that is written: they are loaded as
+Its weights are held in the dtype of the folder, computed in what this device multiplies fast. Where a chip multiplies
+only fp32 fast, bf16 weights would have to be widened each time a block runs, for every token: they are loaded as
 fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter, its base is loaded and the adapter put on.
 """
 
@@ -19,9 +19,9 @@ from data.templates import Template, template_of
 from data.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice
 from devices.malloc import tune_malloc
-from engine.keep import Keep
-from engine.residency import residency_for
+from engine.checkpointing import Checkpointing
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from memory.budget import Budget, measure_budget
 from memory.generation import Weights, Writing, most_rows, predict_generation
 from memory.prediction import weight_counts
@@ -94,10 +94,10 @@ class Trained:
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
         """Token ids of the answers to prompts, by the settings of `config.generate`."""
-        residency = self.walk.residency
+        weight_store = self.walk.weight_store
         return generate(
             self.walk.model, inputs, config.generate, seed=config.run.seed,
-            visit=residency.glance, compute_dtype=residency.compute_dtype,
+            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
         )  # fmt: skip
 
 
@@ -189,8 +189,8 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         )
     model = hf_format.load(home, dtype=storage, device=device.torch_device)
     adapter_set = attach(model, adapters, home) if adapters else None
-    residency = residency_for(storage, compute, (model.embedding, model.output_weight))
-    walk = Walk(model, Keep(0), residency, LossSettings(), 0.0)
+    weight_store = weight_store_for(storage, compute, (model.embedding, model.output_weight))
+    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
     return Trained(folder, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
 
 

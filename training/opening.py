@@ -15,7 +15,9 @@ from accelerate import Accelerator
 
 from config import Config
 from devices.base import Device
+from devices.kernels.calls import kernels, use
 from memory.budget import Budget, measure_budget
+from memory.disk import bytes_below, disk_need, too_full
 from memory.monitor import Monitor
 from memory.plan import Plan
 from settings import AUTO, UserError
@@ -64,12 +66,18 @@ class Opening:
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
-    """The least of all processes' budgets: they are measured at different moments, and machines differ."""
+    """The least of all processes' budgets: they are measured at different times, and machines differ."""
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
     return replace(
         budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device)
     )  # fmt: skip
+
+
+def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
+    """Compiled kernels are used by all processes or by none: weights that all update alike must stay the same bits."""
+    use(config.run.compiled_kernels is not False)
+    use(bool(least_of(accelerator, float(kernels() is not None))[0]))
 
 
 def open_run(
@@ -112,7 +120,9 @@ def open_run(
             "processes; raise it"
         )
     mirror = _mirror(config, accelerator.is_main_process)
+    begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, plan))
     by_main(accelerator, lambda: _open_folder(begin, owner))
+    begin.notes += [owner.remark] if owner.remark else []
     return Opening(begin, budget, plan, mirror, device, base_bytes, processes, ahead)
 
 
@@ -125,7 +135,7 @@ def _mirror(config: Config, is_main: bool) -> Mirror | None:
 
 
 def _reopen(config: Config, owner: Ownership) -> list[str]:
-    """Take the run that is gone on with, and find its newest checkpoint that is whole; what is to be told of it.
+    """Take the run that is continued, and find its newest checkpoint that is whole; what is to be told of it.
 
     Raises:
         UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
@@ -152,6 +162,22 @@ def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
         )
 
 
+def _room_on_disk(begin: Start, plan: Plan) -> list[str]:
+    """What is to be told of the room for checkpoints.
+
+    Raises:
+        UserError: not one of them fits.
+    """
+    config = begin.config
+    if begin.state.step >= int(config.train.max_steps):
+        return []  # what is left is published, which takes no room
+    with writes(config.run.output_dir):
+        held = bytes_below(begin.run_dir / "checkpoints")
+        problems, notes = too_full(disk_need(config, plan.choice.storage), config.run.output_dir, held)
+    refuse(problems)
+    return notes
+
+
 def _open_folder(begin: Start, owner: Ownership) -> None:
     """Make or reopen the run's folder; the main process alone."""
     config, settings = begin.config, lasting_settings(begin)
@@ -159,6 +185,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
         resume_run(begin.run_dir)
         with writes(config.run.output_dir):
             replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
+            Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
             owner.sign()
         return
     refuse(owner.take(begin.run_dir))

@@ -5,7 +5,7 @@ and both then blame the network. So each process has a thread that puts a counte
 watches the counter of the next process (a ring: one look a second, at any number of processes), and reads one key that
 the first failure is written to. With that the timeout of the process group may be long, and nobody who prepares data or
 saves for an hour is taken for dead. Counters are compared by the watcher's own beats, not by the clock: a run that was
-suspended as a whole goes on.
+suspended as a whole continues.
 Source: the store of torch.distributed (TCPStore); torchrun's agent hosts it, else process 0 does.
 """
 
@@ -58,7 +58,7 @@ class PeerFailed(SystemExit):
 class Peers:
     """Ties the processes of a run together while the context is open; with one process it does nothing.
 
-    Enter it as soon as the process group stands, and around everything else.
+    Enter it as soon as the process group exists, and around everything else.
 
     Args:
         rank, num_processes: of this process.
@@ -169,12 +169,12 @@ class Peers:
         names = ", ".join(str(rank) for rank in ranks)
         reason = (
             f"process {names} of {self.num_processes} is gone without a word: killed, most likely for lack of memory "
-            "(the kernel's log says so), or its machine is gone; go on with --is_keep_training=True"
+            "(the kernel's log says so), or its machine is gone; continue with --is_keep_training=True"
         )
         return Failure(ranks[0], reason, 1, self.rank)
 
     def _store_lost(self) -> Failure:
-        where = "process 0 or the launcher of its machine is gone; go on with --is_keep_training=True"
+        where = "process 0 or the launcher of its machine is gone; continue with --is_keep_training=True"
         return Failure(0, f"process {self.rank} of {self.num_processes}: {where}", 1, self.rank)
 
     def _tell(self, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""How do tensors lie in pieces, one file a process? Rows in safetensors files, and a table of them in JSON.
+"""How are tensors stored in pieces, one file a process? Rows in safetensors files, and a table of them in JSON.
 
 Nothing in it can run: torch.distributed.checkpoint keeps its table as a pickle, which is a program. Names are those that
 are written here, and sizes are taken from the files, so a table cannot ask for more than there is.

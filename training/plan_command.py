@@ -18,6 +18,7 @@ from data.prepare import find_prepared
 from data.step_lengths import step_lengths
 from data.task import decide
 from memory.alternatives import Alternative, cheapest_changes, other_ways
+from memory.disk import disk_need, free_bytes, too_full
 from memory.duration import predict_times, schedule_of
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan, make_work, plan
@@ -43,7 +44,7 @@ def show(config: Config) -> None:
     if config.plan.json and len(targets) > 1:
         print(json.dumps([_told_or_refused(config, target) for target in targets], indent=1))
     elif config.plan.json:
-        print(json.dumps(_as_json(_found(config)), indent=1))
+        print(json.dumps(_as_json(config, _found(config)), indent=1))
     else:
         _show_tables(config, _found(config))
 
@@ -78,12 +79,13 @@ def _found(config: Config) -> _Found:
     return _Found(chosen, machine, objective, source, both, others, ways, changes)
 
 
-def _as_json(found: _Found) -> dict[str, Any]:
+def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     modes = {mode: None if one is None else one.as_dict() for mode, one in found.modes.items()}
     told = {"alternatives": found.ways, "changes": found.changes}
     return {
         "plan": found.plan.as_dict(), "modes": modes,
         **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.machine),
+        "disk": disk_need(config, found.plan.choice.storage).as_dict(),
     }  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
     config = copy.deepcopy(config)
     config.plan.target = target.strip()
     try:
-        return _as_json(_found(config))
+        return _as_json(config, _found(config))
     except UserError as error:
         return {"problems": error.problems, "exit_code": error.exit_code}
 
@@ -100,10 +102,12 @@ def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
     where = "this machine" if config.plan.target == AUTO else config.plan.target
     title = f"plan of {config.model_preset} on {where}, {found.source} + {found.target} tokens ({found.objective})"
-    progress.table(title, [*plan_rows(chosen, weight_counts(config.model)["total"]), *_untimed(chosen)])
+    progress.table(
+        title, [*plan_rows(chosen, weight_counts(config.model)["total"]), *_untimed(chosen), _disk_row(config, chosen)]
+    )
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
-    head = ("way", "micro-batch", "graphs kept", "peak", "speed")
+    head = ("way", "micro-batch", "recomputed", "peak", "speed")
     progress.table("other ways", [head, *(_way_row(way, chosen) for way in found.ways)])
     progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in found.changes])
 
@@ -144,6 +148,16 @@ def _untimed(chosen: Plan) -> list[tuple[str, str]]:
     return [("time", f"{step}; of the whole run: prepare its data first, or name --max_steps")]
 
 
+def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
+    """What the run will write, and what stands against it on this machine."""
+    need = disk_need(config, chosen.choice.storage)
+    if config.plan.target != AUTO:
+        return "disk", need.describe()
+    problems, notes = too_full(need, config.run.output_dir)
+    free = f"{need.describe()}; {format_size(free_bytes(config.run.output_dir))} free"
+    return "disk", "; ".join([*problems, *notes]) or free
+
+
 def _objective(config: Config) -> str:
     if config.data.train_file is None:
         return "pairs" if config.train.is_finetune else "span"
@@ -167,8 +181,8 @@ def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, st
 
 
 def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
-    kept = f"{way.kept_blocks} of {chosen.num_blocks}"
-    return way.label, str(way.batch_size_per_gpu), kept, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
+    recomputed = f"{chosen.num_blocks - way.saved_blocks} of {chosen.num_blocks} blocks"
+    return way.label, str(way.batch_size_per_gpu), recomputed, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
 
 
 def _change_row(change: Alternative, chosen: Plan) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from data.step_lengths import StepLengths, evaluation_lengths, step_lengths
 from devices.base import Device, name_of
+from devices.kernels.calls import kernels
 from devices.measuring import known_speed, measure
 from memory.budget import FLAG, Budget, free_host_bytes
 from memory.duration import predict_times, schedule_of
@@ -22,6 +23,7 @@ from memory.prediction import CORRECTION, Choice, Machine
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
 from memory.shapes import Shapes
 from memory.units import MIB, format_size
+from memory.work import choice_fields
 from settings import AUTO, DoesNotFit
 from training.launch import local_rank, rank
 from training.schedules import resolve_steps
@@ -30,7 +32,7 @@ from training.startup import Start
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
 MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
 Ahead = tuple[Shapes, Shapes]  # of the run's steps, and of its evaluation
-AFTER_A_KILL = 1.15  # factor on what comes and goes, where the probe was killed and so told nothing but that
+AFTER_A_KILL = 1.15  # factor on temporary memory, where the probe was killed and so told nothing but that
 
 
 def make_plan(
@@ -44,11 +46,11 @@ def make_plan(
     dtypes: Dtypes | None = None,
     may_probe: bool = False,
 ) -> Plan:
-    """Choose micro-batch, slices, kept graphs and dtypes; a resumed run keeps its choice where it still fits.
+    """Choose micro-batch, saved blocks and dtypes; a resumed run keeps its choice where it still fits.
 
     Args:
         base_bytes: what the process takes already. ahead: from `look_ahead`; None: it looks.
-        dtypes: of weights and products, of a run that goes on in another way; None: as the settings and the device say.
+        dtypes: of weights and products, of a run that continues in another way; None: as the settings and the device say.
         may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
@@ -57,7 +59,7 @@ def make_plan(
     shapes, evaluation = ahead or shapes_of(begin, machine)
     choice = begin.state.choice
     planner = _Planner(begin, machine, shapes, evaluation, dtypes)
-    chosen = planner.plan(Choice(**choice) if choice else None)
+    chosen = planner.plan(Choice(**choice_fields(choice)) if choice else None)
     if not may_probe:
         return planner.timed(chosen)
     asked = begin.config.memory.probe
@@ -97,6 +99,7 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
         num_processes=num_processes,
         pads_attention=device.name == "cuda",
         widens_whole=device.name != "cpu",
+        has_kernels=device.name == "cpu" and kernels() is not None,
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
     )
 

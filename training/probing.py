@@ -25,12 +25,12 @@ from data.loader import StepLoader
 from data.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizer import Tokenizer
 from devices.malloc import tune_malloc
+from engine.micro_batches import MicroBatch
 from engine.optimizers import Step
-from engine.slices import Slice
 from memory.cleanup import Cleaner
 from memory.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
-from memory.shapes import Micro
+from memory.shapes import MicroBatchRows
 from model.generation import generate
 from model.rows import Rows
 from settings import AUTO
@@ -106,16 +106,18 @@ class Probe:
     def _step(self, number: int) -> None:
         request, engine = self.request, self.engine
         began = time.perf_counter()
-        slices = [self._slice(micro, number) for micro in request.steps[(number - 1) % len(request.steps)]]
-        labels = sum(part.num_labels for part in slices)
+        micro_batches = [
+            self._micro_batch(micro_batch, number) for micro_batch in request.steps[(number - 1) % len(request.steps)]
+        ]
+        labels = sum(micro_batch.num_labels for micro_batch in micro_batches)
         engine.update.begin(Step(number, 1e-4, request.config.train.weight_decay, request.config.run.seed))
-        engine.gradients(slices, labels, request.choice.num_walks, engine.update.ready)
+        engine.gradients(micro_batches, labels, request.choice.accumulation_passes, engine.update.ready)
         engine.update.finish()
         self.step_seconds = time.perf_counter() - began
 
     def _evaluate(self, phase: str) -> None:
         with self._phase(phase):
-            float(self.engine.walk.loss([self._slice(self.request.evaluation, 0)]))
+            float(self.engine.walk.loss([self._micro_batch(self.request.evaluation, 0)]))
 
     def _write_samples(self) -> None:
         count, walk = self.request.config.train.sample_rows, self.engine.walk
@@ -123,23 +125,23 @@ class Probe:
         if rows:
             generate(
                 walk.model, rows, max_new_tokens=SAMPLE_TOKENS,
-                visit=walk.residency.visit, compute_dtype=walk.residency.compute_dtype,
+                with_weights=walk.weight_store.in_compute_dtype, compute_dtype=walk.weight_store.compute_dtype,
             )  # fmt: skip
 
-    def _slice(self, micro: Micro, seed: int) -> Slice:
+    def _micro_batch(self, rows: MicroBatchRows, seed: int) -> MicroBatch:
         generator = torch.Generator().manual_seed(seed)
         config, device = self.request.config.model, self.device.torch_device
-        sources, targets = zip(*micro, strict=True)
-        keys = torch.randint(-(2**62), 2**62, (len(micro),), generator=generator).to(device)
+        sources, targets = zip(*rows, strict=True)
+        keys = torch.randint(-(2**62), 2**62, (len(rows),), generator=generator).to(device)
         inputs, decoder_ids, labels = (
             torch.randint(2, max(3, config.vocab_size), (count,), generator=generator).to(device)
             for count in (sum(sources), sum(targets), sum(targets))
         )
         if not is_preference_run(self.request.config):
-            return Slice(inputs, decoder_ids, labels, Rows(sources, keys), Rows(targets, keys))
+            return MicroBatch(inputs, decoder_ids, labels, Rows(sources, keys), Rows(targets, keys))
         answers = Rows(tuple(n - n // 2 for n in targets) + tuple(n // 2 for n in targets), keys.repeat(2))
         known = torch.zeros(len(answers.lengths)) if stores_reference(self.request.config) else None
-        return Slice(inputs, decoder_ids, labels, Rows(sources, keys), answers, 2, known)
+        return MicroBatch(inputs, decoder_ids, labels, Rows(sources, keys), answers, 2, known)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -30,7 +30,7 @@ def sum_over(accelerator: Accelerator, *numbers: float) -> list[float]:
 
 
 def least_of(accelerator: Accelerator, *numbers: float) -> list[float]:
-    """The least of each number over all processes: budgets are measured at different moments, and machines differ."""
+    """The least of each number over all processes: budgets are measured at different times, and machines differ."""
     return [-number for number in most_of(accelerator, *(-number for number in numbers))]
 
 

@@ -1,4 +1,4 @@
-"""What does the user see while a run goes on? A live line on a terminal, plain lines elsewhere.
+"""What does the user see while a run is going? A live line on a terminal, plain lines elsewhere.
 
 All text for the screen passes through here, so that nothing breaks the live line. Only the main process shows anything.
 """

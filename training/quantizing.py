@@ -13,9 +13,9 @@ from accelerate import Accelerator
 
 from config import Config, UserError
 from data.loader import StepLoader
-from engine.keep import Keep
-from engine.residency import residency_for
+from engine.checkpointing import Checkpointing
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from memory.units import format_size
 from model import hf_format
 from model.lora import merge as merge_adapters
@@ -77,9 +77,9 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
 
 
 def _measure(model: T5, config: Config, loader: StepLoader) -> Measured:
-    """Loss and logits, computed in fp32 on the CPU, whatever the weights lie in."""
-    residency = residency_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
-    walk = Walk(model, Keep(0), residency, LossSettings(), 0.0)
+    """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
+    weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
+    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
     asked = config.train.eval_batch_size_per_gpu
     batches = loader.evaluation_batches(config.train.eval_rows, EVALUATION_BATCH if asked == AUTO else int(asked))
     result = evaluate(walk, batches, Accelerator(cpu=True), torch.device("cpu"))

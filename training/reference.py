@@ -3,8 +3,8 @@
 A preference run that trains all weights compares with the model it started from. Holding that model beside the one in
 training would double the weights; its log-probabilities are two numbers a row. They are computed in a phase of their own
 that takes no more memory than evaluation, for the rows that the run will see, and stored beside the shards, tied to the
-model's weights, the dtypes and the data. A row that is not known is NaN, so a phase that was interrupted goes on where it
-stood; a resumed run reads the numbers it began with, which its folder names.
+model's weights, the dtypes and the data. A row that is not known is NaN, so a phase that was interrupted continues where it
+stopped; a resumed run reads the numbers it began with, which its folder names.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from data.cache import fingerprint
 from data.loader import StepLoader
 from data.shards import Manifest
 from devices.base import Device
+from engine.micro_batches import to_micro_batch
 from engine.preference import answer_log_probabilities
-from engine.slices import to_slice
 from engine.walk import Walk
 from memory.cleanup import clean_all
 from memory.work import Choice
@@ -117,8 +117,19 @@ class ReferenceStore:
         os.replace(fresh, self.path)
 
     def read(self) -> NDArray[np.float32]:
-        """All rows, mapped: what is not read takes no memory."""
-        return np.load(self.path, mmap_mode="r")
+        """All rows, mapped: what is not read takes no memory.
+
+        Raises:
+            UserError: the file is none of these.
+        """
+        try:
+            rows: NDArray[np.float32] = np.load(self.path, mmap_mode="r")
+            if rows.dtype != np.dtype("<f4") or rows.shape != (self.num_rows, 2):
+                raise ValueError(f"it holds {rows.dtype} of shape {rows.shape}")
+        except Exception as error:  # numpy reads the header as a piece of Python, and says so in its errors
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{self.path}, is damaged ({reason}); remove it, it is computed anew") from None
+        return rows
 
     def unknown(self) -> NDArray[np.bool_]:
         """(rows,) whether a row is still to be computed."""
@@ -177,7 +188,7 @@ def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
 
 
 def _read_record(place: Path, cache_dir: Path) -> _Record:
-    """The record of a run that goes on; its stores are looked for in the cache of now alone.
+    """The record of a run that continues; its stores are looked for in the cache of now alone.
 
     Raises:
         UserError: it is broken, or names what no run writes.
@@ -185,7 +196,7 @@ def _read_record(place: Path, cache_dir: Path) -> _Record:
     try:
         about = json.loads(place.read_text(encoding="utf8"))
         folder, model = Path(about["folder"]).name, about["model"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
     if not _STORE.fullmatch(folder) or not isinstance(model, str):
         raise UserError(f"{place}, names {folder!r}, which no run writes; copy it again, or start another run")
@@ -283,7 +294,7 @@ class _Job:
             places = mine[first : first + self.batch_size]
             # where weights are sharded, a rank without rows must take part in the forward all the same
             rows = block[places] if len(places) else block[:1]
-            part = to_slice(self.loader.batch_of(rows), self.walk.model.config.pad_token_id, self.device)
+            part = to_micro_batch(self.loader.batch_of(rows), self.walk.model.config.pad_token_id, self.device)
             (losses,) = self.walk.token_losses([part])
             if len(places):
                 values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()

@@ -1,4 +1,4 @@
-"""What is told to the user around a run: the plan before, the summary after."""
+"""What is shown to the user before and after a run: the plan before, the summary after."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
     """The plan as two columns."""
     choice = plan.choice
     batch = f"micro-batch {choice.batch_size_per_gpu} x accumulation {choice.gradient_accumulation_steps}"
-    total = choice.num_walks * choice.num_slices
+    total = choice.accumulation_passes * choice.micro_batches_per_pass
     rows = [
         ("weights", f"{weights:,}, stored in {choice.storage}, computed in {choice.compute}"),
         (
             "effective batch",
             counted(plan.effective_batch_size, "row") + (f" = {batch}" if total > 1 else ""),
         ),
-        ("graphs kept", _kept(choice.kept_blocks, plan.num_blocks)),
+        ("activation checkpointing", recomputed(choice.saved_blocks, plan.num_blocks)),
         ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),
     ]
     rows += [(f"  {name}", format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
@@ -55,10 +55,9 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
     return rows + [("why", reason) for reason in plan.reasons]
 
 
-def _kept(kept: int, total: int) -> str:
-    if kept == total:
-        return f"all {total} blocks"
-    return f"{kept} of {total} blocks, the others are run again" if kept else "none, all blocks are run again"
+def recomputed(saved: int, total: int) -> str:
+    """How many blocks backward recomputes: of `total`, all but those that are saved."""
+    return f"{total - saved} of {total} blocks recomputed"
 
 
 def summary_rows(summary: Summary) -> Rows:

@@ -1,8 +1,8 @@
-"""Does this start go on with an earlier run? As asked, or because a launcher has started the same command again.
+"""Does this start continue with an earlier run? As asked, or because a launcher has started the same command again.
 
 torchrun restarts all processes of a run when one fails or a machine joins again, with the very same command line, and a
 batch system does the same a day later. So the command itself has to be able to go on: `--is_keep_training=auto`.
-Under torchrun's own restarts a run that has a name goes on without being asked to.
+Under torchrun's own restarts a run that has a name continues without being asked to.
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ def score_answers(
     rows = 0 if asked == AUTO else min(int(asked), loader.num_rows)
     if not rows:
         return {}, []
-    compute = str(walk.residency.compute_dtype).removeprefix("torch.")
+    compute = str(walk.weight_store.compute_dtype).removeprefix("torch.")
     beside = Weights(
-        0, walk.model.embedding.dtype != walk.residency.compute_dtype, compute
+        0, walk.model.embedding.dtype != walk.weight_store.compute_dtype, compute
     )  # the model is there already
 
     def fits(writing: Writing) -> bool:
@@ -134,8 +134,10 @@ def _whole(text: str) -> str:
 
 
 def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig) -> list[list[int]]:
-    residency = walk.residency
-    return generate(walk.model, inputs, settings, visit=residency.glance, compute_dtype=residency.compute_dtype)
+    weight_store = walk.weight_store
+    return generate(
+        walk.model, inputs, settings, with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype
+    )
 
 
 def _rows(loader: StepLoader, count: int) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from data.tokenizer import Tokenizer
 from engine.finite import is_finite
-from engine.slices import Slice
+from engine.micro_batches import MicroBatch
 from memory.recovery import drop_frames
 from training.building import Engine
 from training.checkpoints import Checkpoints
@@ -37,11 +37,11 @@ def save(checkpoints: Checkpoints, engine: Engine, tokenizer: Tokenizer, state: 
     )
 
 
-def is_sound(engine: Engine, slices: Sequence[Slice], accelerator: Accelerator) -> bool:
+def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], accelerator: Accelerator) -> bool:
     """Whether a model may be saved: weights and optimizer state are finite, and so is a loss that is formed with them.
 
     Args:
-        slices: micro-batches to form it of; where memory does not suffice even for that, the weights alone answer.
+        micro_batches: micro-batches to form it of; where memory does not suffice even for that, the weights alone answer.
     Returns:
         the same on all processes, which ask together.
     Memory: a forward without gradients.
@@ -49,7 +49,7 @@ def is_sound(engine: Engine, slices: Sequence[Slice], accelerator: Accelerator) 
     tensors = [*engine.model.parameters(), *engine.optimizer.state.values()]
     loss = torch.zeros(())
     try:
-        loss = engine.walk.loss(slices) if slices else loss
+        loss = engine.walk.loss(micro_batches) if micro_batches else loss
     except Exception as error:
         if engine.shards is not None or not engine.device.is_out_of_memory(error):
             raise

@@ -2,7 +2,7 @@
 
 Steps count from 1. Every schedule but one_cycle begins with a linear warm-up that reaches the peak at `warmup_steps`.
 Sources: inverse square root, Raffel et al. 2020, section 3.1.2; cosine, Loshchilov & Hutter 2017, here down to zero
-just behind the last step, which for a run of fixed length beats stopping at a tenth (Bergsma et al. 2025); one cycle,
+just after the last step, which for a run of fixed length beats stopping at a tenth (Bergsma et al. 2025); one cycle,
 Smith & Topin 2018, with the shape and the constants of torch's OneCycleLR.
 """
 
@@ -40,7 +40,7 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     """Learning rate of one step.
 
     Args:
-        step: number of the step, from 1; behind `max_steps` the rate stays that of the last step.
+        step: number of the step, from 1; after `max_steps` the rate stays that of the last step.
         schedule: "cosine", "inverse_sqrt", "one_cycle" or "constant".
         peak: highest learning rate, more than 0.
         warmup_steps: steps until the peak, 0 or more; at most `max_steps` take place.

@@ -76,7 +76,7 @@ def save_sharded(
         _write_pieces(Path(_for_all(None)), optimizer, shards)
         _lend(model, shards)
     path = checkpoints.save(state.step, write, is_best)
-    dist.barrier()  # nobody goes on before the folder has its name
+    dist.barrier()  # nobody continues before the folder has its name
     return path
 
 
@@ -89,7 +89,7 @@ def load_optimizer_share(folder: Path, optimizer: Optimizer, device: torch.devic
     if not has_pieces(folder) and not (folder / STATE / OPTIMIZER_FILE).is_file():
         raise UserError(
             f"checkpoint = {folder}, its optimizer state is not there, or in a form that can run code, as earlier versions "
-            "wrote it where weights were sharded; go on from its weights alone with --finetune_from"
+            "wrote it where weights were sharded; continue from its weights alone with --finetune_from"
         )
     read = partial(_read_pieces, folder / STATE / PIECES) if has_pieces(folder) else partial(_read_rows, folder)
     take_state(folder, optimizer, lambda: read(shards, device))

@@ -39,7 +39,7 @@ DEFINING = (
     "preference_loss", "beta", "preference_label_smoothing", "orpo_lambda",
     "mixture_weights", "mixture_temperature", "shuffle_block_rows", "batch_tokens",
 )  # fmt: skip
-# where this start reads and writes: never taken from a run's folder, which may be a stranger's
+# where this start reads and writes: never taken from a run's folder, which may be someone else's
 PLACES = ("output_dir", "log_dir", "checkpoint_mirror", "cache_dir")
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
 # preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
@@ -55,7 +55,7 @@ class Start:
 
     Args:
         config: with all `auto` of the step count and schedule resolved.
-        base: folder to load weights from; None: from scratch. state: where the run stands.
+        base: folder to load weights from; None: from scratch. state: how far the run is.
         is_resumed: whether `base` is a checkpoint of this very run.
     """
 
@@ -178,7 +178,8 @@ def start(config: Config, available_bytes: int) -> Start:
         notes.append(
             f"held out for evaluation: {counted(validation.num_rows, 'row')}; its numbers say little, name a --validation_file"
         )
-    is_resumed = run_dir is not None and base is not None
+    # one that was stopped before its first checkpoint begins again with the model that it goes on from
+    is_resumed = run_dir is not None and base is not None and base.parent == Checkpoints(run_dir, 1).folder
     state = read_training_state(base) if is_resumed and base is not None else TrainingState()
     return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes)
 
@@ -192,7 +193,7 @@ def lasting_settings(begin: Start) -> Config:
 
 
 def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> Start:
-    """The same run, going on from one of its checkpoints; None: from its beginning.
+    """The same run, continuing from one of its checkpoints; None: from its beginning.
 
     Args:
         now: of which this lasts: the first evaluation, and what was left out on the way.
@@ -222,7 +223,7 @@ def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path
     if found is None:
         notes.append(f"no pretraining run in {config.run.output_dir}: finetuning starts from random weights")
         return None
-    notes.append(f"goes on from {found}")
+    notes.append(f"continues from {found}")
     return found
 
 
@@ -243,11 +244,11 @@ def _preference_base(config: Config, notes: list[str]) -> Path:
     else:
         runs = (newest_run(config.run.output_dir, kind, needs_model=True) for kind in ("finetune", "pretrain"))
         found = next((model_folder(run) for run in runs if run is not None), None)
-        notes += [] if found is None else [f"goes on from {found}"]
+        notes += [] if found is None else [f"continues from {found}"]
     if found is None:
         raise UserError(
             f"--finetune_from = auto, there is no trained model in {config.run.output_dir}, and preferences need one to "
-            "go on from; name a model folder, or finetune first"
+            "continue from; name a model folder, or finetune first"
         )
     config.train.finetune_from = str(found.absolute())
     return found

@@ -7,7 +7,7 @@ masks, dropout and rounding are functions of (seed, step), so there is no genera
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from data.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
-from memory.work import Choice
+from memory.work import JSON_NAMES, Choice
 from model import hf_format
 from model.checksums import STATE
 from model.peft_format import save_adapters
@@ -29,14 +29,15 @@ from training.stopping import BestMetric
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 # fields with a default that came later: a checkpoint of before lacks them, and means that default
-LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes")
+LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes", "kernels")
+NO_NAMES: Mapping[str, str] = {}
 COMPUTE = ("float32", "bfloat16", "float16")
 NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", "fast")}  # of a choice
 
 
 @dataclass
 class TrainingState:
-    """Where a run stands.
+    """How far a run is.
 
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
@@ -74,7 +75,7 @@ def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: O
 
 
 def read_training_state(folder: Path) -> TrainingState:
-    """Read where the run of this checkpoint stands.
+    """Read how far the run of this checkpoint is.
 
     Raises:
         UserError: there is no state in the folder, or it lacks something or holds what no run writes.
@@ -84,7 +85,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(path.read_text(encoding="utf8"))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            state.choice = asdict(_filled(Choice, state.choice, "its choice"))
+            state.choice = _filled(Choice, state.choice, "its choice", JSON_NAMES).as_dict()
         if state.loss_scaling is not None:
             _filled(LossScaling, state.loss_scaling, "its loss_scaling")
         if state.best_metric is not None:
@@ -97,15 +98,19 @@ def read_training_state(folder: Path) -> TrainingState:
         ) from None
 
 
-def _filled(cls: type[Any], content: Any, what: str) -> Any:
+def _filled(cls: type[Any], content: Any, what: str, json_names: Mapping[str, str] = NO_NAMES) -> Any:
     """An object of a dataclass from its fields in JSON: all of them, none besides, each of its type.
+
+    Args:
+        json_names: field -> its name in JSON, where that is another.
 
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
         raise ValueError(f"{what} is no object")
-    types = {member.name: str(member.type) for member in fields(cls)}
+    names = {json_names.get(member.name, member.name): member.name for member in fields(cls)}
+    types = {json_names.get(member.name, member.name): str(member.type) for member in fields(cls)}
     if missing := [name for name in types if name not in content and name not in LATER_FIELDS]:
         raise ValueError(f"{what} lacks {', '.join(missing)}")
     if foreign := [name for name in content if name not in types]:
@@ -113,7 +118,7 @@ def _filled(cls: type[Any], content: Any, what: str) -> Any:
     for name, value in content.items():
         if not any(_is_of(value, kind, name) for kind in types[name].split(" | ")):
             raise ValueError(f"{name} of {what} is {str(value)[:40]}, which no run writes")
-    return cls(**content)
+    return cls(**{names[name]: value for name, value in content.items()})
 
 
 def _is_of(value: Any, kind: str, name: str) -> bool:
@@ -160,5 +165,5 @@ def take_state(folder: Path, optimizer: Optimizer, read: Callable[[], dict[str, 
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
             f"checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy the "
-            "checkpoint again, or go on from its weights alone with --finetune_from"
+            "checkpoint again, or continue from its weights alone with --finetune_from"
         )

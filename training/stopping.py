@@ -37,7 +37,7 @@ class BestMetric:
 
     @classmethod
     def restore(cls, metric: str, patience: int, state: Mapping[str, Any] | None) -> BestMetric:
-        """Go on from the state of a checkpoint; another metric than it knows begins anew.
+        """Continue from the state of a checkpoint; another metric than it knows starts over.
 
         Args:
             state: what `state` returned; None: a new run.

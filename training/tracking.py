@@ -1,7 +1,7 @@
 """Where is written what a run did? One log for people, one file of JSON lines for programs.
 
 The log is loguru's. `metrics.jsonl` holds one object a line, `event` first; each line is flushed, so that a killed run
-loses at most the line it was writing. On resume, what lies behind the checkpoint is dropped: each step stands once.
+loses at most the line it was writing. On resume, what lies after the checkpoint is dropped: each step stands once.
 Only the main process writes.
 """
 
@@ -178,7 +178,7 @@ class MetricsFile:
 def _is_kept(line: bytes, step: int, spared: str | None) -> bool:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     if not line.endswith(b"\n") or not isinstance(record, dict) or "event" not in record:
         return False

@@ -87,10 +87,10 @@ def trials_of(config: Config, machine: Machine) -> list[Trial]:
     except DoesNotFit:
         planned = 1
     lengths = sorted({min(LONGEST, max(SHORTEST, int(base.data.max_seq_len * share))) for share in SHARES})
-    micros = sorted({1, max(1, planned // 2), planned, 2 * planned})
+    batch_sizes = sorted({1, max(1, planned // 2), planned, 2 * planned})
     trials = [Trial("step", "as planned", base)]
     trials += [Trial("sequence length", str(n), _changed(base, 1, "data", "max_seq_len", n)) for n in lengths]
-    trials += [Trial("micro-batch", str(n), _changed(base, n)) for n in micros]
+    trials += [Trial("micro-batch", str(n), _changed(base, n)) for n in batch_sizes]
     return trials + [Trial("LoRA rank", str(n), _with_adapters(base, n)) for n in RANKS]
 
 
@@ -121,7 +121,7 @@ def run_trials(trials: list[Trial], machine: Machine) -> Iterator[Result]:
         except DoesNotFit as error:
             yield Result(trial.kind, trial.label, outcome=f"does not fit: {_need_of(error)}")
             continue
-        expected = planned.seconds * STEPS_OF_A_TRIAL * planned.choice.num_walks
+        expected = planned.seconds * STEPS_OF_A_TRIAL * planned.choice.accumulation_passes
         if expected > TRIAL_SECONDS:
             outcome = f"not tried: a step would take about {planned.seconds:.0f} s"
             yield Result(trial.kind, trial.label, planned.peak_bytes, None, planned.seconds, outcome=outcome)
@@ -132,7 +132,7 @@ def run_trials(trials: list[Trial], machine: Machine) -> Iterator[Result]:
         if not has_loaded:
             has_loaded = True
             yield _loaded(planned, measured)
-        yield _compared(trial, planned, measured, sum(sum(row) for micro in steps[0] for row in micro))
+        yield _compared(trial, planned, measured, sum(sum(row) for micro_batch in steps[0] for row in micro_batch))
 
 
 def _need_of(refusal: DoesNotFit) -> str:

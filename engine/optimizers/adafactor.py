@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from devices.kernels.calls import kernels, takes
 from engine.optimizers.base import Optimizer, Step, row_chunks
+from engine.rounding import Stochastic
 
 EPSILON_GRADIENT = 1e-30  # added to squared gradients
 EPSILON_SCALE = 1e-3  # least RMS of a weight, so that weights near zero move
@@ -40,6 +42,13 @@ class Adafactor(Optimizer):
         count = self._whole_rows(name, weight) * weight[0].numel()
         rate /= max(1.0, norm / count**0.5 / CLIP)
         keep = 1.0 - step.learning_rate * step.weight_decay
+        is_rounded = weight.dtype == torch.bfloat16
+        compiled = kernels() if not is_rounded or isinstance(self.rounding, Stochastic) else None
+        if compiled is not None and column_factor is not None and takes(weight, grad):
+            key = int(self._rounding_key(name, weight, step)) if is_rounded else 0
+            offset = self._offset(name, 0, weight)
+            compiled.adafactor_apply(weight, grad, row_factor, column_factor, keep, rate, key, offset)
+            return
         for rows in row_chunks(weight):
             update = grad[rows].float() * row_factor[rows]
             if column_factor is not None:
@@ -55,10 +64,14 @@ class Adafactor(Optimizer):
         n, total = self._whole_rows(name, grad), torch.zeros_like(columns)
         rows.mul_(decay)
         columns.mul_(decay)
-        for chunk in row_chunks(grad):
-            square = grad[chunk].float().square()
-            rows[chunk].add_(square.mean(1).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-            total.add_(square.sum(0))
+        if (compiled := kernels()) is not None and takes(grad):
+            means, total = compiled.adafactor_sums(grad)
+            rows.add_(means.add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+        else:
+            for chunk in row_chunks(grad):
+                square = grad[chunk].float().square()
+                rows[chunk].add_(square.mean(1).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+                total.add_(square.sum(0))
         sums = self._sum(name, torch.cat([total, rows.sum().view(1)]))  # one collective where the weight is sharded
         columns.add_(sums[:-1].div_(n).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
         return (rows / (sums[-1] / n)).rsqrt_().unsqueeze(1), columns.rsqrt()
@@ -66,6 +79,9 @@ class Adafactor(Optimizer):
     def _update_norm(self, name: str, grad: Tensor, row_factor: Tensor, column_factor: Tensor) -> float:
         """Norm of the unclipped update: sum_ij g_ij^2 r_i^2 c_j^2 as one matrix-vector product."""
         weights, total = column_factor.square(), torch.zeros(1, device=grad.device, dtype=column_factor.dtype)
+        if (compiled := kernels()) is not None and takes(grad):
+            total += compiled.adafactor_norm(grad, row_factor, weights)
+            return float(self._sum(name, total)) ** 0.5
         for chunk in row_chunks(grad):
             total += torch.mv(grad[chunk].float().square(), weights) @ row_factor[chunk].squeeze(1).square()
         return float(self._sum(name, total)) ** 0.5

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from devices.kernels.calls import kernels, takes
 from engine.rounding import Rounding, Stochastic, rounding_key
 from engine.sharding import Part, Shards
 
@@ -93,10 +94,17 @@ class Optimizer(ABC):
     def _write(self, name: str, rows: slice, weight: Tensor, values: Tensor, step: Step) -> None:
         key = None  # drawn for bf16 alone: fp32 is not rounded, and this runs for every chunk
         if weight.dtype == torch.bfloat16:
-            key = rounding_key(step.seed, step.number, self.index[name], weight.device)
-        part = self._part(name)
-        offset = (rows.start + (part.first if part else 0)) * weight[0].numel()
+            key = self._rounding_key(name, weight, step)
+        offset = self._offset(name, rows.start, weight)
         self.rounding.write(weight[rows], values, self._remainder(name, rows, weight), key, offset)
+
+    def _rounding_key(self, name: str, weight: Tensor, step: Step) -> Tensor:
+        return rounding_key(step.seed, step.number, self.index[name], weight.device)
+
+    def _offset(self, name: str, row: int, weight: Tensor) -> int:
+        """Place of a row's first number in the whole weight, all processes counted."""
+        part = self._part(name)
+        return (row + (part.first if part else 0)) * weight[0].numel()
 
     def _part(self, name: str) -> Part | None:
         """The rows held here of a weight that is sharded over the processes."""
@@ -124,7 +132,7 @@ class Optimizer(ABC):
         held: dict[str, int] = {}
         for key, tensor in self.state.items():
             name, _, kind = key.rpartition("/")
-            if kind != REMAINDER:  # it begins anew at zero where weights have come to another dtype
+            if kind != REMAINDER:  # it starts over at zero where weights have come to another dtype
                 held[name] = held.get(name, 0) + tensor.nbytes
         needed = {name: self.state_bytes(tuple(weight.shape), name) for name, weight in self.weights.items()}
         return [name for name, size in needed.items() if held.get(name, 0) != size]
@@ -155,5 +163,7 @@ def row_chunks(tensor: Tensor) -> Iterator[slice]:
 
 def root_mean_square(tensor: Tensor) -> float:
     """RMS of a weight, summed in fp32 chunks."""
+    if (compiled := kernels()) is not None and takes(tensor):
+        return (compiled.square_sum(tensor) / tensor.numel()) ** 0.5
     square = sum(float(torch.linalg.vector_norm(tensor[rows], dtype=torch.float32)) ** 2 for rows in row_chunks(tensor))
     return (square / tensor.numel()) ** 0.5

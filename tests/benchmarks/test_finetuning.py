@@ -79,9 +79,9 @@ def test_the_peer_accumulates_exactly_and_trains_what_it_says(setting: Setting, 
     assert facts["dropout_rate"] == 0.1, "as T5 ships"
     (base / "config.json").write_text(json.dumps({**facts, "dropout_rate": 0.0}))
     gradients = []
-    for micro, recompute in ((4, False), (1, True)):
+    for batch_size, recompute in ((4, False), (1, True)):
         model = build("frozen", recompute, str(base))
-        run_step(model, torch.optim.SGD(model.parameters(), lr=0.0), rows, micro)
+        run_step(model, torch.optim.SGD(model.parameters(), lr=0.0), rows, batch_size)
         gradients.append({name: w.grad for name, w in model.named_parameters() if w.grad is not None})
     assert gradients[0].keys() == gradients[1].keys() and all(name.startswith("decoder.") for name in gradients[0])
     for name, gradient in gradients[0].items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from config import load
 from memory.prediction import Choice, Machine
 from memory.speed import Pace, typical_seconds
 from memory.units import GIB, MIB
+from memory.work import choice_fields
 
 MACHINE = Machine(GIB, GIB, rates=(("float32", 8e10), ("bfloat16", 1e9)))
 
@@ -20,7 +21,7 @@ def case(took: float = 20.0, **flags: Any) -> dict[str, Any]:
     choice = Choice(8, 1, 1, 0, 8, "float32", "float32", 32 * MIB, "fast")
     flags = {"model_preset": "tiny", "letters": (60, 120), "effective_batch_size": 8, "max_steps": 30, **flags}
     return {
-        "flags": flags, "choice": asdict(choice), "promised": [10.0, 16.0, 25.0], "took": took, "step_promised": 0.5,
+        "flags": flags, "choice": choice.as_dict(), "promised": [10.0, 16.0, 25.0], "took": took, "step_promised": 0.5,
         "step_took": 0.6, "left_promised": 5.0, "left_in_steps": 6.0,
     }  # fmt: skip
 
@@ -40,15 +41,14 @@ def test_the_table_tells_what_was_kept() -> None:
 
 
 def test_a_fit_finds_what_the_steps_were_made_with() -> None:
-    truth = Pace(efficiency=0.7, half_tokens=120, visit_seconds=5e-4)
+    truth = Pace(efficiency=0.7, half_tokens=120, block_seconds=5e-4)
     notes = [
         case(letters=letters, effective_batch_size=rows, d_model=width, d_ff=4 * width)
         for letters in ((10, 20), (100, 250)) for rows in (2, 32) for width in (128, 512)
     ]  # fmt: skip
     for one in notes:
-        one["choice"] = asdict(
-            replace(Choice(**one["choice"]), batch_size_per_gpu=one["flags"]["effective_batch_size"])
-        )
+        rows = one["flags"]["effective_batch_size"]
+        one["choice"] = replace(Choice(**choice_fields(one["choice"])), batch_size_per_gpu=rows).as_dict()
         work, choice = time_promise.work_of(one, MACHINE)
         one["step_took"] = typical_seconds(work, choice, MACHINE, truth)
     error = time_promise.step_error(notes, MACHINE)

@@ -1,4 +1,4 @@
-"""Tokenizers and cells that a stranger has made: what fails inside of them is told with the file's name."""
+"""Tokenizers and cells that someone else has made: what fails inside of them is told with the file's name."""
 
 from __future__ import annotations
 

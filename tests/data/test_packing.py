@@ -10,10 +10,10 @@ import torch
 from data.collate import Row, collate
 from data.loader import StepLoader
 from data.prepare import prepare
-from engine.keep import Keep
-from engine.residency import Residency
-from engine.slices import to_slice
+from engine.checkpointing import Checkpointing
+from engine.micro_batches import to_micro_batch
 from engine.walk import Walk
+from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, small_model
@@ -21,10 +21,10 @@ from tests.engine.small_models import FAMILIES, small_model
 
 def losses(model: T5, batches: list[Any]) -> list[float]:
     """Summed loss of each batch, all its rows laid end to end."""
-    walk = Walk(model, Keep(99), Residency(torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0)
     device = torch.device("cpu")
     with torch.no_grad():
-        return [float(walk.loss([to_slice(batch, model.config.pad_token_id, device)])) for batch in batches]
+        return [float(walk.loss([to_micro_batch(batch, model.config.pad_token_id, device)])) for batch in batches]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

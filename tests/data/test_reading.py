@@ -218,7 +218,7 @@ def test_a_column_of_numbers_is_refused(tmp_path: Path) -> None:
 
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt", "prompt"])
-    with pytest.raises(UserError, match="stands there twice"):
+    with pytest.raises(UserError, match="occurs twice"):
         rows_of(write_arrow(tmp_path / "a.arrow", table), ("prompt",))
 
 

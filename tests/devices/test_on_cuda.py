@@ -19,13 +19,13 @@ from config import load
 from data.collate import Row, collate
 from devices import cuda
 from devices.base import Device, place
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
+from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
-from engine.residency import Residency, residency_for
 from engine.rounding import ROUNDINGS
-from engine.slices import Slice
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
 from memory.recovery import free_failed
 from model.attention import PositionBias, attend
 from model.dropout import Dropout
@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.fixture
 def gpu() -> Iterator[Device]:
-    """The first GPU, with exact fp32 products, and empty before and behind."""
+    """The first GPU, with exact fp32 products, and empty before and after."""
     device = cuda.CudaDevice(0)
     device.set_exact_fp32(True)
     gc.collect()
@@ -65,47 +65,50 @@ def moved(model: T5, device: Device, dtype: torch.dtype = torch.float32) -> T5:
     return other
 
 
-def moved_slice(part: Slice, device: Device) -> Slice:
+def moved_micro_batch(micro_batch: MicroBatch, device: Device) -> MicroBatch:
     where = device.torch_device
     rows = {
-        side: Rows(getattr(part, side).lengths, getattr(part, side).keys.to(where)) for side in ("source", "target")
+        side: Rows(getattr(micro_batch, side).lengths, getattr(micro_batch, side).keys.to(where))
+        for side in ("source", "target")
     }
-    ids = {name: getattr(part, name).to(where) for name in ("input_ids", "decoder_ids", "labels")}
-    return replace(part, **ids, **rows)
+    ids = {name: getattr(micro_batch, name).to(where) for name in ("input_ids", "decoder_ids", "labels")}
+    return replace(micro_batch, **ids, **rows)
 
 
-def gradients(walk: Walk, slices: list[Slice], labels: int) -> tuple[float, dict[str, torch.Tensor]]:
-    loss = float(walk.gradients(slices, labels, lambda weights: None)) / labels
+def gradients(walk: Walk, micro_batches: list[MicroBatch], labels: int) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = float(walk.gradients(micro_batches, labels, lambda weights: None)) / labels
     found = {name: w.grad.detach().cpu().float() for name, w in walk.model.named_parameters() if w.grad is not None}
     for weight in walk.model.parameters():
         weight.grad = None
     return loss, found
 
 
-def walk_of(model: T5, kept: int, residency: Residency | None = None, dropout: float = 0.0) -> Walk:
-    return Walk(model, Keep(kept), residency or Residency(torch.float32), LossSettings(), dropout)
+def walk_of(model: T5, saved: int, weight_store: WeightStore | None = None, dropout: float = 0.0) -> Walk:
+    return Walk(model, Checkpointing(saved), weight_store or WeightStore(torch.float32), LossSettings(), dropout)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kept", [0, 2, 99])
+@pytest.mark.parametrize("saved", [0, 2, 99])
 @pytest.mark.parametrize("cuts", [[[0, 1, 2, 3]], [[0, 3], [1], [2]]], ids=["one", "three"])
-def test_the_walk_gives_the_gradients_of_the_cpu(gpu: Device, family: str, kept: int, cuts: list[list[int]]) -> None:
+def test_the_walk_gives_the_gradients_of_the_cpu(gpu: Device, family: str, saved: int, cuts: list[list[int]]) -> None:
     model, batch = small_model(family), Rectangle()
-    slices = batch.slices(model, cuts)
-    loss, expected = gradients(walk_of(model, kept), slices, batch.num_labels)
-    other = [moved_slice(part, gpu) for part in slices]
-    on_gpu, found = gradients(walk_of(moved(model, gpu), kept), other, batch.num_labels)
+    micro_batches = batch.micro_batches(model, cuts)
+    loss, expected = gradients(walk_of(model, saved), micro_batches, batch.num_labels)
+    other = [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches]
+    on_gpu, found = gradients(walk_of(moved(model, gpu), saved), other, batch.num_labels)
     assert on_gpu == pytest.approx(loss, rel=1e-5) and found.keys() == expected.keys()
     assert max(relative_error(found[name], expected[name]) for name in expected) < 1e-4
 
 
-@pytest.mark.parametrize("kept", [0, 99])
-def test_dropout_draws_the_masks_of_the_cpu_also_when_a_block_is_run_again(gpu: Device, kept: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_dropout_draws_the_masks_of_the_cpu_also_when_a_block_is_run_again(gpu: Device, saved: int) -> None:
     model, batch = small_model("t5"), Rectangle()
-    slices = batch.slices(model, [[0, 1, 2, 3]])
-    loss, expected = gradients(walk_of(model, kept, dropout=0.3), slices, batch.num_labels)
-    walk = walk_of(moved(model, gpu), kept, dropout=0.3)
-    on_gpu, found = gradients(walk, [moved_slice(part, gpu) for part in slices], batch.num_labels)
+    micro_batches = batch.micro_batches(model, [[0, 1, 2, 3]])
+    loss, expected = gradients(walk_of(model, saved, dropout=0.3), micro_batches, batch.num_labels)
+    walk = walk_of(moved(model, gpu), saved, dropout=0.3)
+    on_gpu, found = gradients(
+        walk, [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches], batch.num_labels
+    )
     assert on_gpu == pytest.approx(loss, rel=1e-5)
     assert max(relative_error(found[name], expected[name]) for name in expected) < 1e-4
 
@@ -115,10 +118,12 @@ def test_bf16_products_stay_close_to_fp32(gpu: Device, storage: torch.dtype) -> 
     if torch.bfloat16 not in gpu.fast_dtypes():
         pytest.skip("this GPU has no bf16")
     model, batch = small_model("t5"), Rectangle()
-    slices = batch.slices(model, [[0, 1, 2, 3]])
-    loss, expected = gradients(walk_of(model, 0), slices, batch.num_labels)
-    walk = walk_of(moved(model, gpu, storage), 0, residency_for(storage, torch.bfloat16))
-    on_gpu, found = gradients(walk, [moved_slice(part, gpu) for part in slices], batch.num_labels)
+    micro_batches = batch.micro_batches(model, [[0, 1, 2, 3]])
+    loss, expected = gradients(walk_of(model, 0), micro_batches, batch.num_labels)
+    walk = walk_of(moved(model, gpu, storage), 0, weight_store_for(storage, torch.bfloat16))
+    on_gpu, found = gradients(
+        walk, [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches], batch.num_labels
+    )
     assert on_gpu == pytest.approx(loss, rel=2e-2)
     total = torch.cat([found[name].flatten() - expected[name].flatten() for name in expected]).norm()
     assert total < 0.05 * torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
@@ -217,9 +222,9 @@ def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, li
     batch = Rectangle(64, 512, 128, 512)
 
     def step(rows: int) -> None:
-        part = moved_slice(batch.slice(model, list(range(rows))), gpu)
+        micro_batch = moved_micro_batch(batch.micro_batch(model, list(range(rows))), gpu)
         update.begin(Step(1, 0.01))
-        walk.gradients([part], part.num_labels, update.ready)
+        walk.gradients([micro_batch], micro_batch.num_labels, update.ready)
         update.finish()
 
     step(1)
@@ -275,7 +280,7 @@ def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> 
 
 
 def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
-    larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all graphs kept some 10 GiB
+    larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all blocks saved some 10 GiB
     _, events, _ = trained(tmp_path, "tight", "--device=cuda", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
 
@@ -291,10 +296,10 @@ def test_the_doctor_knows_the_gpu(gpu: Device) -> None:
 
 
 def test_batches_reach_the_gpu_as_they_are(gpu: Device) -> None:
-    from engine.slices import to_slice
+    from engine.micro_batches import to_micro_batch
 
     batch = collate([Row(torch.arange(2, 9).numpy(), torch.arange(3, 7).numpy(), 5)], 0)
-    here, there = to_slice(batch, 0, torch.device("cpu")), to_slice(batch, 0, gpu.torch_device)
+    here, there = to_micro_batch(batch, 0, torch.device("cpu")), to_micro_batch(batch, 0, gpu.torch_device)
     for name in ("input_ids", "decoder_ids", "labels"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
     assert there.source.lengths == here.source.lengths

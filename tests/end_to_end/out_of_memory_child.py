@@ -9,12 +9,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from engine.keep import Visit
+from engine.checkpointing import BlockPass
 from engine.walk import Walk
 from train_low_mem import main
 
-FAILS = {5: 1, 9: 4}  # walk -> visits of its backward that succeed: none is updated yet, or some blocks are
-plain_gradients, plain_backward = Walk.gradients, Visit.backward
+FAILS = {5: 1, 9: 4}  # walk -> blocks of its backward that succeed: none is updated yet, or some blocks are
+plain_gradients, plain_backward = Walk.gradients, BlockPass.backward
 walks = 0
 
 
@@ -24,16 +24,16 @@ def gradients(self: Walk, *facts: Any) -> Any:
     walks += 1
     done = 0
 
-    def backward(visit: Visit, grad: Any) -> Any:
+    def backward(block_pass: BlockPass, grad: Any) -> Any:
         nonlocal done
         done += 1
         if done > FAILS[walks]:
-            Visit.backward = plain_backward  # type: ignore[method-assign]
+            BlockPass.backward = plain_backward  # type: ignore[method-assign]
             raise MemoryError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes.")
-        return plain_backward(visit, grad)
+        return plain_backward(block_pass, grad)
 
     if os.environ["RANK"] == "1" and walks in FAILS:
-        Visit.backward = backward  # type: ignore[method-assign]
+        BlockPass.backward = backward  # type: ignore[method-assign]
     return plain_gradients(self, *facts)
 
 

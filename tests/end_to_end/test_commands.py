@@ -13,10 +13,10 @@ from tests.end_to_end.conftest import SHAPE, World
 
 @pytest.fixture(scope="module")
 def finetuned(pretrained: World) -> World:
-    """A finetuned run that goes on from the pretrained one by itself."""
+    """A finetuned run that continues from the pretrained one by itself."""
     flags = ("--is_finetune=True", f"--train_file={pretrained.pairs}", "--max_seq_len=32", "--mixed_precision=no")
     done = pretrained.place.do("train", *flags, "--run_name=tuned", "--max_steps=12", "--effective_batch_size=8")
-    assert f"goes on from {pretrained.place.runs / 'whole'}" in done.stdout
+    assert f"continues from {pretrained.place.runs / 'whole'}" in done.stdout
     return pretrained
 
 

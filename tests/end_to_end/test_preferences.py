@@ -34,7 +34,7 @@ def write_preferences(path: Path, rows: int = 150) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A small model to go on from, and one preference run on it that nothing has disturbed."""
+    """A small model to continue from, and one preference run on it that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("preferences")
     place = Place(folder, world.place.cache)
     place.do("train", f"--train_file={world.text}", *SHAPE, "--max_seq_len=64", "--max_steps=3", "--mixed_precision=no",
@@ -91,7 +91,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tuned: World, tmp_path: Path, nu
 
 
 @pytest.mark.slow
-def test_two_processes_and_slices_give_the_losses_of_one(tuned: World, tmp_path: Path) -> None:
+def test_two_processes_and_micro_batches_give_the_losses_of_one(tuned: World, tmp_path: Path) -> None:
     place = Place(tmp_path, tmp_path / "cache")  # an empty cache: the reference is computed by both
     place.do(
         "dpo",

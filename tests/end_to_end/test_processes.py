@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.conftest import STEPS, World
 from tests.end_to_end.running import ENVIRONMENT, Place
 
-CUT = 10  # the step that runs are resumed behind
+CUT = 10  # the step that runs are resumed after
 slow = pytest.mark.slow
 
 
@@ -31,7 +31,7 @@ def difference(place: Place, name: str, world: World) -> float:
 
 
 def cut_back(run: Path) -> None:
-    """Make a run one that was killed behind step CUT."""
+    """Make a run one that was killed after step CUT."""
     folder = run / "checkpoints"
     for checkpoint in folder.glob("step_*"):
         if int(checkpoint.name.removeprefix("step_")) > CUT:
@@ -127,7 +127,7 @@ def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_p
     command = [*launcher(2), str(script), *place.command("train", *pretrained.train_flags, "--run_name=short")[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "weights were changed already" in done.stdout, "at least one of the two failures came behind an update"
+    assert "weights were changed already" in done.stdout, "at least one of the two failures came after an update"
     assert difference(place, "short", pretrained) < 1e-5
 
 

@@ -16,7 +16,7 @@ from tests.end_to_end.conftest import SHAPE
 from tests.end_to_end.running import ENVIRONMENT, ROOT, write_pairs, write_text
 from tests.test_readme import commands_of
 
-# behind the flags of the page, so that they are the ones that count
+# after the flags of the page, so that they are the ones that count
 SMALL = (*SHAPE, "--max_seq_len=64", "--max_steps=2", "--effective_batch_size=4", "--sample_rows=1")
 PROGRAMS = {
     "python": (sys.executable,),

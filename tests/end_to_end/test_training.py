@@ -79,6 +79,7 @@ def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
     lines = [line for line in log.read_text("utf8").splitlines() if "内存监控" in line]
     records = [event for event in pretrained.place.events("whole") if event["event"] == "memory"]
     assert len(lines) == len(records) >= 3
+    assert "activation checkpointing: 0 of 3 blocks recomputed" in log.read_text("utf8")
 
 
 def test_the_screen_ends_with_plan_against_measured_and_samples(pretrained: World) -> None:
@@ -137,14 +138,16 @@ def test_two_processes_give_the_losses_of_one(pretrained: World, tmp_path: Path,
 
 
 WAYS = {
-    "slices": ["--batch_size_per_gpu=3", "--gradient_checkpointing=True"],
+    "micro-batches": ["--batch_size_per_gpu=3", "--gradient_checkpointing=True"],
     "accumulation": ["--batch_size_per_gpu=2", "--memory_mode=standard"],
     "reopening": ["--ultra_low_mem=True", "--memory_mode=ultra", "--mixed_precision=no"],
     "number of micro-batches": ["--gradient_accumulation_steps=7"],
 }
 
 
-@pytest.mark.parametrize("way", ["slices", *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[1:])])
+@pytest.mark.parametrize(
+    "way", ["micro-batches", *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[1:])]
+)
 def test_no_way_to_save_memory_changes_the_numbers(pretrained: World, tmp_path: Path, way: str) -> None:
     place = pretrained.beside(tmp_path)
     place.do("train", *pretrained.train_flags, *WAYS[way], "--run_name=way")

@@ -7,12 +7,12 @@ import sys
 import torch
 import torch.distributed as dist
 
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.reduce import Reducer, StepFailed
-from engine.residency import residency_for
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model
 
@@ -38,8 +38,8 @@ def main(place: str) -> None:
         updated.append(optimizer.names[id(weights[0])])
         update.ready(weights)
 
-    residency = residency_for(torch.float32, torch.float32)
-    walk, reducer = Walk(model, Keep(99), residency, LossSettings(), 0.0), Reducer(apply, 2)
+    weight_store = weight_store_for(torch.float32, torch.float32)
+    walk, reducer = Walk(model, Checkpointing(99), weight_store, LossSettings(), 0.0), Reducer(apply, 2)
     handed: list[list[str]] = []
 
     def ready(weights) -> None:
@@ -52,7 +52,7 @@ def main(place: str) -> None:
     outcome = "done"
     update.begin(Step(1, 1e-2))
     try:
-        walk.gradients(batch.slices(model, [rows]), batch.num_labels, ready)
+        walk.gradients(batch.micro_batches(model, [rows]), batch.num_labels, ready)
         reducer.finish()
     except StepFailed:
         outcome = "told"
@@ -65,7 +65,7 @@ def main(place: str) -> None:
     dist.all_gather_object(everywhere, (outcome, updated))
     is_last = number == len(order) - 1 and fails_in_update
     assert everywhere[1][0] == "broke" and everywhere[0][0] == ("done" if is_last else "told"), everywhere
-    if not is_last:  # behind the last group only the closing sum of the step can tell
+    if not is_last:  # after the last group only the closing sum of the step can tell
         assert everywhere[0][1][: len(everywhere[1][1])] == everywhere[1][1], "the same groups have been updated"
         # a failure before the first group has changed nothing, so that nothing needs to be rolled back
         expected = number if fails_in_update else max(0, number - 1)
@@ -82,8 +82,8 @@ def again(rank: int, before: dict[str, torch.Tensor], number: int) -> None:
     model.load_state_dict(before)
     sums: dict[int, torch.Tensor] = {}
     reducer = Reducer(lambda weights: sums.update({id(w): w.grad.clone() for w in weights}), 2)
-    walk = Walk(model, Keep(0), residency_for(torch.float32, torch.float32), LossSettings(), 0.0)
-    walk.gradients(batch.slices(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
+    walk = Walk(model, Checkpointing(0), weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
+    walk.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
     reducer.finish()
     model.zero_grad()
     model(batch.input_ids, batch.mask, batch.labels).backward()

@@ -7,14 +7,14 @@ import sys
 import torch
 import torch.distributed as dist
 
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.reduce import Reducer
-from engine.residency import residency_for
 from engine.rounding import ROUNDINGS
-from engine.sharding import ShardedResidency, Shards
+from engine.sharding import ShardedWeightStore, Shards
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
@@ -26,40 +26,42 @@ TOLERANCE = {
 }  # of weights; bf16 has 8 bits, and another order of sums may round elsewhere
 
 
-def train(model: T5, residency, shards: Shards | None, optimizer_name: str, rounding: str, keep: int) -> list[float]:
+def train(
+    model: T5, weight_store, shards: Shards | None, optimizer_name: str, rounding: str, saved: int
+) -> list[float]:
     """Losses of a few steps; rows 0-4 over the processes, unevenly."""
     rank, count = dist.get_rank(), dist.get_world_size()
     optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), ROUNDINGS[rounding]())
     optimizer.shards = shards
     update = Update(optimizer)
-    walk = Walk(model, Keep(keep), residency, LossSettings(), 0.1)
+    walk = Walk(model, Checkpointing(saved), weight_store, LossSettings(), 0.1)
     reducer = Reducer(update.ready, count if shards else 1, shards)
     losses = []
     for number in range(1, STEPS + 1):
         batch = Rectangle(rows=5, seed=number)
         mine = list(range(5))[rank::count] if shards else list(range(5))
         update.begin(Step(number, 1e-2, weight_decay=0.1, seed=7))
-        total = walk.gradients(batch.slices(model, [[row] for row in mine]), batch.num_labels, reducer.ready)
+        total = walk.gradients(batch.micro_batches(model, [[row] for row in mine]), batch.num_labels, reducer.ready)
         reducer.finish()
         update.finish()
         if shards:
             dist.all_reduce(total)
         losses.append(float(total) / batch.num_labels)
         assert all(weight.grad is None for weight in model.parameters())
-    evaluation = walk.loss(batch.slices(model, [[0, 1]]))
+    evaluation = walk.loss(batch.micro_batches(model, [[0, 1]]))
     return [*losses, float(evaluation)]
 
 
-def main(family: str, dtype: str, optimizer: str, rounding: str, keep: str) -> None:
+def main(family: str, dtype: str, optimizer: str, rounding: str, saved: str) -> None:
     """Compare losses and weights."""
     dist.init_process_group("gloo")
     storage, shape = getattr(torch, dtype), small_model(family).config
     whole = T5(shape, dtype=storage).initialise(3)
-    expected = train(whole, residency_for(storage, torch.float32), None, optimizer, rounding, int(keep))
+    expected = train(whole, weight_store_for(storage, torch.float32), None, optimizer, rounding, int(saved))
     shards = Shards(dist.get_rank(), dist.get_world_size())
     model = T5(shape, "meta", storage)
     model.initialise(3, shards.cut(model, "cpu"))
-    ours = train(model, ShardedResidency(torch.float32, shards), shards, optimizer, rounding, int(keep))
+    ours = train(model, ShardedWeightStore(torch.float32, shards), shards, optimizer, rounding, int(saved))
     tolerance = TOLERANCE[dtype]
     for ours_one, expected_one in zip(ours, expected, strict=True):
         assert abs(ours_one / expected_one - 1) < tolerance, (ours, expected)

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from config import T5ModelConfig
 from devices.malloc import tune_malloc
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.reduce import Reducer
-from engine.residency import residency_for
-from engine.sharding import ShardedResidency, Shards
+from engine.sharding import ShardedWeightStore, Shards
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import Rectangle, small_model
@@ -58,14 +58,17 @@ def train(model: T5, how: str, optimizer_name: str) -> None:
     optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()))
     optimizer.shards = shards
     update = Update(optimizer)
-    residency = (
-        residency_for(torch.float32, torch.float32) if shards is None else ShardedResidency(torch.float32, shards)
+    weight_store = (
+        weight_store_for(torch.float32, torch.float32) if shards is None else ShardedWeightStore(torch.float32, shards)
     )
-    walk, reducer = Walk(model, Keep(0), residency, LossSettings(), 0.0), Reducer(update.ready, count, shards)
+    walk, reducer = (
+        Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0),
+        Reducer(update.ready, count, shards),
+    )
     for number in range(1, 4):
         update.begin(Step(number, 1e-3))
         batch = Rectangle(rows=count)
-        walk.gradients(batch.slices(model, [[rank]]), batch.num_labels, reducer.ready)
+        walk.gradients(batch.micro_batches(model, [[rank]]), batch.num_labels, reducer.ready)
         reducer.finish()
         update.finish()
 

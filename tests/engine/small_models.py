@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from config import T5ModelConfig
-from engine.slices import Slice
+from engine.micro_batches import MicroBatch
 from model.loss import IGNORED
 from model.rows import Rows
 from model.t5 import T5
@@ -35,7 +35,7 @@ def small_model(family: str = "t5", seed: int = 1, **changes: Any) -> T5:
 
 
 class Rectangle:
-    """A padded batch with rows of different length, which can be cut into slices any way.
+    """A padded batch with rows of different length, which can be cut into micro-batches any way.
 
     Args:
         rows, source, target: B, S, T.
@@ -57,12 +57,12 @@ class Rectangle:
     def num_labels(self) -> int:
         return int((self.labels != IGNORED).sum())
 
-    def slice(self, model: T5, rows: list[int]) -> Slice:
-        """The rows of one slice, end to end."""
+    def micro_batch(self, model: T5, rows: list[int]) -> MicroBatch:
+        """The rows of one micro-batch, end to end."""
         source = Rows(tuple(self.source_lengths[rows].tolist()), self.keys[rows])
         target = Rows(tuple(self.target_lengths[rows].tolist()), self.keys[rows])
         decoder_ids = model.shift_right(self.labels)[rows]
-        return Slice(
+        return MicroBatch(
             source.flatten(self.input_ids[rows]),
             target.flatten(decoder_ids),
             target.flatten(self.labels[rows]),
@@ -70,8 +70,8 @@ class Rectangle:
             target,
         )
 
-    def slices(self, model: T5, cuts: list[list[int]]) -> list[Slice]:
-        return [self.slice(model, rows) for rows in cuts]
+    def micro_batches(self, model: T5, cuts: list[list[int]]) -> list[MicroBatch]:
+        return [self.micro_batch(model, rows) for rows in cuts]
 
 
 def autograd_gradients(model: T5, batch: Rectangle) -> tuple[Tensor, dict[str, Tensor]]:

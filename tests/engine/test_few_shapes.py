@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.collate import Row, collate
-from engine.keep import Keep
-from engine.residency import Residency
-from engine.slices import to_slice
+from engine.checkpointing import Checkpointing
+from engine.micro_batches import to_micro_batch
 from engine.walk import Walk
+from engine.weights import WeightStore
 from memory.shapes import Shapes, Sizes
 from model.loss import LossSettings
 from tests.engine.small_models import small_model
@@ -48,18 +48,18 @@ def lengths(kind: str, steps: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return sources.astype(int).clip(2, 320), targets.astype(int).clip(2, 320)
 
 
-def met(kind: str, steps: int, rows: int, micro: int) -> Counting:
+def met(kind: str, steps: int, rows: int, batch_size: int) -> Counting:
     sources, targets = lengths(kind, steps, rows)
-    sizes: Sizes = Shapes(sources, targets).sizes(micro)
+    sizes: Sizes = Shapes(sources, targets).sizes(batch_size)
     model = small_model(d_model=32, d_kv=4, d_ff=48, num_heads=8, num_layers=1, num_decoder_layers=1)
-    walk = Walk(model, Keep(9), Residency(torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(9), WeightStore(torch.float32), LossSettings(), 0.0)
     with Counting() as counting:
         for counting.step in range(steps):
             pairs = zip(sources[counting.step], targets[counting.step], strict=True)
             made = [Row(np.full(s, 3), np.full(t, 4), number) for number, (s, t) in enumerate(pairs)]
             parts = [
-                to_slice(collate(made[at : at + micro], 0), 0, torch.device("cpu"), sizes)
-                for at in range(0, rows, micro)
+                to_micro_batch(collate(made[at : at + batch_size], 0), 0, torch.device("cpu"), sizes)
+                for at in range(0, rows, batch_size)
             ]
             walk.gradients(parts, 100, lambda weights: None)
             model.zero_grad(set_to_none=True)
@@ -79,6 +79,6 @@ def test_words_meet_few_shapes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kind", "rows", "micro"), [("pairs", 16, 16), ("pairs", 16, 4), ("words", 256, 256)])
-def test_a_thousand_steps_meet_few_shapes(kind: str, rows: int, micro: int) -> None:
-    check(met(kind, 1000 if kind == "pairs" else 200, rows, micro), settled=100)
+@pytest.mark.parametrize(("kind", "rows", "batch_size"), [("pairs", 16, 16), ("pairs", 16, 4), ("words", 256, 256)])
+def test_a_thousand_steps_meet_few_shapes(kind: str, rows: int, batch_size: int) -> None:
+    check(met(kind, 1000 if kind == "pairs" else 200, rows, batch_size), settled=100)

@@ -1,18 +1,19 @@
-"""What is not finite is found: in a loss before backward, in a gradient behind the walk; and the block is named."""
+"""What is not finite is found: in a loss before backward, in a gradient after the walk; and the block is named."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from devices.kernels import calls
 from engine import anomaly, finite
 from engine.anomaly import checks_of
+from engine.checkpointing import Checkpointing
 from engine.finite import NotFinite, StepChecks, is_finite, norm_of
-from engine.keep import Keep
 from engine.optimizers import OPTIMIZERS, Step
-from engine.residency import Residency
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import Rectangle, small_model
@@ -20,11 +21,20 @@ from tests.engine.small_models import Rectangle, small_model
 CUTS = [[0, 1], [2, 3]]
 
 
-def walk_of(model: T5, keep: int, detect_anomaly: bool) -> tuple[Walk, StepChecks]:
-    walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0)
+def walk_of(model: T5, saved: int, detect_anomaly: bool) -> tuple[Walk, StepChecks]:
+    walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), 0.0)
     checks = checks_of(model, None, detect_anomaly)
     walk.check_loss = checks.loss
     return walk, checks
+
+
+def test_norms_are_those_of_the_whole(compiled: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(30, 7, generator=generator), torch.randn(5, generator=generator), torch.tensor(2.0)]
+    whole = torch.cat([tensor.flatten() for tensor in tensors]).norm()
+    assert torch.allclose(norm_of(tensors), whole)
+    assert torch.allclose(norm_of([tensor.bfloat16() for tensor in tensors]), whole, rtol=1e-2)
+    assert is_finite(tensors) and not is_finite([*tensors, torch.tensor([1.0, float("nan")])])
 
 
 def test_norms_are_those_of_the_whole_and_of_narrow_ones_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +43,7 @@ def test_norms_are_those_of_the_whole_and_of_narrow_ones_in_pieces(monkeypatch: 
     whole = torch.cat([tensor.flatten() for tensor in tensors]).norm()
     assert torch.allclose(norm_of(tensors), whole)
     narrow = [tensor.bfloat16() for tensor in tensors]
+    calls.use(False)
     pieces = []
     chunks = finite.row_chunks
     monkeypatch.setattr(finite, "row_chunks", lambda tensor: (pieces.append(1), chunks(tensor))[1])
@@ -40,15 +51,15 @@ def test_norms_are_those_of_the_whole_and_of_narrow_ones_in_pieces(monkeypatch: 
     assert is_finite([]) and is_finite(tensors) and not is_finite([*tensors, torch.tensor([1.0, float("nan")])])
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_a_loss_that_is_not_finite_breaks_off_before_any_update(keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_a_loss_that_is_not_finite_breaks_off_before_any_update(saved: int) -> None:
     model, batch = small_model(), Rectangle()
-    walk, _ = walk_of(model, keep, False)
+    walk, _ = walk_of(model, saved, False)
     with torch.no_grad():
         model.decoder.final_norm.weight[3] = float("inf")
     handed: list[object] = []
     with pytest.raises(NotFinite):
-        walk.gradients(batch.slices(model, CUTS), batch.num_labels, handed.append)
+        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, handed.append)
     assert not handed
 
 
@@ -71,30 +82,30 @@ def test_a_gradient_that_is_not_finite_is_told_behind_the_walk(max_grad_norm: fl
             break  # without clipping the weights are lost by now
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_the_block_of_the_first_bad_number_forward_is_named(keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_the_block_of_the_first_bad_number_forward_is_named(saved: int) -> None:
     model, batch = small_model(), Rectangle()
-    walk, checks = walk_of(model, keep, True)
-    walk.gradients(batch.slices(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
+    walk, checks = walk_of(model, saved, True)
+    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first is None
     with torch.no_grad():
         model.encoder.blocks[1].feed_forward.wo.weight[0, 0] = float("nan")
     with pytest.raises(NotFinite):
-        walk.gradients(batch.slices(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
+        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first == "encoder block 2 of 2, forward"
     checks.begin()
     assert checks.first is None
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_the_block_of_the_first_bad_number_backward_is_named(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_the_block_of_the_first_bad_number_backward_is_named(saved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from model import layers
 
     model, batch = small_model(), Rectangle()
-    walk, checks = walk_of(model, keep, True)
+    walk, checks = walk_of(model, saved, True)
     bad, plain = model.decoder.blocks[1].attention.q.weight, layers.product_back
     monkeypatch.setattr(layers, "product_back", lambda grad, w: plain(grad, w) * (float("nan") if w is bad else 1.0))
-    walk.gradients(batch.slices(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
+    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first == "decoder block 2 of 3, backward"
 
 

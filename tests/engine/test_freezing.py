@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from engine.keep import Keep
-from engine.reach import Reach, reach_of
-from engine.residency import Residency
+from engine.backward_range import BackwardRange, backward_ranges
+from engine.checkpointing import Checkpointing
 from engine.walk import Walk
+from engine.weights import WeightStore
 from model.freezing import freeze
 from model.loss import LossSettings
 from settings import UserError
@@ -37,16 +37,16 @@ def words_of(family: str, patterns: str) -> str:
     return ",".join(w for w in patterns.split(",") if not (family == "umt5" and w.endswith("coder.bias")))
 
 
-@pytest.mark.parametrize(("cut", "keep"), [("one", 0), ("uneven", 2), ("uneven", 99)])
+@pytest.mark.parametrize(("cut", "saved"), [("one", 0), ("uneven", 2), ("uneven", 99)])
 @pytest.mark.parametrize("patterns", PATTERNS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_of_what_is_trained_equal_autograd(family: str, patterns: str, cut: str, keep: int) -> None:
+def test_gradients_of_what_is_trained_equal_autograd(family: str, patterns: str, cut: str, saved: int) -> None:
     model, batch = small_model(family), Rectangle()
     trained = freeze(model, words_of(family, patterns))
     loss, expected = autograd_gradients(model, batch)
-    walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), 0.0)
     handed: list[nn.Parameter] = []
-    total = walk.gradients(batch.slices(model, CUTS[cut]), batch.num_labels, handed.extend)
+    total = walk.gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels, handed.extend)
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     assert total.item() / batch.num_labels == pytest.approx(loss.item(), rel=1e-6)
     assert set(gradients) == set(expected) == set(trained)
@@ -57,28 +57,32 @@ def test_gradients_of_what_is_trained_equal_autograd(family: str, patterns: str,
 
 def test_backward_stops_where_nothing_learns() -> None:
     everything = small_model()
-    assert reach_of(everything) == (Reach(0, True, True), Reach(0, True, True))
+    assert backward_ranges(everything) == (BackwardRange(0, True, True), BackwardRange(0, True, True))
     model = small_model()
     freeze(model, "encoder,embedding")
-    assert reach_of(model) == (Reach(3, False, False), Reach(0, False, True)), "the decoder's bias is in all its blocks"
+    assert backward_ranges(model) == (BackwardRange(3, False, False), BackwardRange(0, False, True)), (
+        "the decoder's bias is in all its blocks"
+    )
     freeze(model, "position_bias,decoder.blocks.0")
-    assert reach_of(model)[1] == Reach(1, False, True)
+    assert backward_ranges(model)[1] == BackwardRange(1, False, True)
     top = small_model()
     freeze(top, "embedding,position_bias,encoder.blocks.0,encoder.final_norm")
-    assert reach_of(top) == (Reach(1, False, True), Reach(0, False, True)), "the encoder lies below all of the decoder"
+    assert backward_ranges(top) == (BackwardRange(1, False, True), BackwardRange(0, False, True)), (
+        "the encoder lies below all of the decoder"
+    )
 
 
-def test_what_lies_below_keeps_no_boundary() -> None:
+def test_what_lies_below_checkpoints_no_activations() -> None:
     model, batch = small_model(), Rectangle()
     freeze(model, "encoder,embedding,position_bias,decoder.blocks.0")
-    walk = Walk(model, Keep(99), Residency(torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0)
     backwards: list[int] = []
     for index, block in enumerate([*model.encoder.blocks, *model.decoder.blocks]):
         block.register_forward_hook(
             lambda *_, index=index: backwards.append(index) if torch.is_grad_enabled() else None
         )
-    walk.gradients(batch.slices(model, CUTS["uneven"]), batch.num_labels, lambda weights: None)
-    assert backwards == [3, 3, 4, 4], "two slices through the two decoder blocks that learn"
+    walk.gradients(batch.micro_batches(model, CUTS["uneven"]), batch.num_labels, lambda weights: None)
+    assert backwards == [3, 3, 4, 4], "two micro-batches through the two decoder blocks that learn"
 
 
 def test_an_unknown_name_lists_those_that_exist() -> None:

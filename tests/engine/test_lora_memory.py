@@ -13,9 +13,9 @@ STEPS = """
 from devices.malloc import tune_malloc
 tune_malloc("small")
 from config import T5ModelConfig
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
-from engine.residency import residency_for
+from engine.weights import weight_store_for
 from engine.update import Update
 from engine.walk import Walk
 from model import hf_format
@@ -31,11 +31,11 @@ def steps():
     if adapts:
         add_adapters(model, LoraSettings(8, 16.0))
     update = Update(OPTIMIZERS["adamw"]({n: w for n, w in model.named_parameters() if w.requires_grad}))
-    residency = residency_for(base, torch.float32, (model.embedding, model.output_weight))
-    walk, batch = Walk(model, Keep(0), residency, LossSettings(chunk_bytes=1 << 22), 0.0), Rectangle(2, 32, 16, 2048)
+    weight_store = weight_store_for(base, torch.float32, (model.embedding, model.output_weight))
+    walk, batch = Walk(model, Checkpointing(0), weight_store, LossSettings(chunk_bytes=1 << 22), 0.0), Rectangle(2, 32, 16, 2048)
     for number in (1, 2):
         update.begin(Step(number, 1e-3))
-        walk.gradients(batch.slices(model, [[0], [1]]), batch.num_labels, update.ready)
+        walk.gradients(batch.micro_batches(model, [[0], [1]]), batch.num_labels, update.ready)
         update.finish()
     return model, update
 

@@ -1,4 +1,4 @@
-"""Adapters pass through the walk: gradients of plain autograd, whatever the base lies in, the slices, the kept graphs."""
+"""Adapters pass through the walk: gradients of plain autograd, whatever the dtype of the base, the micro-batches, the saved blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
-from engine.residency import Int8Tables, residency_for
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import Int8WeightStore, weight_store_for
 from model import hf_format
 from model.lora import LoraSettings, adapters_of, add_adapters
 from model.loss import LossSettings
@@ -40,23 +40,23 @@ def adapted(family: str, base: str, form: str, folder: Path, dropout: float = 0.
     return model
 
 
-def walk_of(model: T5, base: str, keep: int) -> Walk:
-    residency = residency_for(BASES[base], torch.float32, (model.embedding, model.output_weight))
-    return Walk(model, Keep(keep), residency, LossSettings(), 0.0)
+def walk_of(model: T5, base: str, saved: int) -> Walk:
+    weight_store = weight_store_for(BASES[base], torch.float32, (model.embedding, model.output_weight))
+    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), 0.0)
 
 
-def gradients_of(model: T5, base: str, keep: int, cut: str, batch: Rectangle) -> dict[str, torch.Tensor]:
-    walk_of(model, base, keep).gradients(batch.slices(model, CUTS[cut]), batch.num_labels, lambda weights: None)
+def gradients_of(model: T5, base: str, saved: int, cut: str, batch: Rectangle) -> dict[str, torch.Tensor]:
+    walk_of(model, base, saved).gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels, lambda weights: None)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     return gradients
 
 
-@pytest.mark.parametrize(("cut", "keep"), [("one", 99), ("uneven", 0)])
+@pytest.mark.parametrize(("cut", "saved"), [("one", 99), ("uneven", 0)])
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, keep: int, tmp_path: Path) -> None:
+def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, saved: int, tmp_path: Path) -> None:
     batch = Rectangle()
     model = adapted(family, base, form, tmp_path)
     if base == "bf16":  # plain autograd computes in the dtype of the weights: the oracle is an fp32 copy
@@ -67,13 +67,13 @@ def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, k
     else:
         oracle = model
     _, expected = autograd_gradients(oracle, batch)
-    gradients = gradients_of(model, base, keep, cut, batch)
+    gradients = gradients_of(model, base, saved, cut, batch)
     assert set(gradients) == set(expected) and all(".adapter." in name for name in gradients)
     assert max(relative_error(gradients[name], expected[name]) for name in expected) < 2e-5
 
 
 @pytest.mark.parametrize("base", ["fp32", "int8"])
-def test_dropout_of_adapters_does_not_depend_on_slices_or_recompute(base: str, tmp_path: Path) -> None:
+def test_dropout_of_adapters_does_not_depend_on_micro_batches_or_recompute(base: str, tmp_path: Path) -> None:
     batch, model = Rectangle(), adapted("t5", base, "dora", tmp_path, dropout=0.4)
     reference = gradients_of(model, base, 99, "one", batch)
     again = gradients_of(model, base, 0, "uneven", batch)
@@ -81,9 +81,9 @@ def test_dropout_of_adapters_does_not_depend_on_slices_or_recompute(base: str, t
     plain = gradients_of(adapted("t5", base, "dora", tmp_path), base, 99, "one", batch)
     assert max(relative_error(plain[name], reference[name]) for name in reference) > 0.05, "dropout must do something"
     walk = walk_of(model, base, 0)
-    losses = [walk.loss(batch.slices(model, CUTS["one"])).item() for _ in range(2)]
+    losses = [walk.loss(batch.micro_batches(model, CUTS["one"])).item() for _ in range(2)]
     model.adapter_dropout = 0.0
-    assert losses == [walk.loss(batch.slices(model, CUTS["one"])).item()] * 2, "evaluation never drops"
+    assert losses == [walk.loss(batch.micro_batches(model, CUTS["one"])).item()] * 2, "evaluation never drops"
 
 
 def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
     optimizer = OPTIMIZERS["adamw"](trained)
     update = Update(optimizer)
     update.begin(Step(1, 1e-2))
-    walk_of(model, "int8", 0).gradients(batch.slices(model, CUTS["one"]), batch.num_labels, update.ready)
+    walk_of(model, "int8", 0).gradients(batch.micro_batches(model, CUTS["one"]), batch.num_labels, update.ready)
     update.finish()
     moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())
@@ -102,10 +102,10 @@ def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
 
 def test_tables_are_widened_for_the_loss_alone(tmp_path: Path) -> None:
     model = adapted("t5-v1.1", "int8", "q,v", tmp_path)
-    residency = residency_for(torch.int8, torch.float32, (model.embedding, model.output_weight))
-    assert isinstance(residency, Int8Tables)
+    weight_store = weight_store_for(torch.int8, torch.float32, (model.embedding, model.output_weight))
+    assert isinstance(weight_store, Int8WeightStore)
     block = list(model.encoder.blocks[0].parameters())
-    with residency.visit([model.output_weight, *block]):
+    with weight_store.in_compute_dtype([model.output_weight, *block]):
         assert model.output_weight.dtype == torch.float32
         assert all(is_int8(weight) for weight in block if not weight.requires_grad and weight.dim() == 2)
     assert is_int8(model.output_weight)

@@ -1,4 +1,4 @@
-"""Boundaries that waited on the host give the same gradients, bit for bit, and only a few are on the device at once."""
+"""Checkpointed activations that waited on the host give the same gradients, bit for bit, and only a few are on the device at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from devices.copies import ALIGNMENT, HostCopies, Pool
-from engine.keep import Keep, Visit
-from engine.offload import Boundaries, Offload
-from engine.residency import Residency
+from engine.checkpointing import BlockPass, Checkpointing
+from engine.offload import CheckpointedActivations, Offload
 from engine.walk import Walk
+from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
@@ -25,10 +25,14 @@ def held_bytes(pool: Pool) -> int:
     return sum(slab.numel() for slab in pool.slabs)
 
 
-def gradients(model: T5, keep: int, boundaries: Boundaries | None, rate: float = 0.2) -> list[torch.Tensor]:
+def gradients(
+    model: T5, saved: int, checkpointed: CheckpointedActivations | None, rate: float = 0.2
+) -> list[torch.Tensor]:
     batch = Rectangle()
-    walk = Walk(model, Keep(keep), Residency(torch.float32), LossSettings(), rate, boundaries=boundaries)
-    total = walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+    walk = Walk(
+        model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), rate, checkpointed=checkpointed
+    )
+    total = walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
     found = [weight.grad for weight in model.parameters() if weight.grad is not None]
     for weight in model.parameters():
         weight.grad = None
@@ -36,12 +40,12 @@ def gradients(model: T5, keep: int, boundaries: Boundaries | None, rate: float =
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("keep", [0, 2, 99])
-def test_gradients_are_the_same_bit_for_bit(family: str, keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 2, 99])
+def test_gradients_are_the_same_bit_for_bit(family: str, saved: int) -> None:
     model = small_model(family)
     offload = Offload(HostCopies(CPU))
-    here, away = gradients(model, keep, None), gradients(model, keep, offload)
-    again = gradients(model, keep, offload)
+    here, away = gradients(model, saved, None), gradients(model, saved, offload)
+    again = gradients(model, saved, offload)
     assert len(here) == len(away) == len(again)
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(here, away, again, strict=True))
 
@@ -74,29 +78,35 @@ class Counting(HostCopies):
 @pytest.mark.parametrize("layers", [4, 9])
 def test_only_a_few_are_on_the_device(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, copies, alive = small_model(num_layers=layers, num_decoder_layers=layers), Counting(), []
-    visits: weakref.WeakSet[Visit] = weakref.WeakSet()
-    forward, backward = Visit.forward, Visit.backward
+    passes: weakref.WeakSet[BlockPass] = weakref.WeakSet()
+    forward, backward = BlockPass.forward, BlockPass.backward
 
-    def counted(visit: Visit) -> int:
-        visits.add(visit)
-        return sum(other.x is not None or other.entry is not None for other in visits)
+    def counted(block_pass: BlockPass) -> int:
+        passes.add(block_pass)
+        return sum(other.x is not None or other.entry is not None for other in passes)
 
-    monkeypatch.setattr(Visit, "forward", lambda visit: (alive.append(counted(visit)), forward(visit))[1])
-    monkeypatch.setattr(Visit, "backward", lambda visit, grad: (alive.append(counted(visit)), backward(visit, grad))[1])
+    monkeypatch.setattr(
+        BlockPass, "forward", lambda block_pass: (alive.append(counted(block_pass)), forward(block_pass))[1]
+    )
+    monkeypatch.setattr(
+        BlockPass,
+        "backward",
+        lambda block_pass, grad: (alive.append(counted(block_pass)), backward(block_pass, grad))[1],
+    )
     gradients(model, 0, Offload(copies), rate=0.0)
-    stages, slices = 2 * (layers + 1), len(CUTS)
-    assert copies.parked == copies.fetched == (stages - 1) * slices, "the norm behind the last block keeps its graph"
-    assert max(alive) <= 2 * slices, alive
+    stages, micro_batches = 2 * (layers + 1), len(CUTS)
+    assert copies.parked == copies.fetched == (stages - 1) * micro_batches, "the norm after the last block is saved"
+    assert max(alive) <= 2 * micro_batches, alive
     alive.clear()
     gradients(model, 0, None, rate=0.0)
-    assert max(alive) == stages * slices, "without it, all are held"
+    assert max(alive) == stages * micro_batches, "without it, all are held"
 
 
 def test_blocks_that_keep_their_graph_keep_their_input() -> None:
     model, copies = small_model(), Counting()
     gradients(model, 99, Offload(copies))
     assert copies.parked == 0
-    gradients(model, 2, Offload(copies))  # of 3 decoder blocks and the norms behind both stacks
+    gradients(model, 2, Offload(copies))  # of 3 decoder blocks and the norms after both stacks
     assert copies.parked == 4 * len(CUTS)
 
 
@@ -111,9 +121,9 @@ def test_a_step_broken_off_leaves_nothing_behind() -> None:
         raise Break
 
     batch = Rectangle()
-    walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.2, boundaries=offload)
+    walk = Walk(model, Checkpointing(0), WeightStore(torch.float32), LossSettings(), 0.2, checkpointed=offload)
     with pytest.raises(Break):
-        walk.gradients(batch.slices(model, CUTS), batch.num_labels, stop)
+        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, stop)
     model.zero_grad()
     held = held_bytes(offload.copies.pool)
     assert all(torch.equal(a, b) for a, b in zip(gradients(model, 0, offload), expected, strict=True))
@@ -148,28 +158,28 @@ def test_on_a_gpu_bit_for_bit_and_in_less_memory() -> None:
     model = small_model(d_model=512, num_layers=12, num_decoder_layers=12).to(device)
     batch = Rectangle(rows=4, source=512, target=512)
     peaks, found = [], []
-    for boundaries in (None, Offload(CudaCopies(device)), Offload(CudaCopies(device))):
-        walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.0, boundaries=boundaries)
-        slices = [
+    for checkpointed in (None, Offload(CudaCopies(device)), Offload(CudaCopies(device))):
+        walk = Walk(model, Checkpointing(0), WeightStore(torch.float32), LossSettings(), 0.0, checkpointed=checkpointed)
+        micro_batches = [
             replace(
                 part,
                 input_ids=part.input_ids.to(device),
                 decoder_ids=part.decoder_ids.to(device),
                 labels=part.labels.to(device),
             )
-            for part in batch.slices(model.cpu(), [[0], [1], [2], [3]])
+            for part in batch.micro_batches(model.cpu(), [[0], [1], [2], [3]])
         ]
         model.to(device)
         torch.cuda.reset_peak_memory_stats()
         begin = torch.cuda.memory_allocated()
-        walk.gradients(slices, batch.num_labels, lambda weights: None)
+        walk.gradients(micro_batches, batch.num_labels, lambda weights: None)
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - begin)
         found.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
         model.zero_grad()
     tokens = batch.source_lengths.sum() + batch.target_lengths.sum()
-    boundary_bytes = int(tokens) * 512 * 4 * 12  # of twelve blocks; a device holds those of three
-    assert peaks[1] < peaks[0] - 0.6 * boundary_bytes, (peaks, boundary_bytes)
+    activation_bytes = int(tokens) * 512 * 4 * 12  # of twelve blocks; a device holds those of three
+    assert peaks[1] < peaks[0] - 0.6 * activation_bytes, (peaks, activation_bytes)
     worst = max(
         float((a - b).abs().max() / a.abs().max().clamp(min=1e-20)) for a, b in zip(found[0], found[1], strict=True)
     )

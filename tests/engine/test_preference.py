@@ -1,4 +1,4 @@
-"""Preference losses and their gradients are those of the papers' formulas, whatever the slices and the policies."""
+"""Preference losses and their gradients are those of the papers' formulas, whatever the micro-batches and the policies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from data.collate import PreferenceRow, collate_preferences
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
+from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.preference import METRICS, PreferenceLoss, PreferenceObjective, answer_log_probabilities, log_odds
-from engine.residency import Residency, residency_for
-from engine.slices import Slice, to_slice
 from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
 from model import hf_format
 from model.lora import LoraSettings, adapters_of, add_adapters
 from model.loss import LossSettings
@@ -52,20 +52,20 @@ def draw_rows(count: int = 4, seed: int = 0, vocab: int = 61, longest: int = 9) 
     ]
 
 
-def make_slice(rows: list[PreferenceRow]) -> Slice:
-    return to_slice(collate_preferences(rows, 0), 0, CPU)
+def make_micro_batch(rows: list[PreferenceRow]) -> MicroBatch:
+    return to_micro_batch(collate_preferences(rows, 0), 0, CPU)
 
 
-def make_walk(model: T5, pair_loss: PreferenceLoss, keep: int = 99, rate: float = 0.0, **kwargs: object) -> Walk:
+def make_walk(model: T5, pair_loss: PreferenceLoss, saved: int = 99, rate: float = 0.0, **kwargs: object) -> Walk:
     objective = PreferenceObjective(pair_loss, kwargs.get("as_reference"))  # type: ignore[arg-type]
-    residency = kwargs.get("residency", Residency(torch.float32))
-    return Walk(model, Keep(keep), residency, LossSettings(), rate, objective)  # type: ignore[arg-type]
+    weight_store = kwargs.get("weight_store", WeightStore(torch.float32))
+    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), rate, objective)  # type: ignore[arg-type]
 
 
 def walk_gradients(walk: Walk, rows: list[PreferenceRow], cuts: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean loss and gradients."""
-    slices = [make_slice([rows[place] for place in cut]) for cut in cuts]
-    total = walk.gradients(slices, len(rows), lambda weights: None)
+    micro_batches = [make_micro_batch([rows[place] for place in cut]) for cut in cuts]
+    total = walk.gradients(micro_batches, len(rows), lambda weights: None)
     gradients = {name: w.grad.clone() for name, w in walk.model.named_parameters() if w.grad is not None}
     walk.model.zero_grad()
     return total / len(rows), gradients
@@ -110,11 +110,11 @@ def oracle(model: T5, rows: list[PreferenceRow], name: str) -> tuple[Tensor, dic
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("keep", [0, 99])
-def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, saved: int) -> None:
     model, rows = small_model(), draw_rows()
     expected_loss, expected = oracle(model, rows, name)
-    loss, gradients = walk_gradients(make_walk(model, LOSSES[name], keep), rows, CUTS[cut])
+    loss, gradients = walk_gradients(make_walk(model, LOSSES[name], saved), rows, CUTS[cut])
     assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
     assert gradients.keys() == expected.keys()
     assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
@@ -179,13 +179,15 @@ def test_log_odds_lose_no_digits(log_probability: float) -> None:
     assert math.isfinite(slope.item())
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_dropout_and_bf16_at_rest_do_not_depend_on_slices(keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_dropout_and_bf16_at_rest_do_not_depend_on_micro_batches(saved: int) -> None:
     rows, at_rest = draw_rows(), T5(small_model().config, dtype=torch.bfloat16).initialise(1)
-    residency = residency_for(torch.bfloat16, torch.float32)
+    weight_store = weight_store_for(torch.bfloat16, torch.float32)
     runs = [
-        walk_gradients(make_walk(at_rest, LOSSES["sigmoid"], kept, rate=0.2, residency=residency), rows, CUTS[cut])
-        for cut, kept in (("one", 99), ("uneven", keep))
+        walk_gradients(
+            make_walk(at_rest, LOSSES["sigmoid"], blocks, rate=0.2, weight_store=weight_store), rows, CUTS[cut]
+        )
+        for cut, blocks in (("one", 99), ("uneven", saved))
     ]
     (loss, expected), (ours, gradients) = runs
     assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
@@ -229,8 +231,8 @@ def test_the_reference_is_asked_where_it_is_not_known() -> None:
     loss, gradients = walk_gradients(walk, unknown, CUTS["uneven"])
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5)
     assert max(relative_error(gradients[n], expected[n]) for n in expected) < 1e-4
-    slices = [make_slice(unknown)]
-    assert float(walk.loss(slices)) / len(rows) == pytest.approx(expected_loss.item(), rel=1e-5)
+    micro_batches = [make_micro_batch(unknown)]
+    assert float(walk.loss(micro_batches)) / len(rows) == pytest.approx(expected_loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -241,14 +243,14 @@ def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
     in_step = walk.objective.metrics
     walk.objective.clear()
     assert set(walk.objective.metrics.values()) == {0.0}
-    total = walk.loss([make_slice(rows)])
+    total = walk.loss([make_micro_batch(rows)])
     assert float(total) / len(rows) == pytest.approx(loss.item(), rel=1e-6)
     metrics = walk.objective.metrics
     assert tuple(metrics) == METRICS
     assert list(metrics.values()) == pytest.approx(list(in_step.values()), rel=1e-5, abs=1e-5)
-    part = make_slice(rows)
-    policy = answer_log_probabilities(walk.token_losses([part])[0], part)
-    tokens = torch.tensor(part.target.lengths).view(2, -1)
+    micro_batch = make_micro_batch(rows)
+    policy = answer_log_probabilities(walk.token_losses([micro_batch])[0], micro_batch)
+    tokens = torch.tensor(micro_batch.target.lengths).view(2, -1)
     shown = policy / tokens if name in ("ipo", "orpo") else policy
     assert metrics["logps/chosen"] == pytest.approx(shown[0].sum().item(), rel=1e-9)
     assert metrics["rewards/margins"] == pytest.approx(metrics["rewards/chosen"] - metrics["rewards/rejected"])
@@ -260,14 +262,14 @@ def test_a_model_that_is_its_own_reference_wins_half(name: str) -> None:
     """The accuracy of step 0 is that of chance, not of rounding; a small step away from it counts in full."""
     model, rows = small_model(), draw_rows(12)
     walk = make_walk(model, LOSSES[name])
-    (losses,) = walk.token_losses([make_slice(rows)])
-    stored = answer_log_probabilities(losses, make_slice(rows)).t().numpy().astype("f4")
+    (losses,) = walk.token_losses([make_micro_batch(rows)])
+    stored = answer_log_probabilities(losses, make_micro_batch(rows)).t().numpy().astype("f4")
 
     def accuracy(toward_chosen: float) -> float:
         moved = stored + np.array([-toward_chosen, toward_chosen], "f4")
         walk.objective.clear()
         parts = [[replace(row, reference=moved[place])] for place, row in enumerate(rows)]
-        walk.loss([make_slice(part) for part in parts])
+        walk.loss([make_micro_batch(part) for part in parts])
         return walk.objective.metrics["rewards/accuracies"] / len(rows)
 
     assert accuracy(0.0) == 0.5
@@ -309,13 +311,13 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
         assert reference is not None and relative_error(gradient, reference) < 2e-5, name
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_adapters_drop_the_same_whatever_the_slices(keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_adapters_drop_the_same_whatever_the_micro_batches(saved: int) -> None:
     model, rows = small_model(), draw_rows()
     add_adapters(model, LoraSettings(2, 4.0, ("q", "k", "v"), dropout=0.3), seed=3)
     for adapter in adapters_of(model).values():
         adapter.b.data.fill_(0.05)
-    walk = make_walk(model, LOSSES["sigmoid"], keep)
+    walk = make_walk(model, LOSSES["sigmoid"], saved)
     loss, gradients = walk_gradients(walk, rows, CUTS["one"])
     for cut in ("uneven", "four"):
         other_loss, others = walk_gradients(walk, rows, CUTS[cut])

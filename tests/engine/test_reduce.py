@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.reduce import Reducer
-from engine.residency import Residency, residency_for
 from engine.scaling import LossScaling
 from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
 from tests.ranks import must_succeed
@@ -52,10 +52,10 @@ def test_the_order_of_groups_is_known_before_the_walk(family: str, frozen: str) 
     model, batch = small_model(family), Rectangle()
     for name, weight in model.named_parameters():
         weight.requires_grad_(not name.startswith(tuple(frozen.split()) or ("none",)))
-    walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(0), WeightStore(torch.float32), LossSettings(), 0.0)
     handed: list[list[int]] = []
     walk.gradients(
-        batch.slices(model, [[0, 1, 2, 3]]),
+        batch.micro_batches(model, [[0, 1, 2, 3]]),
         batch.num_labels,
         lambda group: handed.append([id(weight) for weight in group]),
     )
@@ -71,14 +71,16 @@ def test_who_abandons_a_walk_sends_what_the_others_send(family: str, dtypes: str
         if weight.dim() == 2 and weight.shape[0] != model.config.relative_attention_num_buckets:
             weight.data = weight.data.to(storage)
     model.embedding.requires_grad_(family != "umt5")
-    walk = Walk(model, Keep(0), residency_for(storage, compute), LossSettings(), 0.0, scaling=LossScaling(2.0**8))
+    walk = Walk(
+        model, Checkpointing(0), weight_store_for(storage, compute), LossSettings(), 0.0, scaling=LossScaling(2.0**8)
+    )
 
     def forms() -> list[tuple[object, ...]]:
         return [(w.grad.dtype, w.grad.shape) if w.grad is not None else () for w in model.parameters()]
 
-    walk.gradients(batch.slices(model, [[0, 1, 2, 3]]), batch.num_labels, lambda weights: None)
+    walk.gradients(batch.micro_batches(model, [[0, 1, 2, 3]]), batch.num_labels, lambda weights: None)
     expected = forms()
     for group in walk.hand_over_order():
         walk.zero_gradients(group)
     assert forms() == expected
-    assert {weight.dtype for weight in model.parameters()} <= {torch.float32, storage}, "the copy of a visit has stayed"
+    assert {weight.dtype for weight in model.parameters()} <= {torch.float32, storage}, "the wide copy has stayed"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.checkpointing import Checkpointing
 from engine.finite import is_finite
-from engine.keep import Keep
 from engine.optimizers import OPTIMIZERS, Step
-from engine.residency import residency_for
 from engine.scaling import GOOD_STEPS, LossScaling
 from engine.update import Update
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
 from settings import UserError
@@ -21,27 +21,27 @@ CUTS = [[0, 3], [1, 2]]
 FIRST = "encoder.blocks.0.feed_forward.wi.weight"
 
 
-def fp16_walk(model: T5, scaling: LossScaling | None, keep: int = 0) -> Walk:
-    residency = residency_for(torch.float32, torch.float16)
-    return Walk(model, Keep(keep), residency, LossSettings(), 0.0, scaling=scaling)
+def fp16_walk(model: T5, scaling: LossScaling | None, saved: int = 0) -> Walk:
+    weight_store = weight_store_for(torch.float32, torch.float16)
+    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), 0.0, scaling=scaling)
 
 
-def gradients(model: T5, batch: Rectangle, scaling: LossScaling | None, keep: int = 0) -> dict[str, torch.Tensor]:
-    walk = fp16_walk(model, scaling, keep)
-    walk.gradients(batch.slices(model, CUTS), batch.num_labels, lambda weights: None)
+def gradients(model: T5, batch: Rectangle, scaling: LossScaling | None, saved: int = 0) -> dict[str, torch.Tensor]:
+    walk = fp16_walk(model, scaling, saved)
+    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
     found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     for weight in model.parameters():
-        assert weight.dtype == torch.float32, "the copy of a visit must not stay"
+        assert weight.dtype == torch.float32, "the wide copy must not stay"
         weight.grad = None
     return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("keep", [0, 99])
-def test_gradients_are_those_of_fp32_times_the_scale(family: str, keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_gradients_are_those_of_fp32_times_the_scale(family: str, saved: int) -> None:
     model, batch = small_model(family), Rectangle()
     _, expected = autograd_gradients(model, batch)
-    found = gradients(model, batch, LossScaling(scale=256.0), keep)
+    found = gradients(model, batch, LossScaling(scale=256.0), saved)
     assert found.keys() == expected.keys()
     matrices = [name for name in found if found[name].dtype == torch.float16]
     assert "embedding" in matrices and not any("norm" in name for name in matrices)
@@ -56,7 +56,7 @@ def test_small_gradients_vanish_without_the_scale() -> None:
 
     def error(scaling: LossScaling | None) -> float:
         walk = fp16_walk(model, scaling)
-        walk.gradients(batch.slices(model, CUTS), int(batch.num_labels * batch_share), lambda weights: None)
+        walk.gradients(batch.micro_batches(model, CUTS), int(batch.num_labels * batch_share), lambda weights: None)
         found = model.encoder.blocks[0].feed_forward.wi.weight.grad
         assert found is not None
         found = found.double() * batch_share / (scaling.scale if scaling else 1.0)
@@ -69,8 +69,8 @@ def test_small_gradients_vanish_without_the_scale() -> None:
 
 def step(model: T5, update: Update, batch: Rectangle, number: int) -> None:
     update.begin(Step(number, 0.01))
-    fp16_walk(model, update.scaling).gradients(batch.slices(model, CUTS), batch.num_labels, update.ready)
-    assert not update.has_begun, "whether the step counts is known behind the walk alone"
+    fp16_walk(model, update.scaling).gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)
+    assert not update.has_begun, "whether the step counts is known after the walk alone"
     update.finish()
     assert all(weight.grad is None for weight in model.parameters())
 
@@ -177,7 +177,7 @@ def test_gradients_of_several_walks_add_up() -> None:
     expected = gradients(model, batch, scaling)
     walk = fp16_walk(model, scaling)
     for rows in CUTS:
-        walk.gradients(batch.slices(model, [rows]), batch.num_labels, lambda weights: None)
+        walk.gradients(batch.micro_batches(model, [rows]), batch.num_labels, lambda weights: None)
     for name, weight in model.named_parameters():
         assert weight.grad is not None and weight.grad.dtype == expected[name].dtype
         assert relative_error(weight.grad, expected[name]) < 5e-3, name

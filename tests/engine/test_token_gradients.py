@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from engine import token_gradients
-from engine.keep import Keep
-from engine.residency import residency_for
+from engine.checkpointing import Checkpointing
 from engine.token_gradients import add_token_gradients
 from engine.walk import Walk
+from engine.weights import weight_store_for
 from model.dropout import Dropout
 from model.loss import LossSettings
 from model.rows import Rows
@@ -49,7 +49,7 @@ def test_rows_that_no_token_names_are_left() -> None:
 def test_the_walk_loses_no_token_in_bf16() -> None:
     """Of ones that are added to each other in bf16, only the first 256 count."""
     model = small_model().bfloat16()
-    walk = Walk(model, Keep(99), residency_for(torch.bfloat16, torch.bfloat16), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(99), weight_store_for(torch.bfloat16, torch.bfloat16), LossSettings(), 0.0)
     gradients = [torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2)]
     ids, drops = [torch.full((1000,), 9)] * 2, [Dropout(0.0, Rows((1000,)))] * 2
     walk._leave(model.encoder, gradients, ids, drops)

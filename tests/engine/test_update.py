@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.reduce import Reducer
-from engine.residency import Residency
 from engine.update import Update, global_norm
 from engine.walk import Walk
+from engine.weights import WeightStore
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, autograd_gradients, small_model
 
@@ -18,11 +18,11 @@ from tests.engine.small_models import Rectangle, autograd_gradients, small_model
 def one_step(max_grad_norm: float) -> dict[str, torch.Tensor]:
     model, batch = small_model(), Rectangle()
     update = Update(OPTIMIZERS["adamw"](dict(model.named_parameters())), max_grad_norm)
-    walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(0), WeightStore(torch.float32), LossSettings(), 0.0)
     reducer = Reducer(update.ready, num_processes=1)
     update.begin(Step(1, 0.01))
     assert not update.has_begun
-    walk.gradients(batch.slices(model, [[0, 1], [2, 3]]), batch.num_labels, reducer.ready)
+    walk.gradients(batch.micro_batches(model, [[0, 1], [2, 3]]), batch.num_labels, reducer.ready)
     assert update.has_begun == (max_grad_norm == 0)
     reducer.finish()
     update.finish()

@@ -1,4 +1,4 @@
-"""The walk forms the gradients of plain autograd, whatever the slices, the kept graphs and the dtype at rest."""
+"""The walk forms the gradients of plain autograd, whatever the micro-batches, the saved blocks and the dtype at rest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.keep import Keep
-from engine.residency import Residency, residency_for
+from engine.checkpointing import Checkpointing
 from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
 from model import layers
 from model.loss import LossSettings
 from model.quantization import product
@@ -22,10 +22,12 @@ from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, r
 CUTS = {"one": [[0, 1, 2, 3]], "two": [[0, 3], [1, 2]], "four": [[0], [1], [2], [3]], "uneven": [[2], [0, 1, 3]]}
 
 
-def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], keep: int, rate: float = 0.0, **kwargs: object):
-    walk = Walk(model, Keep(keep), kwargs.get("residency", Residency(torch.float32)), LossSettings(), rate)  # type: ignore[arg-type]
+def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], saved: int, rate: float = 0.0, **kwargs: object):
+    walk = Walk(
+        model, Checkpointing(saved), kwargs.get("weight_store", WeightStore(torch.float32)), LossSettings(), rate
+    )  # type: ignore[arg-type]
     order: list[nn.Parameter] = []
-    total = walk.gradients(batch.slices(model, cuts), batch.num_labels, order.extend)
+    total = walk.gradients(batch.micro_batches(model, cuts), batch.num_labels, order.extend)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     return total / batch.num_labels, gradients, order
@@ -33,11 +35,11 @@ def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], keep: int
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("keep", [0, 2, 99])
-def test_gradients_equal_autograd(family: str, cut: str, keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 2, 99])
+def test_gradients_equal_autograd(family: str, cut: str, saved: int) -> None:
     model, batch = small_model(family), Rectangle()
     loss, expected = autograd_gradients(model, batch)
-    ours, gradients, order = walk_gradients(model, batch, CUTS[cut], keep)
+    ours, gradients, order = walk_gradients(model, batch, CUTS[cut], saved)
     assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
     assert gradients.keys() == expected.keys()
     assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
@@ -49,18 +51,18 @@ def test_gradients_equal_autograd(family: str, cut: str, keep: int) -> None:
     family=st.sampled_from(sorted(FAMILIES)),
     shape=st.tuples(*(st.integers(1, 4) for _ in range(3)), st.integers(1, 9)),
     lengths=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 20)),
-    keep=st.integers(0, 9),
-    per_slice=st.integers(1, 6),
+    saved=st.integers(0, 9),
+    per_micro_batch=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
-def test_gradients_equal_autograd_on_random_models(family, shape, lengths, keep, per_slice, seed) -> None:
+def test_gradients_equal_autograd_on_random_models(family, shape, lengths, saved, per_micro_batch, seed) -> None:
     heads, layers, decoder_layers, d_kv = shape
     changes = {"num_heads": heads, "num_layers": layers, "num_decoder_layers": decoder_layers, "d_kv": d_kv}
     model, batch = small_model(family, seed, **changes), Rectangle(*lengths, seed=seed)
     _, expected = autograd_gradients(model, batch)
     rows = list(range(lengths[0]))
-    cuts = [rows[at : at + per_slice] for at in range(0, len(rows), per_slice)]
-    _, gradients, _ = walk_gradients(model, batch, cuts, keep)
+    cuts = [rows[at : at + per_micro_batch] for at in range(0, len(rows), per_micro_batch)]
+    _, gradients, _ = walk_gradients(model, batch, cuts, saved)
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for name, gradient in expected.items():  # a gradient that cancels to nothing has no relative error worth the name
         assert float((gradients[name] - gradient).norm()) < 1e-5 * max(float(gradient.norm()), 1e-3 * largest), name
@@ -71,10 +73,10 @@ def test_a_block_run_again_forms_all_products_but_its_last(monkeypatch: pytest.M
     monkeypatch.setattr(layers, "product", lambda x, weight: formed.append(weight.shape) or product(x, weight))
     model, batch = small_model(), Rectangle()
     counts = {}
-    for keep in (99, 0):
+    for saved in (99, 0):
         formed.clear()
-        walk_gradients(model, batch, CUTS["two"], keep)
-        counts[keep] = Counter(formed)
+        walk_gradients(model, batch, CUTS["two"], saved)
+        counts[saved] = Counter(formed)
     matrices = Counter({shape: 2 * count for shape, count in _shapes_of(model).items()})
     assert counts[99] == matrices
     last = model.encoder.blocks[0].feed_forward.wo.weight.shape
@@ -85,27 +87,27 @@ def _shapes_of(model: T5) -> Counter[torch.Size]:
     return Counter(module.weight.shape for module in model.modules() if isinstance(module, layers.Linear))
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_dropout_does_not_depend_on_slices_or_recompute(keep: int) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_dropout_does_not_depend_on_micro_batches_or_recompute(saved: int) -> None:
     model, batch = small_model(), Rectangle()
     loss, expected, _ = walk_gradients(model, batch, CUTS["one"], 99, rate=0.3)
-    ours, gradients, _ = walk_gradients(model, batch, CUTS["uneven"], keep, rate=0.3)
+    ours, gradients, _ = walk_gradients(model, batch, CUTS["uneven"], saved, rate=0.3)
     plain, _, _ = walk_gradients(model, batch, CUTS["one"], 99)
     assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
     assert loss.item() != pytest.approx(plain.item(), rel=1e-3), "dropout must do something"
     assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
 
 
-@pytest.mark.parametrize("keep", [0, 99])
+@pytest.mark.parametrize("saved", [0, 99])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_at_rest_in_bf16_compute_as_their_fp32_copies(family: str, keep: int) -> None:
+def test_weights_at_rest_in_bf16_compute_as_their_fp32_copies(family: str, saved: int) -> None:
     batch = Rectangle()
     at_rest = T5(small_model(family).config, dtype=torch.bfloat16).initialise(1)
     copy = small_model(family)
     copy.load_state_dict(at_rest.state_dict())
-    residency = residency_for(torch.bfloat16, torch.float32)
-    loss, expected, _ = walk_gradients(copy, batch, CUTS["two"], keep)
-    ours, gradients, _ = walk_gradients(at_rest, batch, CUTS["two"], keep, residency=residency)
+    weight_store = weight_store_for(torch.bfloat16, torch.float32)
+    loss, expected, _ = walk_gradients(copy, batch, CUTS["two"], saved)
+    ours, gradients, _ = walk_gradients(at_rest, batch, CUTS["two"], saved, weight_store=weight_store)
     assert ours.item() == loss.item()
     for name in expected:
         assert torch.equal(gradients[name], expected[name]), name
@@ -125,25 +127,27 @@ def test_frozen_weights_get_no_gradient() -> None:
 
 def test_evaluation_loss_is_that_of_the_model() -> None:
     model, batch = small_model(), Rectangle()
-    walk = Walk(model, Keep(0), Residency(torch.float32), LossSettings(label_smoothing=0.1, z_loss=1e-3), 0.5)
-    total = walk.loss(batch.slices(model, CUTS["uneven"]))
+    walk = Walk(
+        model, Checkpointing(0), WeightStore(torch.float32), LossSettings(label_smoothing=0.1, z_loss=1e-3), 0.5
+    )
+    total = walk.loss(batch.micro_batches(model, CUTS["uneven"]))
     expected = model(batch.input_ids, batch.mask, batch.labels)
     assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("keep", [0, 99])
-def test_the_heap_is_trimmed_where_the_walk_holds_most(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("saved", [0, 99])
+def test_the_heap_is_trimmed_where_the_walk_holds_most(saved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = small_model(), Rectangle(), []
     walk = Walk(
-        model, Keep(keep), Residency(torch.float32), LossSettings(), 0.0, trim=lambda: seen.append("trim")
+        model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), 0.0, trim=lambda: seen.append("trim")
     )  # fmt: skip
     for name in ("_forward", "_loss", "_backward"):
         inner = getattr(walk, name)
         monkeypatch.setattr(walk, name, lambda *words, inner=inner, name=name: (seen.append(name), inner(*words))[1])
-    walk.gradients(batch.slices(model, CUTS["two"]), batch.num_labels, lambda weights: None)
-    encoder, decoder = (["trim"] * (len(stack.blocks) + 1 if keep else 0) for stack in (model.encoder, model.decoder))
+    walk.gradients(batch.micro_batches(model, CUTS["two"]), batch.num_labels, lambda weights: None)
+    encoder, decoder = (["trim"] * (len(stack.blocks) + 1 if saved else 0) for stack in (model.encoder, model.decoder))
     way = ["trim", "_forward", *encoder, "_forward", *decoder, "trim", "_loss", "_backward", "trim", "_backward"]
     assert seen == way
     seen.clear()
-    walk.loss(batch.slices(model, CUTS["two"]))
+    walk.loss(batch.micro_batches(model, CUTS["two"]))
     assert seen == ["trim"]

@@ -31,7 +31,7 @@ def test_the_planned_way_is_the_fastest_that_fits() -> None:
     chosen = plan(config, where)
     ways = other_ways(make_work(config, where, None, None), where, chosen.choice)
     assert ways[0].label == "planned" and ways[0].peak_bytes == chosen.peak_bytes
-    assert {way.kept_blocks for way in ways} >= {0, 12, 24}
+    assert {way.saved_blocks for way in ways} >= {0, 12, 24}
     assert {way.batch_size_per_gpu for way in ways} >= {1, chosen.choice.batch_size_per_gpu}
     assert all(way.seconds >= chosen.seconds for way in ways if way.fits)
     assert any(not way.fits for way in ways)
@@ -47,3 +47,13 @@ def test_a_change_saves_what_it_says() -> None:
     assert changes[0].label == "memory_mode=ultra"
     work = make_work(settings_of(model_preset="t5-small", effective_batch_size=8), where, None, None)
     assert found["optimizer=adafactor"].peak_bytes == peak_of(predict(work, chosen.choice, where))[1]
+
+
+def test_adapters_are_an_idea_for_finetuning_alone() -> None:
+    where = machine(8 * GIB)
+    for is_finetune in (True, False):
+        flags = {"is_finetune": is_finetune, "objective": "pairs", "model_preset": "t5-small", "optimizer": "adamw"}
+        config = settings_of(effective_batch_size=8, **flags)
+        work = make_work(config, where, None, None)
+        changes = cheapest_changes(config, work, where, plan(config, where).choice, 20)
+        assert ("lora_rank=8" in {change.label for change in changes}) == is_finetune

@@ -84,8 +84,8 @@ def test_every_class_has_its_record_and_a_calibration_tries_another() -> None:
     assert (
         predict_times(WORK, CHOICE, machine, SCHEDULE, slow).step > predict_times(WORK, CHOICE, machine, SCHEDULE).step
     )
-    visits = Pace(visit_seconds=0.01)  # 8 blocks, forward and back
-    more = typical_seconds(WORK, CHOICE, MACHINE, visits) - typical_seconds(WORK, CHOICE, MACHINE, Pace())
+    blocks = Pace(block_seconds=0.01)  # 8 blocks, forward and back
+    more = typical_seconds(WORK, CHOICE, MACHINE, blocks) - typical_seconds(WORK, CHOICE, MACHINE, Pace())
     assert more == pytest.approx(0.16)
 
 

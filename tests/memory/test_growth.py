@@ -1,4 +1,4 @@
-"""Growth from step to step is noticed within some windows of steps; what comes and goes is not."""
+"""Growth from step to step is noticed within some windows of steps; temporary memory is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memory.growth import FORESIGHT, WINDOW, Growth
 
 
 def seen(shares: list[float]) -> list[int]:
-    """The steps behind which growth was found."""
+    """The steps after which growth was found."""
     growth = Growth()
     return [step for step, share in enumerate(shares, 1) if growth.after_step(share) > 0]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import Config, DoesNotFit, T5ModelConfig, load
+from config import Config, DoesNotFit, T5ModelConfig, UserError, load
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.plan import ULTRA_SECONDS, choices, effective_batch, make_work, plan, table_guess
@@ -126,7 +126,7 @@ def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:
 def test_a_resumed_run_keeps_its_choice_where_it_fits() -> None:
     config = settings_of(effective_batch_size=8)
     first = plan(config, machine(3 * GIB)).choice
-    earlier = dataclasses.replace(first, batch_size_per_gpu=2, num_slices=4, num_walks=1)
+    earlier = dataclasses.replace(first, batch_size_per_gpu=2, micro_batches_per_pass=4, accumulation_passes=1)
     assert plan(config, machine(3 * GIB), earlier=earlier).choice == earlier
     too_large = dataclasses.replace(earlier, batch_size_per_gpu=16)
     assert plan(config, machine(3 * GIB), earlier=too_large).choice != too_large
@@ -134,14 +134,16 @@ def test_a_resumed_run_keeps_its_choice_where_it_fits() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    layers=st.integers(1, 8), source=st.integers(16, 512), target=st.integers(16, 512), micro=st.integers(1, 8),
-    slices=st.integers(1, 4), kept=st.integers(0, 4),
+    layers=st.integers(1, 8), source=st.integers(16, 512), target=st.integers(16, 512), batch_size=st.integers(1, 8),
+    micro_batches=st.integers(1, 4), kept=st.integers(0, 4),
 )  # fmt: skip
-def test_more_work_never_takes_less(layers: int, source: int, target: int, micro: int, slices: int, kept: int) -> None:
+def test_more_work_never_takes_less(
+    layers: int, source: int, target: int, batch_size: int, micro_batches: int, kept: int
+) -> None:
     shape = T5ModelConfig(num_layers=layers, num_decoder_layers=layers)
-    work = Work(shape, micro * slices, source, target, False, "adafactor")
+    work = Work(shape, batch_size * micro_batches, source, target, False, "adafactor")
     # "small": with "fast", tensors that grow leave the heap, which then keeps less
-    choice = Choice(micro, slices, 1, min(kept, layers), 2, "float32", "float32", 32 * MIB, "small")
+    choice = Choice(batch_size, micro_batches, 1, min(kept, layers), 2, "float32", "float32", 32 * MIB, "small")
     where = machine(GIB)
     peak = peak_of(predict(work, choice, where))[1]
     for more in (
@@ -149,10 +151,36 @@ def test_more_work_never_takes_less(layers: int, source: int, target: int, micro
         (dataclasses.replace(work, target_tokens=target * 2), choice),
         (dataclasses.replace(work, optimizer="adamw"), choice),
         (dataclasses.replace(work, hold_gradients=True), choice),
-        (dataclasses.replace(work, rows=micro * (slices + 1)), dataclasses.replace(choice, num_slices=slices + 1)),
         (
-            dataclasses.replace(work, rows=(micro + 1) * slices),
-            dataclasses.replace(choice, batch_size_per_gpu=micro + 1),
+            dataclasses.replace(work, rows=batch_size * (micro_batches + 1)),
+            dataclasses.replace(choice, micro_batches_per_pass=micro_batches + 1),
+        ),
+        (
+            dataclasses.replace(work, rows=(batch_size + 1) * micro_batches),
+            dataclasses.replace(choice, batch_size_per_gpu=batch_size + 1),
         ),
     ):
         assert peak_of(predict(*more, where))[1] >= peak
+
+
+def test_weights_are_shared_out_where_that_is_asked_for() -> None:
+    here = machine(8 * GIB, processes=2)
+    for asked, expected in (("True", {2}), ("auto", {1, 2}), ("False", {1})):
+        config = settings_of(model_preset="tiny", shard_weights=asked)
+        work = make_work(config, here, None, None)
+        assert {choice.shards for choice in choices(config, here, work)} == expected
+    config = settings_of(model_preset="tiny", shard_weights="True")
+    with pytest.raises(UserError, match="--shard_weights = True, shares the weights out over processes"):
+        plan(config, machine(8 * GIB))
+
+
+def test_the_longest_target_follows_from_the_objective() -> None:
+    here = machine(8 * GIB)
+
+    def target(**flags: Any) -> int:
+        return make_work(settings_of(max_seq_len=400, **flags), here, None, None).target_tokens
+
+    assert target(objective="span", noise_density=0.15, mean_noise_span_length=3) == 104
+    assert target(objective="pairs") == 400 and target(objective="pairs", max_target_len=50) == 50
+    preferences = load("dpo", {"train_file": "x", "max_target_len": "50"})
+    assert make_work(preferences, here, None, None).target_tokens == 100, "two answers to each prompt"

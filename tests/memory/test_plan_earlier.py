@@ -69,7 +69,7 @@ def test_a_run_that_fits_in_no_way_of_its_own_says_what_it_goes_on_in() -> None:
     found = on(SLOW, WIDE, 520 * MIB)
     assert (found.choice.storage, found.choice.compute) == MIXED
     (sentence,) = [reason for reason in found.reasons if reason.startswith("the run was")]
-    assert "in which nothing fits here now: it goes on stored in bfloat16" in sentence
+    assert "in which nothing fits here now: it continues, stored in bfloat16" in sentence
 
 
 def test_fp16_is_not_trained_in_where_the_device_has_none() -> None:

@@ -1,4 +1,4 @@
-"""The plan moves boundaries into the RAM beside a GPU where they do not fit on it, and nowhere else."""
+"""The plan moves checkpointed activations into the RAM beside a GPU where they do not fit on it, and nowhere else."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def planned(budget: int, host: int = 16 * GIB, **flags: Any) -> Choice:
 
 def test_only_where_nothing_faster_fits() -> None:
     assert not planned(24 * GIB).offload_boundaries
-    # 256 rows through one block at a time: the boundaries of 24 blocks of 768 numbers a token in bf16 are 4 GiB
+    # 256 rows through one block at a time: the checkpointed activations of 24 blocks of 768 numbers a token in bf16 are 4 GiB
     small = planned(3 * GIB, gradient_checkpointing=True)
-    assert small.offload_boundaries and small.num_slices == 32
+    assert small.offload_boundaries and small.micro_batches_per_pass == 32
     assert not planned(3 * GIB, gradient_checkpointing=True, offload_boundaries=False).offload_boundaries
     assert not planned(3 * GIB, host=0, gradient_checkpointing=True).offload_boundaries, "no RAM beside this device"
     assert not planned(3 * GIB, host=2 * GIB, gradient_checkpointing=True).offload_boundaries, "does not fit there"
@@ -43,7 +43,7 @@ def test_what_leaves_the_device_comes_to_the_host() -> None:
     stay = Choice(8, 32, 1, 0, 8, "bfloat16", "bfloat16", 32 * MIB)
     move = Choice(8, 32, 1, 0, 8, "bfloat16", "bfloat16", 32 * MIB, offload_boundaries=True)
     stay, move = (replace(choice, source_sizes=(4096,), target_sizes=(912,)) for choice in (stay, move))
-    parts = [predict(work, choice, here)["loss"]["boundaries of all slices"] for choice in (stay, move)]
+    parts = [predict(work, choice, here)["loss"]["checkpointed activations"] for choice in (stay, move)]
     of_blocks = 256 * (512 + 114) * 768 * 2
     assert parts[0] - parts[1] == pytest.approx(10 * of_blocks, rel=1e-6), "of each stack all but two"
     assert offloaded_bytes(work, stay, here) == 0
@@ -52,7 +52,7 @@ def test_what_leaves_the_device_comes_to_the_host() -> None:
 
 
 def test_refused_where_it_can_do_nothing() -> None:
-    with pytest.raises(UserError, match="offload_boundaries = True, moves boundaries from a GPU"):
+    with pytest.raises(UserError, match="offload_boundaries = True, moves checkpointed activations from a GPU"):
         planned(24 * GIB, host=0, offload_boundaries=True)
     for flags in ({"memory_mode": "standard"}, {"gradient_checkpointing": False}):
         with pytest.raises(UserError, match="recompute none"):

@@ -10,14 +10,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from config import T5ModelConfig
 from devices.malloc import M_MMAP_THRESHOLD, TUNINGS
-from engine.keep import Keep
+from engine.checkpointing import Checkpointing
+from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.base import CHUNK_ELEMENTS
-from engine.residency import residency_for
-from engine.slices import Slice
 from engine.update import Update
 from engine.walk import Walk
-from memory import moments
+from engine.weights import weight_store_for
+from memory import step_peaks
 from memory.prediction import Choice, Machine, Work, changeable, peak_of, predict
 from memory.shapes import Shapes
 from memory.units import GIB, MIB
@@ -39,29 +39,31 @@ ROWS, SOURCE, TARGET = 4, 192, 64
 
 
 def test_constants_are_the_engines() -> None:
-    assert moments.UPDATE_CHUNK == CHUNK_ELEMENTS
-    assert moments.PIECE_BYTES == 4 * quantization.CHUNK_ELEMENTS
-    assert TUNINGS["fast"][M_MMAP_THRESHOLD] == moments.HEAP_BELOW
+    assert step_peaks.UPDATE_CHUNK == CHUNK_ELEMENTS
+    assert step_peaks.PIECE_BYTES == 4 * quantization.CHUNK_ELEMENTS
+    assert TUNINGS["fast"][M_MMAP_THRESHOLD] == step_peaks.HEAP_BELOW
 
 
 def live_bytes(shape: T5ModelConfig, choice: Choice) -> int:
     """The most that the tensors of a second step take, as torch's own allocator counts them."""
     t5 = T5(shape).initialise(0)
     walk = Walk(
-        t5, Keep(choice.kept_blocks), residency_for(torch.float32, torch.float32), LossSettings(choice.loss_chunk_bytes),
+        t5, Checkpointing(choice.saved_blocks), weight_store_for(torch.float32, torch.float32), LossSettings(choice.loss_chunk_bytes),
         shape.dropout_rate,
     )  # fmt: skip
     update = Update(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
     keys = torch.arange(choice.batch_size_per_gpu)
 
     def step(number: int) -> None:
-        slices = []
-        for _ in range(choice.num_slices):
+        micro_batches = []
+        for _ in range(choice.micro_batches_per_pass):
             n, m = choice.batch_size_per_gpu * SOURCE, choice.batch_size_per_gpu * TARGET
             source, target = (Rows((length,) * choice.batch_size_per_gpu, keys) for length in (SOURCE, TARGET))
-            slices.append(Slice(torch.ones(n).long(), torch.ones(m).long(), torch.ones(m).long(), source, target))
+            micro_batches.append(
+                MicroBatch(torch.ones(n).long(), torch.ones(m).long(), torch.ones(m).long(), source, target)
+            )
         update.begin(Step(number, 1e-3))
-        walk.gradients(slices, 10, update.ready)
+        walk.gradients(micro_batches, 10, update.ready)
         update.finish()
 
     step(1)
@@ -76,16 +78,18 @@ def live_bytes(shape: T5ModelConfig, choice: Choice) -> int:
 
 
 @pytest.mark.parametrize(
-    ("micro", "kept", "flags"),
+    ("batch_size", "saved", "flags"),
     [
         (4, 5, {}), (4, 0, {}), (1, 0, {}), (2, 3, {}), (4, 0, {"dropout_rate": 0.1}), (4, 5, {"dropout_rate": 0.1}),
         (4, 0, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}), (2, 0, {"bias_in_every_layer": True}),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of the profiler
-def test_a_step_makes_the_tensors_that_are_predicted(micro: int, kept: int, flags: dict[str, Any]) -> None:
+def test_a_step_makes_the_tensors_that_are_predicted(
+    batch_size: int, saved: int, flags: dict[str, Any], compiled: bool
+) -> None:
     shape = T5ModelConfig(**{**SHAPE, **flags})
-    choice = Choice(micro, ROWS // micro, 1, kept, 1, "float32", "float32", MIB, "small")
+    choice = Choice(batch_size, ROWS // batch_size, 1, saved, 1, "float32", "float32", MIB, "small", kernels=compiled)
     work = Work(
         shape,
         ROWS,

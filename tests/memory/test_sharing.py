@@ -44,7 +44,7 @@ def test_auto_shares_where_whole_weights_do_not_fit() -> None:
     roomy = plan(config_of(optimizer="adamw_rms"), machine(4), source_tokens=128, target_tokens=64)
     tight = plan(config_of(optimizer="adamw_rms"), machine(4, 6.0), source_tokens=128, target_tokens=64)
     assert roomy.choice.shards == 1 and tight.choice.shards == 4
-    assert tight.choice.num_walks == 1, "sharded weights pass by once a step"
+    assert tight.choice.accumulation_passes == 1, "sharded weights pass by once a step"
     with pytest.raises(DoesNotFit):
         plan(
             config_of(optimizer="adamw_rms", shard_weights="False"),

@@ -20,15 +20,15 @@ MACHINE = Machine(GIB, GIB, rates=(("float32", 9e10), ("bfloat16", 1e9)))
 @pytest.mark.parametrize(
     ("way", "measured"),
     [
-        (replace(KEPT, kept_blocks=0), 1.16),
-        (replace(KEPT, batch_size_per_gpu=2, num_slices=4), 1.08),
-        (replace(KEPT, batch_size_per_gpu=1, num_slices=8), 1.32),
+        (replace(KEPT, saved_blocks=0), 1.16),
+        (replace(KEPT, batch_size_per_gpu=2, micro_batches_per_pass=4), 1.08),
+        (replace(KEPT, batch_size_per_gpu=1, micro_batches_per_pass=8), 1.32),
         (replace(KEPT, malloc="small"), 1.34),
         (replace(KEPT, storage="bfloat16"), 1.08),
-        (replace(KEPT, batch_size_per_gpu=2, num_walks=4), 1.20),
-        (replace(KEPT, batch_size_per_gpu=1, num_walks=8), 1.30),
-        (replace(KEPT, batch_size_per_gpu=1, num_walks=8, storage="bfloat16"), 1.74),
-        (replace(KEPT, kept_blocks=0, batch_size_per_gpu=2, num_slices=4, storage="bfloat16"), 1.30),
+        (replace(KEPT, batch_size_per_gpu=2, accumulation_passes=4), 1.20),
+        (replace(KEPT, batch_size_per_gpu=1, accumulation_passes=8), 1.30),
+        (replace(KEPT, batch_size_per_gpu=1, accumulation_passes=8, storage="bfloat16"), 1.74),
+        (replace(KEPT, saved_blocks=0, batch_size_per_gpu=2, micro_batches_per_pass=4, storage="bfloat16"), 1.30),
     ],
 )
 def test_slower_ways_are_predicted_slower(way: Choice, measured: float) -> None:
@@ -39,7 +39,7 @@ def test_slower_ways_are_predicted_slower(way: Choice, measured: float) -> None:
 LARGE = T5ModelConfig(
     vocab_size=8000, d_model=768, d_ff=3072, d_kv=64, num_heads=12, num_layers=12, num_decoder_layers=12
 )
-ALL_KEPT = replace(KEPT, kept_blocks=24)
+ALL_KEPT = replace(KEPT, saved_blocks=24)
 ROW_BY_ROW = replace(ALL_KEPT, batch_size_per_gpu=1)
 
 
@@ -47,13 +47,13 @@ ROW_BY_ROW = replace(ALL_KEPT, batch_size_per_gpu=1)
 @pytest.mark.parametrize(
     ("way", "measured"),
     [
-        (replace(ALL_KEPT, kept_blocks=0), 1.30),
+        (replace(ALL_KEPT, saved_blocks=0), 1.30),
         (replace(ALL_KEPT, storage="bfloat16"), 1.14),
-        (replace(ROW_BY_ROW, num_slices=8), 1.27),
-        (replace(ROW_BY_ROW, num_walks=8), 1.20),
-        (replace(ROW_BY_ROW, num_walks=8, storage="bfloat16"), 1.87),
-        (replace(ALL_KEPT, batch_size_per_gpu=2, num_walks=4, storage="bfloat16"), 1.49),
-        (replace(KEPT, kept_blocks=0, batch_size_per_gpu=2, num_slices=4, storage="bfloat16"), 1.55),
+        (replace(ROW_BY_ROW, micro_batches_per_pass=8), 1.27),
+        (replace(ROW_BY_ROW, accumulation_passes=8), 1.20),
+        (replace(ROW_BY_ROW, accumulation_passes=8, storage="bfloat16"), 1.87),
+        (replace(ALL_KEPT, batch_size_per_gpu=2, accumulation_passes=4, storage="bfloat16"), 1.49),
+        (replace(KEPT, saved_blocks=0, batch_size_per_gpu=2, micro_batches_per_pass=4, storage="bfloat16"), 1.55),
     ],
 )
 def test_slower_ways_of_a_large_model_too(way: Choice, measured: float) -> None:

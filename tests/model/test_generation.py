@@ -179,7 +179,7 @@ def test_training_mode_drops_nothing_and_leaves_no_graph(config: T5ModelConfig) 
 
 @contextmanager
 def widened(weights: Iterable[nn.Parameter]) -> Iterator[None]:
-    """A visit that has the weights as fp32 while it lasts."""
+    """A context in which the weights are fp32."""
     stored = [(weight, weight.data) for weight in weights]
     for weight, data in stored:
         weight.data = data.float()
@@ -189,7 +189,7 @@ def widened(weights: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_bf16_weights_widened_on_visit(config: T5ModelConfig, tied: bool) -> None:
+def test_bf16_weights_widened_while_a_block_runs(config: T5ModelConfig, tied: bool) -> None:
     wide = lively(config, tie_word_embeddings=tied)
     narrow = T5(wide.config, dtype=torch.bfloat16)
     narrow.load_state_dict(wide.state_dict())
@@ -197,7 +197,7 @@ def test_bf16_weights_widened_on_visit(config: T5ModelConfig, tied: bool) -> Non
     before = {name: weight.dtype for name, weight in narrow.named_parameters()}
     ours = Decoding(narrow, ROWS, widened, torch.float32).step(torch.tensor([0, 0, 0]))
     torch.testing.assert_close(ours, Decoding(wide, ROWS).step(torch.tensor([0, 0, 0])), rtol=1e-5, atol=1e-5)
-    answers = generate(narrow, ROWS, max_new_tokens=12, visit=widened, compute_dtype=torch.float32)
+    answers = generate(narrow, ROWS, max_new_tokens=12, with_weights=widened, compute_dtype=torch.float32)
     assert answers == generate(wide, ROWS, max_new_tokens=12)
     assert {name: weight.dtype for name, weight in narrow.named_parameters()} == before
 
@@ -213,16 +213,16 @@ def test_bf16_throughout(config: T5ModelConfig) -> None:
     assert (logits - reference).norm() / reference.norm() < 0.1
 
 
-def test_every_use_of_a_block_is_visited(config: T5ModelConfig) -> None:
+def test_every_use_of_a_block_is_in_its_context(config: T5ModelConfig) -> None:
     model, entered = build(config), []
     named = {id(block.attention.q.weight): block for stack in (model.encoder, model.decoder) for block in stack.blocks}
 
     @contextmanager
-    def visit(weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    def with_weights(weights: Iterable[nn.Parameter]) -> Iterator[None]:
         entered.extend(named[id(weight)] for weight in weights if id(weight) in named)
         yield
 
-    decoding = Decoding(model, ROWS, visit)
+    decoding = Decoding(model, ROWS, with_weights)
     encoder, decoder = list(model.encoder.blocks), list(model.decoder.blocks)
     assert entered == encoder + decoder
     decoding.step(torch.tensor([0, 0, 0]))

@@ -1,4 +1,4 @@
-"""Adapters lie in PEFT's format: PEFT reads ours, we read PEFT's, and a foreign adapter is refused."""
+"""Adapters are in PEFT's format: PEFT reads ours, we read PEFT's, and a foreign adapter is refused."""
 
 from __future__ import annotations
 

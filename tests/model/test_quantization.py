@@ -65,7 +65,7 @@ def test_a_plain_linear_has_the_gradients_of_autograd() -> None:
     torch.testing.assert_close(ours, expected)
 
 
-def test_a_kept_graph_does_not_hold_the_copy_of_a_visit() -> None:
+def test_a_saved_graph_does_not_hold_the_wide_copy() -> None:
     linear = Linear(11, 13)
     linear.weight.data = random_matrix().bfloat16()
     stored, x = linear.weight.data, random_matrix(7, 11).requires_grad_()

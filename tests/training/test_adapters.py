@@ -99,7 +99,7 @@ def test_a_checkpoint_of_adapters_is_gone_on_with(base: Path, tmp_path: Path) ->
     ("flags", "start", "words"),
     [
         ({"lora_rank": 4}, None, "a base to adapt is needed"),
-        ({}, "adapter", "is an adapter; go on with it by --lora_rank=2"),
+        ({}, "adapter", "is an adapter; continue with it by --lora_rank=2"),
         ({"lora_rank": 4, "lora_targets": "q,x"}, "base", "x is no module of this model; allowed: q, k, v, o, wi, wo"),
         ({"lora_rank": 25}, "base", "--lora_rank = 25, is more than the width of the matrices (24)"),
         ({"freeze": "encoders"}, "base", "--freeze = encoders, names no weight of this model"),

@@ -18,7 +18,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"memory__binding": "cgroup /docker/ab memory.max", "memory__budget_bytes": 2 * GIB},
         ("cgroup /docker/ab memory.max limits this process", "2.00 GiB", "killed"),
     ),
-    "swap in use": ({"memory__swap_used_bytes": GIB}, ("1.00 GiB of swap are in use",)),
+    "swap in use": ({"memory__swap_used_bytes": GIB}, ("1.00 GiB of swap is in use",)),
     "no swap": ({"memory__swap_total_bytes": 0}, ("there is no swap",)),
     "another program": ({"others": [BUSY]}, ("browser (process 77) holds 6.00 GiB",)),
     "a quota": ({"system__core_quota": 2.0}, ("a quota leaves 2 of 4 cores", "--num_threads=2")),

@@ -193,7 +193,7 @@ def test_bf16_weights_are_widened_once_where_they_fit(tmp_path: Path) -> None:
     folder = save_trained(tmp_path, dtype=torch.bfloat16)
     config = settings(folder, input="x", mixed_precision="auto")
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-    dtype, compute = trained.walk.model.embedding.dtype, trained.walk.residency.compute_dtype
+    dtype, compute = trained.walk.model.embedding.dtype, trained.walk.weight_store.compute_dtype
     assert dtype == compute  # either the device is fast in bf16, or everything is fp32
     assert trained.weights.is_cast is False
     assert trained.answer([[5, 6, 1]], config)
@@ -223,7 +223,7 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     assert "mixed_precision" not in screen.out  # which holds the answer alone
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     assert trained.walk.model.embedding.dtype == storage
-    assert trained.walk.residency.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
+    assert trained.walk.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
 
 
 @pytest.mark.parametrize("command", [generate, chat])

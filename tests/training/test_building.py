@@ -1,4 +1,4 @@
-"""The parts of a step follow the settings: what learns, how fast, what the frozen weights lie in."""
+"""The parts of a step follow the settings: what learns, how fast, the dtype of the frozen weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 import devices
 from devices.malloc import trim_malloc
 from engine.finite import OnReady
-from engine.residency import Int8Tables, Residency
 from engine.walk import no_trim
+from engine.weights import Int8WeightStore, WeightStore
 from memory.prediction import Choice
 from model import hf_format
 from model.lora import adapters_of
@@ -46,33 +46,35 @@ def test_only_what_learns_has_an_optimizer() -> None:
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 
-@pytest.mark.parametrize(("num_walks", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)])
+@pytest.mark.parametrize(
+    ("accumulation_passes", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)]
+)
 def test_only_the_last_of_several_walks_hands_over(
-    monkeypatch: pytest.MonkeyPatch, num_walks: int, sizes: list[int]
+    monkeypatch: pytest.MonkeyPatch, accumulation_passes: int, sizes: list[int]
 ) -> None:
-    engine, slices, walks, handed_over = built(None), list(range(5)), [], []
+    engine, micro_batches, passes, handed_over = built(None), list(range(5)), [], []
 
     def walk(members: list[int], total_labels: int, on_ready: OnReady) -> torch.Tensor:
-        assert not set(members) & set(slices), "the list must not hold what passes, nor what has passed"
-        walks.append(members)
+        assert not set(members) & set(micro_batches), "the list must not hold what passes, nor what has passed"
+        passes.append(members)
         on_ready([engine.model.embedding])
         return torch.tensor(float(sum(members)))
 
     monkeypatch.setattr(engine.walk, "gradients", walk)
-    total = engine.gradients(slices, 7, num_walks, lambda weights: handed_over.append(len(walks)))  # type: ignore[arg-type]
+    total = engine.gradients(micro_batches, 7, accumulation_passes, lambda weights: handed_over.append(len(passes)))  # type: ignore[arg-type]
     assert (
-        [len(members) for members in walks] == sizes
-        and [row for members in walks for row in members] == list(range(5))
-        and not slices
+        [len(members) for members in passes] == sizes
+        and [row for members in passes for row in members] == list(range(5))
+        and not micro_batches
     )
     assert float(total) == 10.0 and handed_over == [len(sizes)]
-    assert float(engine.gradients([], 7, num_walks, handed_over.append)) == 0.0, "a rank without rows"
+    assert float(engine.gradients([], 7, accumulation_passes, handed_over.append)) == 0.0, "a rank without rows"
 
 
-@pytest.mark.parametrize(("storage", "residency"), [("float32", Residency), ("int8", Int8Tables)])
-def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, residency: type) -> None:
+@pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int8", Int8WeightStore)])
+def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
     engine = built(base, storage, lora_rank=2)
-    assert type(engine.walk.residency) is residency
+    assert type(engine.walk.weight_store) is weight_store
     assert is_int8(engine.model.embedding) == (storage == "int8")
     assert len(adapters_of(engine.model)) == 2 * (1 + 2 * 2)
     assert all(".adapter." in name for name in engine.optimizer.weights)

@@ -1,4 +1,4 @@
-"""The walk gets the policies that the plan says: a loss scale for fp16, and where boundaries wait; it follows a changed plan."""
+"""The walk gets the policies that the plan says: a loss scale for fp16, and where checkpointed activations wait; it follows a changed plan."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def test_a_few_steps_in_fp16_learn_as_in_fp32(family: str) -> None:
     for compute in ("float32", "float16"):
         engine = build(begin(optimizer="adamw_rms", **FAMILIES[family]), replace(CHOICE, compute=compute), CpuDevice())
         batch = Rectangle()
-        slices = batch.slices(engine.model, [[0, 1], [2, 3]])
+        micro_batches = batch.micro_batches(engine.model, [[0, 1], [2, 3]])
         for number in range(1, 16):
             engine.update.begin(Step(number, 0.02))
-            loss = engine.walk.gradients(slices, batch.num_labels, engine.update.ready)
+            loss = engine.walk.gradients(micro_batches, batch.num_labels, engine.update.ready)
             engine.update.finish()
         losses.append(float(loss) / batch.num_labels)
     assert losses[1] == pytest.approx(losses[0], rel=0.05) and losses[1] < 3.0
 
 
-def test_boundaries_follow_the_plan() -> None:
+def test_offload_follows_the_plan() -> None:
     engine = build(begin(), replace(CHOICE, offload_boundaries=True), CpuDevice())
-    away = engine.walk.boundaries
+    away = engine.walk.checkpointed
     assert isinstance(away, Offload)
-    engine.follow(replace(CHOICE, offload_boundaries=True, kept_blocks=2))
-    assert engine.walk.boundaries is away, "its slabs are not taken twice"
+    engine.follow(replace(CHOICE, offload_boundaries=True, saved_blocks=2))
+    assert engine.walk.checkpointed is away, "its slabs are not taken twice"
     engine.follow(CHOICE)
-    assert not isinstance(engine.walk.boundaries, Offload)
+    assert not isinstance(engine.walk.checkpointed, Offload)

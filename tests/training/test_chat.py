@@ -77,7 +77,7 @@ def test_commands(tmp_path: Path) -> None:
     session = Session(parrot, "规则", history_turns=9)
     assert session.command(f"/save {file}") == "there is nothing to save yet" and not file.exists()
     told = talk(["a b", f"/save {file}", "/reset", "c", "/help", "/nothing", "/save", "/exit", "never"], session)
-    assert "holds this conversation, 1 question with answers" in told and "begins anew" in told
+    assert "holds this conversation, 1 question with answers" in told and "starts over" in told
     assert "/nothing is no command" in told and told.count("/reset      forget") == 2
     assert "/save needs the name of a file" in told and "never" not in told
     assert parrot.seen[1][0] == [("user", "c")]

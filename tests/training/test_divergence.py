@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from config import Config, load
+from config import Config
 from data.loader import StepLoader
 from engine.objective import Objective
 from settings import UserError
 from tests.end_to_end.running import write_text
+from tests.training import small_runs
+from tests.training.small_runs import events
 from trainer_low_mem import LowMemTrainer
 from training.divergence import MOST_HALVINGS, MOST_IN_A_ROW, Divergence, named_rows
 
@@ -30,19 +32,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configuration(folder: Path, name: str, **flags: object) -> Config:
-    settings = {
-        "train_file": str(folder / "text.txt"), "output_dir": str(folder / "runs"), "log_dir": str(folder / "logs"),
-        "cache_dir": str(folder / "cache"), "run_name": name, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2,
-        "num_layers": 1, "num_decoder_layers": 1, "vocab_size": 512, "max_seq_len": 32, "max_steps": STEPS,
-        "save_steps": 2, "eval_steps": 3, "effective_batch_size": ROWS, "dropout_rate": 0.1, "mixed_precision": "no",
-        "lr_schedule": "constant", "warmup_steps": 0, "learning_rate": 0.01, "sample_rows": 0, "num_threads": 1, **flags,
-    }  # fmt: skip
-    return load("train", {key: str(value) for key, value in settings.items()})
-
-
-def events(folder: Path, name: str, kind: str) -> list[dict]:
-    lines = (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines()
-    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+    rates = {"lr_schedule": "constant", "warmup_steps": 0, "learning_rate": 0.01}
+    sizes = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_decoder_layers": 1,
+        "max_seq_len": 32,
+        "effective_batch_size": ROWS,
+    }
+    return small_runs.configuration(folder, name, **{**rates, **sizes, **flags})
 
 
 def run(folder: Path, name: str, **flags: object) -> tuple[LowMemTrainer, list[float]]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from config import Config, DoesNotFit, load
+from config import DoesNotFit
 from engine.walk import Walk
 from memory import prediction
 from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY
+from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
 from training import keeping
 
-STEPS, ROWS = 6, 8
+STEPS, ROWS = 6, 8  # of a run of `small_runs`
 
 
 @pytest.fixture(scope="module")
@@ -24,22 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("keeping")
     write_text(place / "text.txt")
     return place
-
-
-def configuration(folder: Path, name: str, **flags: object) -> Config:
-    settings = {
-        "train_file": str(folder / "text.txt"), "output_dir": str(folder / "runs"), "log_dir": str(folder / "logs"),
-        "cache_dir": str(folder / "cache"), "run_name": name, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2,
-        "num_layers": 1, "num_decoder_layers": 2, "vocab_size": 512, "max_seq_len": 64, "max_steps": STEPS,
-        "save_steps": 2, "eval_steps": 3, "effective_batch_size": ROWS, "dropout_rate": 0.1, "mixed_precision": "no",
-        "sample_rows": 0, "num_threads": 1, **flags,
-    }  # fmt: skip
-    return load("train", {key: str(value) for key, value in settings.items()})
-
-
-def events(folder: Path, name: str, kind: str) -> list[dict]:
-    lines = (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines()
-    return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
 
 def run(folder: Path, name: str, **flags: object) -> list[float]:
@@ -67,7 +51,7 @@ class Short:
         self.walks = self.failures = 0
         self.gradients = Walk.gradients
 
-    def __call__(self, walk, slices, total_labels, on_ready, *rest, **named):
+    def __call__(self, walk, micro_batches, total_labels, on_ready, *rest, **named):
         self.walks += 1
         handed_over = 0
 
@@ -79,8 +63,11 @@ class Short:
             handed_over += 1
             on_ready(weights)
 
-        too_large = max(len(part.source.lengths) for part in slices) > self.most_rows and self.walks >= self.step
-        return self.gradients(walk, slices, total_labels, failing if too_large else on_ready, *rest, **named)
+        too_large = (
+            max(len(micro_batch.source.lengths) for micro_batch in micro_batches) > self.most_rows
+            and self.walks >= self.step
+        )
+        return self.gradients(walk, micro_batches, total_labels, failing if too_large else on_ready, *rest, **named)
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, short: Short) -> None:
@@ -126,10 +113,10 @@ def test_with_nothing_left_the_run_is_saved_and_says_what_helps(folder, monkeypa
 def test_an_evaluation_that_does_not_fit_goes_on_with_fewer_rows(folder, undisturbed, monkeypatch):
     loss = Walk.loss
 
-    def short(walk, slices, *rest):
-        if len(slices[0].source.lengths) > 1:
+    def short(walk, micro_batches, *rest):
+        if len(micro_batches[0].source.lengths) > 1:
             raise MemoryError
-        return loss(walk, slices, *rest)
+        return loss(walk, micro_batches, *rest)
 
     monkeypatch.setattr(Walk, "loss", short)
     assert run(folder, "evaluation") == undisturbed
@@ -190,6 +177,6 @@ def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbe
     losses = run(folder, "grows", max_steps=STEPS)
     assert losses == pytest.approx(undisturbed, rel=1e-5)
     (record,) = [event for event in events(folder, "grows", "recovery") if event["reason"] == "growth"]
-    assert record["step"] == 6 and "memory goes on growing" in record["report"]
+    assert record["step"] == 6 and "memory still grows" in record["report"]
     told = capfd.readouterr()
     assert (told.out + told.err).count("would reach the budget in 7 steps") == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ from pyarrow import fs
 
 from config import Config, load
 from settings import UserError
+from tests.killing import DIED, die_at, run_child
 from training.checkpoints import Checkpoints
 from training.launch import RESTARTS
 from training.mirror import Mirror
@@ -128,7 +131,7 @@ def test_names_at_the_address_lead_nowhere_else(tmp_path: Path, word: str) -> No
     with pytest.raises(UserError, match=r"LATEST holds .* which no run writes"):
         mirror.restore(run_dir, 2)
     assert (mine / "thesis").is_file() and not run_dir.exists()
-    assert mirror.push(tmp_path / "here", save(tmp_path / "here", 2)) is None, "one's own run goes on"
+    assert mirror.push(tmp_path / "here", save(tmp_path / "here", 2)) is None, "one's own run continues"
 
 
 def test_keys_at_the_address_lead_nowhere_else(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_a_damaged_copy_is_refused_and_a_damaged_run_is_mended(tmp_path: Path) -
     newer = save(here, 2) / "model.safetensors"
     newer.write_bytes(b"cut")
     assert mirror.restore(here, 2) is None
-    assert "model.safetensors is damaged" in Checkpoints(here, 2).intact()[1][0], "told by who goes on, not lost here"
+    assert "model.safetensors is damaged" in Checkpoints(here, 2).intact()[1][0], "told on resuming, not lost here"
     (there / "r" / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="the copy step_00000001 is damaged"):
         mirror.restore(tmp_path / "new", 2)
@@ -237,3 +240,33 @@ def test_auto_needs_a_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is_keep_training = auto, needs a run_name"):
         config_of(tmp_path, is_keep_training="auto")
     assert goes_on(config_of(tmp_path, is_keep_training="True")), "the newest run"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_at_every_single_change_of_the_mirror(tmp_path: Path, is_after: bool) -> None:
+    """Copies 1 (the best), 2 and 3; dies while copying 4. A new machine finds 3 or 4 and the best, and the next copy is as ever."""
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        here, uri = folder / "here" / "r", (folder / "there").as_uri()
+        for step in (1, 2, 3):
+            assert Mirror(uri, "r").push(here, save(here, step, keep=1, is_best=step == 1)) is None
+        fourth = save(here, 4, keep=1, is_best=True)
+
+        def push(here: Path = here, uri: str = uri, fourth: Path = fourth, number: int = number) -> None:
+            die_at(number, is_after, is_mirror=True)
+            assert Mirror(uri, "r").push(here, fourth) is None
+
+        code = run_child(push)
+        for new in ("new", "newer"):
+            restored = Mirror(uri, "r").restore(folder / new / "r", 1)
+            found, best = Checkpoints(folder / new / "r", 1), Checkpoints(folder / new / "r", 1).best()
+            assert restored is not None and found.intact() == (restored, []) and best is not None
+            last = int(restored.name[-1])
+            assert last in ((4,) if new == "newer" else (3, 4)) and best.name[-1] == ("4" if last == 4 else "1")
+            assert json.loads((folder / new / "r" / SETTINGS_FILE).read_text())["step"] in (last, 4)
+            assert Mirror(uri, "r").push(here, fourth) is None
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 20, "every change was a moment of its own"

@@ -12,9 +12,9 @@ from accelerate import Accelerator
 
 import devices
 from config import Config, load
+from engine.micro_batches import to_micro_batch
 from engine.optimizers import Step
 from engine.preference import METRICS
-from engine.slices import to_slice
 from memory.work import Choice
 from model.lora import adapters_of
 from tests.training.small_trained import save_trained
@@ -67,8 +67,10 @@ def train(begin: Start, choice: Choice = CHOICE) -> tuple[Engine, list[float], l
         count = sum(batch.num_labels for batch in batches)
         walk.objective.clear()
         engine.update.begin(Step(number + 1, begin.config.train.learning_rate, 0.0, 1))  # type: ignore[arg-type]
-        slices = [to_slice(batch, walk.model.config.pad_token_id, torch.device("cpu")) for batch in batches]
-        losses.append(float(walk.gradients(slices, count, engine.update.ready)) / count)
+        micro_batches = [
+            to_micro_batch(batch, walk.model.config.pad_token_id, torch.device("cpu")) for batch in batches
+        ]
+        losses.append(float(walk.gradients(micro_batches, count, engine.update.ready)) / count)
         engine.update.finish()
         metrics = mean_metrics(walk.objective, count, accelerator)
     return engine, losses, [*evaluations, measure()], metrics
@@ -88,12 +90,14 @@ def test_the_model_learns_to_prefer(begun, loss: str) -> None:  # type: ignore[n
         assert losses[0] == pytest.approx(0.693147, abs=1e-4) and metrics["rewards/accuracies"] > 0.5
 
 
-def test_one_slice_and_four_give_the_same_run(begun) -> None:  # type: ignore[no-untyped-def]
+def test_one_micro_batch_and_four_give_the_same_run(begun) -> None:  # type: ignore[no-untyped-def]
     one = train(
-        begun(learning_rate=3e-4), dataclasses.replace(CHOICE, batch_size_per_gpu=8, num_slices=1, kept_blocks=3)
+        begun(learning_rate=3e-4),
+        dataclasses.replace(CHOICE, batch_size_per_gpu=8, micro_batches_per_pass=1, saved_blocks=3),
     )[1]
     four = train(
-        begun(learning_rate=3e-4), dataclasses.replace(CHOICE, batch_size_per_gpu=2, num_slices=4, kept_blocks=0)
+        begun(learning_rate=3e-4),
+        dataclasses.replace(CHOICE, batch_size_per_gpu=2, micro_batches_per_pass=4, saved_blocks=0),
     )[1]
     assert four == pytest.approx(one, rel=1e-3), "AdamW makes a full step of a gradient that is rounding alone"
 
@@ -112,7 +116,7 @@ def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # t
     full = begun()
     attach_reference(full, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), ROWS, lambda text: None)
     (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
-    part = to_slice(batch, 0, torch.device("cpu"))
+    part = to_micro_batch(batch, 0, torch.device("cpu"))
     asked = dataclasses.replace(part, reference=None)
     (completed,) = engine.walk.objective.complete([asked], engine.walk.token_losses)
     assert part.reference is not None and completed.reference is not None

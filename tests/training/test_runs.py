@@ -56,6 +56,16 @@ def test_newest_run_by_kind(tmp_path: Path) -> None:
     assert record is not None and record["name"] == "z" and record["started"] < record["resumed"]
 
 
+def test_a_clock_that_is_set_back_does_not_change_which_run_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, clock in (("first", 5_000.0), ("second", 1_000.0), ("third", 999.0)):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        assert newest_run(tmp_path) != create_run(tmp_path, name, "pretrain") == newest_run(tmp_path)
+    resume_run(tmp_path / "first")
+    assert newest_run(tmp_path) == tmp_path / "first"
+
+
 @pytest.mark.usefixtures("ticking")
 def test_runs_without_a_model_can_be_passed_over(tmp_path: Path) -> None:
     first, second = create_run(tmp_path, "first", "pretrain"), create_run(tmp_path, "second", "pretrain")

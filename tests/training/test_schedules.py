@@ -33,7 +33,7 @@ def test_cosine_is_half_way_down_in_the_middle_and_ends_just_above_zero() -> Non
     assert rates[0] == 1.0 and rates[50] == pytest.approx(0.5)
     assert rates[99] == pytest.approx((1 - math.cos(math.pi / 100)) / 2)
     assert rates[:100] == sorted(rates[:100], reverse=True)
-    assert rates[100] == rates[99], "behind the last step the rate stays"
+    assert rates[100] == rates[99], "after the last step the rate stays"
 
 
 def test_inverse_square_root_is_t5s() -> None:

@@ -18,7 +18,7 @@ from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from engine.rounding import ROUNDINGS
 from engine.scaling import LossScaling
 from engine.sharding import part_of
-from memory.work import Choice
+from memory.work import Choice, choice_fields
 from model.t5 import T5
 from settings import UserError
 from tests.training.small_trained import SHAPE
@@ -29,7 +29,7 @@ from training.stopping import BestMetric
 
 CPU = torch.device("cpu")
 STATE = TrainingState(
-    step=3, tokens=100, best_eval_loss=2.5, choice=asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)),
+    step=3, tokens=100, best_eval_loss=2.5, choice=Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
     loss_scaling=LossScaling().as_dict(), best_metric=BestMetric("loss", 0, 2.5, 3).state(), first_eval_loss=3.0,
 )  # fmt: skip
 
@@ -108,9 +108,16 @@ def test_fields_that_came_later_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("malloc", ["small", "fast"])
 def test_every_choice_of_a_plan_is_read(tmp_path: Path, storage: str, malloc: str) -> None:
     saved(tmp_path / "c")
-    choice = asdict(Choice(2, 3, 4, 5, 2, storage, "bfloat16", 2**20, malloc, 2, True))
+    choice = Choice(2, 3, 4, 5, 2, storage, "bfloat16", 2**20, malloc, 2, True).as_dict()
     (tmp_path / "c" / "state" / "training.json").write_text(json.dumps({**asdict(STATE), "choice": choice}))
     assert read_training_state(tmp_path / "c").choice == choice
+
+
+def test_a_choice_has_its_first_names_in_files() -> None:
+    choice = Choice(2, 3, 4, 5, 2, "float32", "float32", 2**20)
+    written = choice.as_dict()
+    assert (written["num_slices"], written["num_walks"], written["kept_blocks"]) == (3, 4, 5)
+    assert Choice(**choice_fields(written)) == choice
 
 
 def test_a_field_that_came_later_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

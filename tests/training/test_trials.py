@@ -45,8 +45,8 @@ def test_what_is_tried_lies_around_the_users_settings(machine: Machine) -> None:
     assert found[0].kind == "step" and found[0].config.train.effective_batch_size == "auto"
     lengths = [trial.config.data.max_seq_len for trial in found if trial.kind == "sequence length"]
     assert lengths == [32, 64, 128, 256]
-    micros = [trial.config.train.batch_size_per_gpu for trial in found if trial.kind == "micro-batch"]
-    assert {1, planned, 2 * planned} <= set(micros) and micros == sorted(set(micros))
+    batch_sizes = [trial.config.train.batch_size_per_gpu for trial in found if trial.kind == "micro-batch"]
+    assert {1, planned, 2 * planned} <= set(batch_sizes) and batch_sizes == sorted(set(batch_sizes))
     assert all(trial.config.train.sample_rows == 0 for trial in found)
     assert len({(trial.kind, trial.label) for trial in found}) == len(found)
 
@@ -55,12 +55,12 @@ def test_each_trial_is_one_micro_batch_of_full_rows(machine: Machine, asked: lis
     results = list(run_trials(trials_of(settings(), machine), machine))
     assert results[0] == Result("model load", "weights", results[0].predicted_bytes, 200 * MIB)
     for request, result in zip(asked, results[1:], strict=True):
-        lengths = {row for step in request.steps for micro in step for row in micro}
+        lengths = {row for step in request.steps for micro_batch in step for row in micro_batch}
         assert len(lengths) == 1 and next(iter(lengths))[0] == request.config.data.max_seq_len
         assert result.measured_bytes == 300 * MIB and result.seconds == 0.5 and result.outcome == ""
-        assert result.tokens == sum(sum(row) for micro in request.steps[0] for row in micro)
+        assert result.tokens == sum(sum(row) for micro_batch in request.steps[0] for row in micro_batch)
         if result.kind == "micro-batch":
-            assert [len(micro) for micro in request.steps[0]] == [int(result.label)]
+            assert [len(micro_batch) for micro_batch in request.steps[0]] == [int(result.label)]
 
 
 def test_what_does_not_fit_is_told_and_not_tried(machine: Machine, asked: list[ProbeRequest]) -> None:

@@ -1,4 +1,4 @@
-"""What does the walk carry through a block? One micro-batch, its rows laid end to end on the device."""
+"""What goes through a block at a time? One micro-batch, its rows laid end to end on the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from model.rows import Rows
 
 
 @dataclass(frozen=True)
-class Slice:
+class MicroBatch:
     """The tensors of one micro-batch.
 
     Args:
@@ -43,18 +43,18 @@ class Slice:
         return int((self.labels != IGNORED).sum()) if self.answers == 1 else len(self.source.lengths)
 
     @cached_property
-    def memory(self) -> Rows:
-        """The layout of the encoder's output as the decoder sees it: once for each answer, all fillers at the end."""
+    def encoder_output_rows(self) -> Rows:
+        """The layout of the encoder output as the decoder sees it: once for each answer, all fillers at the end."""
         if self.answers == 1:
             return self.source
         keys = None if self.source.keys is None else self.source.keys.repeat(self.answers)
         return Rows(self.source.lengths * self.answers, keys, self.source.filler * self.answers)
 
-    def spread(self, memory: Tensor) -> Tensor:
-        """The encoder's output (N, D) for each answer: (N answers, D)."""
+    def spread(self, output: Tensor) -> Tensor:
+        """The encoder output (N, D) for each answer: (N answers, D)."""
         if self.answers == 1:
-            return memory
-        rows, filler = memory.split([self.source.row_tokens, self.source.filler])
+            return output
+        rows, filler = output.split([self.source.row_tokens, self.source.filler])
         return torch.cat([*[rows] * self.answers, *[filler] * self.answers])
 
     def gather(self, grad: Tensor) -> Tensor:
@@ -65,12 +65,12 @@ class Slice:
         return torch.cat([part.view(self.answers, -1, part.shape[1]).sum(0) for part in (rows, filler)])
 
 
-def to_slice(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes | None = ((), ())) -> Slice:
+def to_micro_batch(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes | None = ((), ())) -> MicroBatch:
     """Lay a padded batch end to end: only its real tokens reach the device.
 
     Args:
         sizes: what source and target are filled up to (`limits.filled_tokens`), with tokens that no row sees and no label
-            judges, so that products meet few sizes; None: they stay as they are.
+            judges, so that products meet few sizes; None: nothing is filled up.
     """
     keys = place(torch.from_numpy(np.ascontiguousarray(batch.keys)), device)
     answers = len(batch.target_lengths) // len(batch.input_lengths)
@@ -88,4 +88,4 @@ def to_slice(batch: Batch, pad_token_id: int, device: torch.device, sizes: Sizes
     input_ids, decoder_ids, labels = (place(t, device) for t in flat)
     known = batch.reference if isinstance(batch, PreferenceBatch) else None
     reference = None if known is None else torch.from_numpy(known)
-    return Slice(input_ids, decoder_ids, labels, source, target, answers, reference)
+    return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference)

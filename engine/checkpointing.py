@@ -1,8 +1,8 @@
-"""Does a block keep its local graph from forward to backward, or is it run again?
+"""Activation checkpointing: which blocks are saved from forward to backward, and which are recomputed?
 
-A kept graph costs the block's activations for the time between; running again costs one more forward, without the last
-product of the block: its result was used long ago, and backward does not ask for it. Both give the same numbers: dropout
-is a function of the row and the place, never of a generator's state. No `torch.utils.checkpoint`: its first call imports
+A saved block costs its activations for the time between; a recomputed one costs one more forward, without the block's last
+product, whose result backward does not need. Both give the same numbers: dropout is a function of the row and the place,
+never of a generator's state. No `torch.utils.checkpoint`: its first call imports
 the compiler front end, 80 MB.
 """
 
@@ -25,17 +25,17 @@ class BlockFunction(Protocol):
 
 
 @dataclass(frozen=True)
-class Keep:
-    """Keep the graphs of the last `num_blocks` blocks of the walk; run the earlier ones again.
+class Checkpointing:
+    """The last `saved_blocks` blocks of the walk are saved; the earlier ones are recomputed.
 
     The last blocks are the first that backward needs, so their graphs live the shortest.
     """
 
-    num_blocks: int
+    saved_blocks: int
 
-    def keeps(self, index: int, total: int) -> bool:
-        """Whether block `index` of `total` (in forward order) keeps its graph."""
-        return index >= total - self.num_blocks
+    def saves(self, index: int, total: int) -> bool:
+        """Whether block `index` of `total` (in forward order) is saved."""
+        return index >= total - self.saved_blocks
 
 
 class _Seed(torch.autograd.Function):
@@ -65,13 +65,13 @@ def backward_from(output: Tensor, grad: Tensor) -> None:
     _seed(output, grad).backward()
 
 
-class Visit:
-    """One block on one slice: forward once, backward once.
+class BlockPass:
+    """One block on one micro-batch: forward once, backward once.
 
     Args:
         block: the function of the block.
-        x: its input; held until backward (the boundary), or until a graph is there that is kept.
-        keep: whether the graph stays.
+        x: its input; held until backward (the checkpointed activation), or until there is a saved graph.
+        is_saved: whether the graph stays until backward.
         dtype: that the block computes in; x may wait in a narrower one.
         needs_input: whether the gradient of x is wanted; not below the lowest block that learns.
     """
@@ -80,7 +80,7 @@ class Visit:
         self,
         block: BlockFunction,
         x: Tensor,
-        keep: bool,
+        is_saved: bool,
         dtype: torch.dtype,
         needs_input: bool = True,
     ) -> None:
@@ -88,11 +88,11 @@ class Visit:
         self.x: Tensor | None = x.detach()
         self.entry: Tensor | None = None  # the leaf of the graph: x in the block's dtype
         self.output: Tensor | None = None
-        self.keep, self.needs_input = keep, needs_input
+        self.is_saved, self.needs_input = is_saved, needs_input
 
     def forward(self) -> Tensor:
         """The block's output, outside of any graph."""
-        if not self.keep:
+        if not self.is_saved:
             assert self.x is not None
             with torch.no_grad():
                 return self.block(self.x.to(self.dtype))

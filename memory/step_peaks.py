@@ -1,8 +1,8 @@
-"""What does the walk hold at each of its moments, beside weights and optimizer state?
+"""Step peaks: what does the walk hold at each of its highest places, beside weights and optimizer state?
 
-The walk holds so little that it can be counted: gradients of one block and of the shared weights, boundaries of all
-slices, kept graphs, one visit's working memory, one chunk of logits. The formulas follow the code of `engine/` line by
-line; e is the bytes of the compute dtype. What is inside of a block is counted in `memory.blocks`.
+The walk holds so little that it can be counted: gradients of one block and of the shared weights, checkpointed
+activations, saved blocks, one block's working memory, one chunk of logits. The formulas follow the code of `engine/` line
+by line; e is the bytes of the compute dtype. What is inside of a block is counted in `memory.blocks`.
 
 Shapes: N source tokens and M target tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff,
 V vocabulary, L layers.
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 
+from limits import KERNEL_WIDTHS
 from memory.blocks import Blocks
 from memory.shapes import Sizes
 from memory.units import MIB
 from memory.work import Choice, Machine, Work, dtype_bytes, inner_width
 
-SLAB_BYTES = 64 * MIB  # of host memory for boundaries; as in devices.copies, which imports torch
+SLAB_BYTES = 64 * MIB  # of host memory for checkpointed activations; as in devices.copies, which imports torch
 HEAP_BELOW = 4 * MIB  # as devices.malloc sets it; a test holds them equal
 UPDATE_CHUNK = 512 * 1024  # elements of an update, as engine.optimizers has it; a test holds them equal
 # Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
@@ -25,7 +26,7 @@ UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28,
 ROUNDING_BYTES = 21
 PIECE_BYTES = 2 * MIB  # of a head that products widen in pieces, as model.quantization has it; a test holds them equal
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
-SAMPLE_TOKENS = 64  # longest answer of the samples behind a run
+SAMPLE_TOKENS = 64  # longest answer of the samples after a run
 
 
 def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
@@ -35,54 +36,55 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     drops = work.dropout and not is_evaluation
     sizes = NO_SIZES if is_evaluation else choice.sizes
     return Blocks(
-        work.model, dtype_bytes(choice.compute), drops, shapes.micro(rows, sizes), shapes.longest_row,
-        shapes.widest_micro(rows), machine.pads_attention, work.answers,
+        work.model, dtype_bytes(choice.compute), drops, shapes.largest_micro_batch(rows, sizes), shapes.longest_row,
+        shapes.widest_micro_batch(rows), machine.pads_attention, work.answers,
+        choice.kernels and work.model.d_kv in KERNEL_WIDTHS,
     )  # fmt: skip
 
 
-class Moments:
-    """What the walk holds at each of its moments, beside weights and optimizer state: component -> bytes."""
+class StepPeaks:
+    """What the walk holds at its highest places, beside weights and optimizer state: component -> bytes."""
 
     def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
         self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
-        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.boundary)
+        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.between_blocks)
         self.counts, self.learns = work.counts, work.learns
         self.blocks = blocks_of(work, choice, machine)
-        # of all slices that pass through a block together
-        together = work.step_shapes.together(choice.batch_size_per_gpu, choice.num_slices, choice.sizes)
+        # of all micro-batches that pass through a block together
+        together = work.step_shapes.together(choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes)
         self.source, self.target = together.source, together.target
         # fp16 gradients are divided by the scale of the loss, and looked at, before any is used
-        self.holds_all = work.hold_gradients or choice.num_walks > 1 or choice.compute == "float16"
+        self.holds_all = work.hold_gradients or choice.accumulation_passes > 1 or choice.compute == "float16"
         self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way
-        self.kept_decoder = min(choice.kept_blocks, self.c.num_decoder_layers)
-        self.kept_encoder = choice.kept_blocks - self.kept_decoder
+        self.saved_decoder_blocks = min(choice.saved_blocks, self.c.num_decoder_layers)
+        self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
         self.casts = choice.storage != choice.compute
 
     def _share(self, of_one: int, tokens: int) -> int:
-        """What all slices hold of something that one micro-batch of the most tokens holds `of_one` of."""
+        """What all micro-batches hold of something that one micro-batch of the most tokens holds `of_one` of."""
         most = self.blocks.tokens.source + self.blocks.tokens.target
         return of_one * tokens // most if most else 0
 
     def graphs(self, encoder: int, decoder: int, below: int | None = None) -> int:
-        """So many kept graphs of all slices; of their tensors smaller than `below` bytes alone, where that is given."""
+        """The graphs of so many saved blocks, of all micro-batches; of their tensors smaller than `below` bytes alone, where that is given."""
         one = encoder * self.blocks.encoder_graph(below) + decoder * self.blocks.decoder_graph(below)
         return self._share(one, self.source + self.target)
 
-    def _boundaries(self, encoder: int, decoder: int) -> int:
+    def _checkpointed(self, encoder: int, decoder: int) -> int:
         if self.choice.offload_boundaries:  # of each stack those of two blocks stay: at work, and on their way
-            encoder -= min(encoder, max(0, self.c.num_layers - self.kept_encoder - 2))
-            decoder -= min(decoder, max(0, self.c.num_decoder_layers - self.kept_decoder - 2))
+            encoder -= min(encoder, max(0, self.c.num_layers - self.saved_encoder_blocks - 2))
+            decoder -= min(decoder, max(0, self.c.num_decoder_layers - self.saved_decoder_blocks - 2))
         tokens = encoder * self.source + decoder * self.target
-        if decoder:  # the encoder's output, and its gradient, stand there once for each answer
+        if decoder:  # the encoder output and its gradient are there once for each answer
             tokens += 2 * (self.work.answers - 1) * self.source
         waiting = self._recomputed_tokens(encoder, decoder)
         return self.c.d_model * (self.e * (tokens - waiting) + self.narrow * waiting)
 
     def _recomputed_tokens(self, encoder: int, decoder: int) -> int:
-        """Of so many boundaries, those that wait for a block to be run again, in the dtype of boundaries."""
-        norm = 1 if decoder and self.choice.kept_blocks < self.c.num_decoder_layers else 0  # behind the encoder
-        encoder = min(encoder, self.c.num_layers - self.kept_encoder + norm)
-        decoder = min(max(0, decoder - 1), self.c.num_decoder_layers - self.kept_decoder)
+        """Of so many checkpointed activations, those of recomputed blocks, which have the dtype between blocks."""
+        norm = 1 if decoder and self.choice.saved_blocks < self.c.num_decoder_layers else 0  # after the encoder
+        encoder = min(encoder, self.c.num_layers - self.saved_encoder_blocks + norm)
+        decoder = min(max(0, decoder - 1), self.c.num_decoder_layers - self.saved_decoder_blocks)
         return encoder * self.source + decoder * self.target
 
     def _gradients(self, block: int) -> int:
@@ -92,17 +94,17 @@ class Moments:
         return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.e
 
     def _new_weights(self, block: int) -> int:
-        """Bytes of fresh weight gradients in a visit; later slices add to those of the first (`model.layers`)."""
-        return block * self.e if self.choice.num_slices == 1 and not self.holds_all else 0
+        """Bytes of new weight gradients in backward of a block; later micro-batches add to those of the first (`model.layers`)."""
+        return block * self.e if self.choice.micro_batches_per_pass == 1 and not self.holds_all else 0
 
     def loss(self) -> dict[str, int]:
-        """Behind the forward: all boundaries, kept graphs, one chunk of logits, the gradient of the hidden states."""
+        """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
         c = self.c
         learnt = (self.learns["embedding"] if c.tie_word_embeddings else self.learns["head"]) * self.e
         return {
-            "gradients": max(learnt, self.learns["total"] * self.e if self.choice.num_walks > 1 else 0),
-            "boundaries of all slices": self._boundaries(c.num_layers + 2, c.num_decoder_layers + 3),
-            "kept graphs": self.graphs(self.kept_encoder, self.kept_decoder),
+            "gradients": max(learnt, self.learns["total"] * self.e if self.choice.accumulation_passes > 1 else 0),
+            "checkpointed activations": self._checkpointed(c.num_layers + 2, c.num_decoder_layers + 3),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
             "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
             "weights in compute dtype": _head_cast(self.work, self.choice, self.machine, self.blocks.tokens.target),
         }
@@ -110,31 +112,33 @@ class Moments:
     def decoder_backward(self) -> dict[str, int]:
         """Inside the last decoder block: nothing of the blocks before has been freed."""
         c, block, learns = self.c, self.counts["decoder"], self.learns["decoder"]
-        graph = 0 if self.kept_decoder else self.blocks.decoder_graph()
-        several = self.choice.num_slices > 1  # slices before this one have left the gradient of their encoder output
+        graph = 0 if self.saved_decoder_blocks else self.blocks.decoder_graph()
+        several = (
+            self.choice.micro_batches_per_pass > 1
+        )  # micro-batches before this one have left the gradient of their encoder output
         return {
             "gradients": self._gradients(learns if several else 0),
-            "boundaries of all slices": self._boundaries(c.num_layers + 2 + several, c.num_decoder_layers + 1),
-            "kept graphs": self.graphs(self.kept_encoder, self.kept_decoder),
-            "one visit": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
+            "checkpointed activations": self._checkpointed(c.num_layers + 2 + several, c.num_decoder_layers + 1),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
+            "one block": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
 
     def encoder_backward(self) -> dict[str, int]:
         """Inside the last encoder block."""
         c, block, learns = self.c, self.counts["encoder"], self.learns["encoder"]
-        graph = 0 if self.kept_encoder else self.blocks.encoder_graph()
+        graph = 0 if self.saved_encoder_blocks else self.blocks.encoder_graph()
         return {
-            "gradients": self._gradients(learns if self.choice.num_slices > 1 else 0),
-            "boundaries of all slices": self._boundaries(c.num_layers + 1, 0),
-            "kept graphs": self.graphs(self.kept_encoder, 0),
-            "one visit": graph + self._widened("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
+            "gradients": self._gradients(learns if self.choice.micro_batches_per_pass > 1 else 0),
+            "checkpointed activations": self._checkpointed(c.num_layers + 1, 0),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, 0),
+            "one block": graph + self._widened("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
 
     def _widened(self, kind: str) -> int:
-        """The input of a block that is run again on one slice, in the compute dtype, where it had waited narrower."""
-        if self.narrow == self.e or (self.kept_decoder if kind == "decoder" else self.kept_encoder):
+        """The input of a recomputed block on one micro-batch, in the compute dtype, where it waited in a narrower one."""
+        if self.narrow == self.e or (self.saved_decoder_blocks if kind == "decoder" else self.saved_encoder_blocks):
             return 0
         tokens = self.blocks.tokens.target if kind == "decoder" else self.blocks.tokens.source
         return tokens * self.c.d_model * self.e
@@ -145,13 +149,13 @@ class Moments:
         widest = min(UPDATE_CHUNK, c.d_model * max(c.d_ff, inner_width(c)))
         return {
             "gradients": self._gradients(self.learns["decoder"]),
-            "boundaries of all slices": self._boundaries(c.num_layers + 3, c.num_decoder_layers),
-            "kept graphs": self.graphs(self.kept_encoder, max(0, self.kept_decoder - 1)),
+            "checkpointed activations": self._checkpointed(c.num_layers + 3, c.num_decoder_layers),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, max(0, self.saved_decoder_blocks - 1)),
             "one update": self._update_bytes(widest),
         }
 
     def last_update(self) -> dict[str, int]:
-        """The update of embedding and head behind the walk; where gradients are held, all of them are there."""
+        """The update of embedding and head after the walk; where gradients are held, all of them are there."""
         table = self.c.vocab_size * self.c.d_model
         wide = 4 * table if self.choice.compute == "float16" else 0  # its gradient in fp32, the fp16 one still there
         update = self._update_bytes(min(UPDATE_CHUNK, table)) + wide
@@ -159,6 +163,10 @@ class Moments:
 
     def _update_bytes(self, elements: int) -> int:
         rounding = ROUNDING_BYTES if self.choice.storage != "float32" else 0
+        if self.choice.kernels and self.work.rounding == "stochastic":
+            if self.work.optimizer == "adafactor":
+                return 0  # one pass, a row at a time
+            rounding = 0
         return elements * (UPDATE_BYTES[self.work.optimizer] + rounding)
 
 
@@ -178,15 +186,17 @@ def _widens_in_pieces(choice: Choice, machine: Machine) -> bool:
 
 
 def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -> int:
-    """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype."""
+    """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype; with compiled
+    kernels the product alone, which becomes the gradient."""
     chunk = _chunk_tokens(work, choice, tokens)
     narrow = 0 if choice.compute == "float32" else 2
+    wide = 0 if choice.kernels and narrow else 4
     product = (
         work.model.d_model * work.model.vocab_size * 4
         if narrow and has_gradient and choice.storage != choice.compute
         else 0
     )
-    return chunk * work.model.vocab_size * (4 + narrow) + product
+    return chunk * work.model.vocab_size * (wide + narrow) + product
 
 
 def _chunk_tokens(work: Work, choice: Choice, tokens: int) -> int:
@@ -201,8 +211,8 @@ def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, 
     width, logits = c.d_model * e, _logits_bytes(work, choice, m, has_gradient=False)
     encoder, decoder = blocks.encoder_forward() + 2 * n * width, blocks.decoder_forward() + (2 * n + 2 * m) * width
     cast = max(_head_cast(work, choice, machine, m), max(counts["encoder"], counts["decoder"]) * e)
-    visit = max(encoder, decoder, logits + (2 * n + 2 * m) * width)
-    return {"one visit": visit, "weights in compute dtype": cast if choice.storage != choice.compute else 0}
+    working = max(encoder, decoder, logits + (2 * n + 2 * m) * width)
+    return {"one block": working, "weights in compute dtype": cast if choice.storage != choice.compute else 0}
 
 
 def samples_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
@@ -214,21 +224,24 @@ def samples_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int
     block = 0 if _widens_in_pieces(choice, machine) else max(work.counts["encoder"], work.counts["decoder"]) * e
     return {
         "keys and values": cache,
-        "one visit": rows * longest * e * (5 * c.d_model + 3 * c.d_ff) + rows * c.vocab_size * 8,
+        "one block": rows * longest * e * (5 * c.d_model + 3 * c.d_ff) + rows * c.vocab_size * 8,
         "weights in compute dtype": max(head, block) if choice.storage != choice.compute else 0,
     }
 
 
 def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
-    """Host memory of the boundaries that wait there, in slabs; 0 where none do."""
+    """Host memory of the checkpointed activations that wait there, in slabs; 0 where none do."""
     if not choice.offload_boundaries:
         return 0
     c, tokens = work.model, blocks_of(work, choice, machine).tokens
-    width, kept_decoder = c.d_model * dtype_bytes(choice.boundary), min(choice.kept_blocks, c.num_decoder_layers)
-    encoder = c.num_layers + 1 - (choice.kept_blocks - kept_decoder)  # the norm behind the encoder among them
-    decoder = c.num_decoder_layers - kept_decoder
+    width, saved_decoder_blocks = (
+        c.d_model * dtype_bytes(choice.between_blocks),
+        min(choice.saved_blocks, c.num_decoder_layers),
+    )
+    encoder = c.num_layers + 1 - (choice.saved_blocks - saved_decoder_blocks)  # the norm after the encoder among them
+    decoder = c.num_decoder_layers - saved_decoder_blocks
     sizes = ((encoder, tokens.source * width), (decoder, tokens.target * width))
-    return sum(_slabs_bytes(choice.num_slices * count, size) for count, size in sizes)
+    return sum(_slabs_bytes(choice.micro_batches_per_pass * count, size) for count, size in sizes)
 
 
 def _slabs_bytes(count: int, size: int) -> int:

@@ -1,0 +1,149 @@
+"""Where are the compiled kernels, and how are they made?
+
+Idea: the sources are compiled for this very processor, once, into the user's cache; the name of the file holds a hash of
+sources, flags, compiler and processor, so nothing stale is ever loaded. Facts decide whether there are kernels (system,
+compiler, class of processor, the setting), never a stopwatch. The library is linked against the OpenMP runtime that torch
+brings along: two runtimes would mean two pools of threads that wait for each other.
+Torch is not imported here: a process compiles best before it has grown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from devices import machine_file, processor
+
+FOLDER = Path(__file__).parent
+SOURCES, HEADERS = ("attention.c", "pointwise.c"), ("common.h",)
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+COMPILERS = ("gcc", "cc")  # GNU C: vector types
+SECONDS = 120  # most that a compiler may take
+
+
+class NoKernels(Exception):
+    """There are none here; the text says why."""
+
+
+def library(environ: Mapping[str, str] = os.environ) -> Path:
+    """The compiled library, made now where there is none yet.
+
+    Args:
+        environ: the process's own unless a test says otherwise.
+    Raises:
+        NoKernels: this system, processor or environment has none.
+    Memory: the compiler's, about 80 MiB in a child for two seconds.
+    """
+    runtime, compiler, target = _ingredients(environ)
+    name = f"kernels-{_digest(compiler, target, str(runtime))}.so"
+    path = machine_file.place(environ).with_name(name)
+    if not _is_ours(path):
+        _compile(compiler, target, runtime, path)
+    return path
+
+
+def is_possible(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether there are kernels here, or all that is needed to make them; nothing is made."""
+    try:
+        _ingredients(environ)
+    except NoKernels:
+        return False
+    return True
+
+
+def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]]:
+    """OpenMP's runtime, the compiler, and its flags for this processor."""
+    if sys.platform != "linux":
+        raise NoKernels("compiled kernels are made on Linux alone")
+    return openmp_runtime(), compiler_of(environ), _target(environ)
+
+
+def compiler_of(environ: Mapping[str, str]) -> str:
+    """The C compiler: CC where it is set."""
+    for name in (environ["CC"],) if environ.get("CC") else COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise NoKernels("no C compiler was found (on Debian and Ubuntu: apt install gcc)")
+
+
+def openmp_runtime() -> Path:
+    """The OpenMP runtime that torch loads."""
+    spec = importlib.util.find_spec("torch")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for near in (Path(folder) / "lib", Path(folder).parent / "torch.libs"):
+            if found := sorted(near.glob("libgomp*.so*")):
+                return found[0]
+    raise NoKernels("torch brings no GNU OpenMP runtime along")
+
+
+def _target(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Flags for the processor, or for the lower one that the environment asks for."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ("-mcpu=native",)
+    flags = processor.flags_of() or frozenset()
+    if not {"avx2", "fma"} <= flags or environ.get("ATEN_CPU_CAPABILITY", "").lower() == "default":
+        raise NoKernels("compiled kernels need AVX2 and FMA")
+    if processor.here(environ) == processor.AVX2:
+        return ("-march=x86-64-v3",)
+    return ("-march=native", "-mprefer-vector-width=512")
+
+
+def _digest(compiler: str, target: tuple[str, ...], runtime: str) -> str:
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
+    ).stdout
+    parts = [version, *FLAGS, *target, runtime, processor.name_of(), *sorted(processor.flags_of() or ())]
+    parts += [(FOLDER / name).read_text(encoding="utf8") for name in (*HEADERS, *SOURCES)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the file is there and nobody else could have written it: it will run as part of this process."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
+    import fcntl  # which Windows does not have
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.with_name("kernels.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one compiles, and the others find the file
+            if not _is_ours(path):
+                _compile_alone(compiler, target, runtime, path)
+    except OSError as error:
+        raise NoKernels(f"the compiled kernels cannot be kept: {error}") from None
+
+
+def _compile_alone(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    objects = [fresh.with_name(f"{fresh.name}.{name}.o") for name in SOURCES]
+    try:
+        for name, output in zip(SOURCES, objects, strict=True):
+            _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", str(output)])
+        _run([compiler, "-shared", *map(str, objects), str(runtime), "-lm", "-o", str(fresh)])
+        fresh.chmod(0o755)
+        os.replace(fresh, path)
+    finally:
+        for left in (fresh, *objects):
+            left.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoKernels(f"{command[0]} does not run: {error}") from None
+    if done.returncode:
+        raise NoKernels(f"{command[0]} failed: {done.stderr.strip()[:300]}")

@@ -1,0 +1,242 @@
+"""How are tensors handed to the compiled kernels?
+
+`kernels()` is what all of model and engine ask: the loaded library, or None where there is none or where `use(False)` was
+said. Each method takes contiguous CPU tensors in fp32 or bf16 (`takes` tells) and computes in fp32 inside, whatever they
+hold. Results are the same bits with any number of threads.
+Source: the operations are those of the torch code beside each call, which also computes where there are no kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from devices.kernels.build import NoKernels, library
+
+PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class RowsCall(Structure):
+    """As `Rows` in attention.c."""
+
+    _fields_ = (
+        [(name, c_void_p) for name in ("q", "k", "v", "grad", "out", "dq", "dk", "dv", "bias", "dbias")]
+        + [(name, c_void_p) for name in ("query_starts", "query_lengths", "key_starts", "key_lengths", "row_keys")]
+        + [(name, c_int32) for name in ("is_bf16", "num_rows", "heads", "width", "distances", "longest", "parts")]
+        + [(name, c_int32) for name in ("threshold", "is_backward", "threads")]
+        + [("scale", c_float)]
+    )
+
+
+class TileCall(Structure):
+    """As `Tile` in attention.c."""
+
+    _fields_ = (
+        [
+            (name, c_void_p)
+            for name in ("scores", "weights", "used", "dweights", "bias", "dbias", "key_lengths", "row_keys")
+        ]
+        + [(name, c_int32) for name in ("is_bf16", "num_rows", "heads", "queries", "keys", "distances", "start")]
+        + [(name, c_int32) for name in ("last_query", "threshold", "threads")]
+        + [("scale", c_float)]
+    )
+
+
+class Kernels:
+    """The loaded library."""
+
+    def __init__(self, path: str) -> None:
+        self.library = found = ctypes.CDLL(path)
+        p, n, i, f = c_void_p, c_long, c_int, c_float
+        for name, arguments, result in (
+            ("attend_rows", [POINTER(RowsCall)], i), ("weigh_tile", [POINTER(TileCall)], i),
+            ("weigh_tile_back", [POINTER(TileCall)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i], None),
+            ("rms_norm", [p, p, p, p, n, n, f, i, i, i], i), ("rms_norm_back", [p, p, p, p, p, p, n, n, i, i, i], i),
+            ("drop_tokens", [p, p, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
+            ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
+            ("adafactor_norm", [p, p, p, n, n, i, i, POINTER(c_int)], c_double),
+            ("chunk_loss", [p, p, p, p, n, n, f, f, f, i, i, i], i),
+            ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, n, i, i, i], i),
+        ):  # fmt: skip
+            function = getattr(found, name)
+            function.argtypes, function.restype = arguments, result
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """The norm of x (N, D) times weight (D), and the inverse root of each token (N), fp32."""
+        y, inverse = torch.empty_like(x), x.new_empty(len(x), dtype=torch.float32)
+        _check(
+            self.library.rms_norm(
+                x.data_ptr(), weight.data_ptr(), y.data_ptr(), inverse.data_ptr(), *x.shape, epsilon,
+                _is_bf16(x), _is_bf16(weight), torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        return y, inverse
+
+    def rms_norm_back(self, grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of x (N, D) and, fp32, of weight (D)."""
+        dx, parts = torch.empty_like(x), x.new_empty(PARTS, x.shape[1], dtype=torch.float32)
+        _check(
+            self.library.rms_norm_back(
+                grad.data_ptr(), x.data_ptr(), weight.data_ptr(), inverse.data_ptr(), dx.data_ptr(), parts.data_ptr(),
+                *x.shape, _is_bf16(x), _is_bf16(weight), torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        return dx, parts.sum(0)
+
+    def drop_tokens(self, x: Tensor, keys: Tensor, threshold: int, scale: float) -> None:
+        """Drop numbers of x (N, width) in place, each token by its key (N,) int64, and scale the others."""
+        tokens, width = x.shape
+        threads = torch.get_num_threads()
+        _check(
+            self.library.drop_tokens(
+                x.data_ptr(), keys.data_ptr(), tokens, width, threshold, scale, _is_bf16(x), threads
+            )
+        )
+
+    def round_weights(self, values: Tensor, weight: Tensor, key: int, first: int) -> None:
+        """Write fp32 values into a bf16 weight, rounded by chance; `first`: place of the first in the whole weight."""
+        self.library.round_weights(
+            values.data_ptr(), weight.data_ptr(), values.numel(), key % 2**64, first, torch.get_num_threads()
+        )
+
+    def square_sum(self, x: Tensor) -> float:
+        """The sum of squares."""
+        return float(self.library.square_sum(x.data_ptr(), x.numel(), _is_bf16(x), torch.get_num_threads()))
+
+    def adafactor_sums(self, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a gradient (n, m): the mean of squares of each row (n), and the sums of squares of each column (m), fp32."""
+        n, m = grad.shape
+        rows, columns = (grad.new_empty(*shape, dtype=torch.float32) for shape in ((n,), (PARTS, m)))
+        threads = torch.get_num_threads()
+        _check(
+            self.library.adafactor_sums(
+                grad.data_ptr(), rows.data_ptr(), columns.data_ptr(), n, m, _is_bf16(grad), threads
+            )
+        )
+        return rows, columns.sum(0)
+
+    def adafactor_norm(self, grad: Tensor, rows: Tensor, columns: Tensor) -> float:
+        """The sum over all i, j of grad_ij^2 columns_j rows_i^2; rows (n), columns (m) fp32."""
+        failed = c_int(0)
+        total = self.library.adafactor_norm(
+            grad.data_ptr(), rows.data_ptr(), columns.data_ptr(), *grad.shape, _is_bf16(grad),
+            torch.get_num_threads(), ctypes.byref(failed),
+        )  # fmt: skip
+        _check(failed.value)
+        return float(total)
+
+    def adafactor_apply(
+        self,
+        weight: Tensor,
+        grad: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        keep: float,
+        rate: float,
+        key: int,
+        first: int,
+    ) -> None:
+        """weight (n, m) = keep weight - rate grad_ij rows_i columns_j; a bf16 weight is rounded by chance."""
+        _check(
+            self.library.adafactor_apply(
+                weight.data_ptr(), grad.data_ptr(), rows.data_ptr(), columns.data_ptr(), *weight.shape, keep, rate,
+                key % 2**64, first, _is_bf16(weight), _is_bf16(grad), torch.get_num_threads(),
+            )
+        )  # fmt: skip
+
+    def chunk_loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        smoothing: float,
+        z_loss: float,
+        scale: float | None,
+    ) -> Tensor:
+        """The loss (C,) of each token, fp32; logits (C, V) become its gradient times `scale` where that is given.
+
+        Args:
+            labels: (C,) int64, below 0: no loss. weights: (C,) fp32, factor on each token's loss.
+        """
+        losses = logits.new_empty(len(logits), dtype=torch.float32)
+        _check(
+            self.library.chunk_loss(
+                logits.data_ptr(), labels.data_ptr(), pointer(weights), losses.data_ptr(), *logits.shape, smoothing,
+                z_loss, scale or 0.0, scale is not None, _is_bf16(logits), torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        return losses
+
+    def attend_rows(self, call: RowsCall) -> None:
+        """Attention of short rows, see attention.c; the tensors behind the pointers must live."""
+        _check(self.library.attend_rows(ctypes.byref(call)))
+
+    def weigh_tile(self, call: TileCall, is_backward: bool) -> None:
+        """What stands between the products of a tile, see attention.c."""
+        way = self.library.weigh_tile_back if is_backward else self.library.weigh_tile
+        _check(way(ctypes.byref(call)))
+
+    def gather_heads(self, x: Tensor, tile: Tensor, tokens: Tensor, is_back: bool = False) -> None:
+        """From tokens (b, L) int32 of x (N, H, K) to tile (b H, L, K), or back."""
+        rows, length = tokens.shape
+        self.library.gather_heads(
+            x.data_ptr(), tile.data_ptr(), tokens.data_ptr(), rows, length, x.shape[1], x.shape[2], x.element_size(),
+            is_back, torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether kernels can read these tensors."""
+    return all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
+
+
+_is_used = True
+
+
+def use(is_used: bool) -> None:
+    """Whether `kernels` gives any: what a run's plan has chosen."""
+    global _is_used
+    _is_used = is_used
+
+
+def kernels() -> Kernels | None:
+    """The kernels, where there are any and they are to be used."""
+    return _loaded()[0] if _is_used else None
+
+
+def why_none() -> str | None:
+    """Why there are no kernels here; None where there are."""
+    return _loaded()[1]
+
+
+@lru_cache(maxsize=1)
+def _loaded() -> tuple[Kernels | None, str | None]:
+    try:
+        return Kernels(str(library())), None
+    except (NoKernels, OSError) as error:
+        return None, str(error)
+
+
+def _is_bf16(x: Tensor) -> int:
+    return int(x.dtype == torch.bfloat16)
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("a kernel found no memory for its scratch")
+
+
+def pointer(x: Tensor | None) -> int | None:
+    """For a call's structure."""
+    return None if x is None else x.data_ptr()
+
+
+def numbers(values: Sequence[int]) -> Tensor:
+    """(n,) int32."""
+    return torch.tensor(values, dtype=torch.int32)

@@ -1,0 +1,128 @@
+"""Weight stores: where and in which dtype do weights rest, and in which are they computed with?
+
+The walk asks for a block's weights in the compute dtype before it runs the block, and releases them after it. The plain
+store does nothing. `CastWeightStore` has a narrow rest dtype (bf16) and computes with a wider copy (fp32) that lives while
+its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `Int8WeightStore` does so for
+frozen tables in int8; the matrices of blocks need no copy there, since products widen them one at a time
+(`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights on disk or on other
+ranks fit the same interface. What changes is `weight.data`; graphs saved in forward see the copy made for backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from model.quantization import dequantize, is_int8
+
+
+class WeightStore:
+    """The rest dtype is the compute dtype: weights are used in place."""
+
+    is_collective = False  # whether all processes have to ask for the same weights at the same time
+
+    def __init__(self, compute_dtype: torch.dtype) -> None:
+        self.compute_dtype = compute_dtype
+
+    @contextmanager
+    def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Whole `weights` in the compute dtype, until the context ends."""
+        yield
+
+    @contextmanager
+    def in_rest_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Whole `weights` in the rest dtype, until the context ends."""
+        yield
+
+    def for_products(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+        """`weights` for products without a graph, which can widen narrow ones in pieces, until the context ends.
+
+        For generation, where a block sees a few tokens, and for the head. On a CPU narrow weights stay in the rest dtype:
+        products widen them in pieces, at less cost than a copy of all.
+        """
+        found = list(weights)
+        matrices = [w for w in found if w.dim() == 2]
+        is_narrow = all(w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in matrices)
+        return self.in_rest_dtype(found) if is_narrow else self.in_compute_dtype(found)
+
+    def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
+        """The dtype that a weight is computed in, and that its gradient has."""
+        return weight.dtype
+
+    def open_gradient(self, weight: nn.Parameter) -> Tensor:
+        """The buffer that gradients of a whole weight are added into, in the compute dtype; zeros at first."""
+        if weight.grad is None:
+            zeros = torch.zeros(weight.shape, dtype=self.dtype_of(weight), device=weight.device)
+            self.attach_gradient(weight, zeros)
+        assert weight.grad is not None
+        return weight.grad
+
+    def close_gradient(self, weight: nn.Parameter) -> None:
+        """Nothing is added into the buffer for a while."""
+
+    @staticmethod
+    def attach_gradient(weight: nn.Parameter, gradient: Tensor) -> None:
+        """Give a weight a gradient of another shape or dtype than it has at rest; autograd looks at assignment alone."""
+        at_rest = weight.data
+        weight.data = gradient
+        weight.grad = gradient
+        weight.data = at_rest
+
+
+class CastWeightStore(WeightStore):
+    """Rest dtype and compute dtype differ. Memory: one block's weights in the compute dtype."""
+
+    @contextmanager
+    def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        at_rest = [(w, w.data) for w in weights if self._is_cast(w)]
+        for weight, data in at_rest:
+            weight.data = data.to(self.compute_dtype)
+        try:
+            yield
+        finally:
+            for weight, data in at_rest:
+                weight.data = data
+
+    def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
+        return self.compute_dtype if self._is_cast(weight) else weight.dtype
+
+    def _is_cast(self, weight: nn.Parameter) -> bool:
+        """Narrow weights are; of fp32 ones, matrices for products in fp16: norms compute in fp32 anyway."""
+        if weight.dtype == torch.float32:
+            return self.compute_dtype == torch.float16 and weight.dim() == 2
+        return weight.dtype not in (self.compute_dtype, torch.int8)
+
+
+class Int8WeightStore(WeightStore):
+    """Frozen weights rest in int8. Memory: on a device, embedding or head in the compute dtype while the loss is formed.
+
+    Args:
+        tables: embedding and head, which are read without a block's product.
+    """
+
+    def __init__(self, compute_dtype: torch.dtype, tables: Iterable[nn.Parameter]) -> None:
+        super().__init__(compute_dtype)
+        self._tables = {id(table) for table in tables}
+
+    @contextmanager
+    def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        at_rest = [(w, w.data) for w in weights if id(w) in self._tables and is_int8(w)]
+        for weight, _ in at_rest:
+            weight.data = dequantize(weight, self.compute_dtype)
+        try:
+            yield
+        finally:
+            for weight, data in at_rest:
+                weight.data = data
+
+
+def weight_store_for(
+    rest_dtype: torch.dtype, compute_dtype: torch.dtype, tables: Iterable[nn.Parameter] = ()
+) -> WeightStore:
+    """The weight store for these dtypes; `tables` are the model's embedding and head, needed for int8 alone."""
+    if rest_dtype == torch.int8:
+        return Int8WeightStore(compute_dtype, tables)
+    return (WeightStore if rest_dtype == compute_dtype else CastWeightStore)(compute_dtype)

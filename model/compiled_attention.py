@@ -1,0 +1,271 @@
+"""How does attention compute where there are compiled kernels?
+
+Short rows pass through the cache whole, one (row, head) after the other: nothing is padded, gathered or written down but
+the result. Long rows go in tiles, the products being torch's and what stands between them (bias, softmax, dropout and
+their gradients) one pass of a kernel. Nothing is kept for backward but q, k and v.
+
+Shapes: N query tokens, H heads, K d_kv, R distances; of a long row, t queries of a tile and M padded keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from devices.kernels.calls import Kernels, RowsCall, TileCall, kernels, pointer
+from limits import LONGEST_SHORT, row_groups
+from model.dropout import Dropout
+from model.rows import Rows
+
+PARTS = 16  # of the short rows, whose gradients of the bias are summed apart, whatever the number of threads
+
+
+@dataclass(frozen=True)
+class _Short:
+    """Rows that kernels take whole: (n,) int32 each; the number of each in its micro-batch, int64."""
+
+    rows: Tensor
+    query_starts: Tensor
+    query_lengths: Tensor
+    key_starts: Tensor
+    key_lengths: Tensor
+    longest: int
+
+
+@dataclass(frozen=True)
+class _Long:
+    """A row that goes in tiles of `block` queries.
+
+    Args:
+        row: its number. queries: (1, L) int32, the token of each place, last query first, below 0 where there is none.
+        keys: (1, M) int32, first key first. count: (1,) int32, keys that are there.
+    """
+
+    row: int
+    queries: Tensor
+    keys: Tensor
+    count: Tensor
+    block: int
+
+    def parts(self) -> Iterator[slice]:
+        """The places of the queries of each tile."""
+        for first in range(0, self.queries.shape[1], self.block):
+            yield slice(first, min(first + self.block, self.queries.shape[1]))
+
+
+def _split(rows: tuple[Rows, Rows], heads: int, width: int) -> tuple[_Short | None, list[_Long]]:
+    """Short and long rows, made once and kept with the query rows. Memory: 4 bytes a token of long rows, twice."""
+    queries, keys = rows
+
+    def make() -> tuple[_Short | None, list[_Long]]:
+        lengths = list(zip(queries.lengths, keys.lengths, strict=True))
+        short = [row for row, pair in enumerate(lengths) if max(pair) <= LONGEST_SHORT]
+        long = [row for row, pair in enumerate(lengths) if max(pair) > LONGEST_SHORT]
+        return _short(rows, short), [_long(rows, row, heads, width) for row in long]
+
+    key = "compiled", heads, width, keys.lengths
+    return queries.cached(key, make)  # type: ignore[no-any-return]
+
+
+def _short(rows: tuple[Rows, Rows], members: list[int]) -> _Short | None:
+    if not members:
+        return None
+    lists = (rows[0].starts, rows[0].lengths, rows[1].starts, rows[1].lengths)
+    starts, lengths, key_starts, key_lengths = (
+        torch.tensor([values[row] for row in members], dtype=torch.int32) for values in lists
+    )
+    longest = max(max(rows[0].lengths[row], rows[1].lengths[row]) for row in members)
+    return _Short(torch.tensor(members), starts, lengths, key_starts, key_lengths, longest)
+
+
+def _long(rows: tuple[Rows, Rows], row: int, heads: int, width: int) -> _Long:
+    num_queries, num_keys = rows[0].lengths[row], rows[1].lengths[row]
+    (group,) = row_groups([num_queries], [num_keys], heads, width)
+    queries, keys = np.full(group.num_queries, -1, np.int32), np.full(group.num_keys, -1, np.int32)
+    queries[:num_queries] = np.arange(num_queries) + rows[0].starts[row]
+    keys[:num_keys] = np.arange(num_keys) + rows[1].starts[row]
+    queries = np.ascontiguousarray(queries[::-1])  # last first
+    return _Long(
+        row,
+        torch.from_numpy(queries)[None],
+        torch.from_numpy(keys)[None],
+        torch.tensor([num_keys], dtype=torch.int32),
+        group.block,
+    )
+
+
+class _Call:
+    """One attention: what forward and backward, short and long rows share; arguments as `model.attention.attend`."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
+    ) -> None:  # fmt: skip
+        found = kernels()
+        assert found is not None
+        self.kernels: Kernels = found
+        self.q, self.k, self.v, self.rows, self.causal, self.dropout = q, k, v, rows, causal, dropout
+        self.heads, self.width = q.shape[1:]
+        self.short, self.long = _split(rows, self.heads, self.width)
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        self.row_keys = dropout.row_keys() if dropout.active else None
+
+    def widened(self, reach: int) -> Tensor | None:
+        """The bias of distances from -(reach - 1) to reach - 1: cut, or filled up for places without a token."""
+        if self.bias is None:
+            return None
+        return F.pad(self.bias, (reach - 1 - self.bias.shape[1] // 2,) * 2).contiguous()
+
+    def add_to_bias(self, total: Tensor | None, part: Tensor | None) -> None:
+        """Add the gradient of a cut or filled-up bias (H, R')."""
+        if total is not None and part is not None:
+            zero, other = total.shape[1] // 2, part.shape[1] // 2
+            reach = min(zero, other)
+            total[:, zero - reach : zero + reach + 1] += part[:, other - reach : other + reach + 1]
+
+    def attend_short(self, tensors: dict[str, Tensor], dbias: Tensor | None = None) -> None:
+        """All short rows; `tensors`: out, or grad, dq, dk and dv. Adds to the gradient of the bias (H, R)."""
+        short = self.short
+        if short is None:
+            return
+        bias, parts = self.widened(short.longest), min(PARTS, len(short.rows))
+        sums = None if dbias is None or bias is None else bias.new_zeros(parts, *bias.shape)
+        row_keys = None if self.row_keys is None else self.row_keys[short.rows]
+        call = RowsCall(
+            q=pointer(self.q), k=pointer(self.k), v=pointer(self.v), bias=pointer(bias), dbias=pointer(sums),
+            query_starts=pointer(short.query_starts), query_lengths=pointer(short.query_lengths),
+            key_starts=pointer(short.key_starts), key_lengths=pointer(short.key_lengths), row_keys=pointer(row_keys),
+            is_bf16=self.q.dtype == torch.bfloat16, num_rows=len(short.rows), heads=self.heads, width=self.width,
+            distances=2 * short.longest - 1, longest=short.longest, parts=parts, threshold=self.dropout.threshold,
+            is_backward="grad" in tensors, threads=torch.get_num_threads(), scale=self.dropout.scale,
+            **{name: tensor.data_ptr() for name, tensor in tensors.items()},
+        )  # fmt: skip
+        self.kernels.attend_rows(call)
+        self.add_to_bias(dbias, None if sums is None else sums.sum(0))
+
+    def gather(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Tokens (1, L) of x (N, H, K) as (H, L, K)."""
+        tile = x.new_empty(self.heads, tokens.shape[1], self.width)
+        self.kernels.gather_heads(x, tile, tokens.contiguous())
+        return tile
+
+    def put(self, tile: Tensor, x: Tensor, tokens: Tensor) -> None:
+        """Write (H, L, K) to tokens (1, L) of x (N, H, K)."""
+        self.kernels.gather_heads(x, tile, tokens.contiguous(), is_back=True)
+
+    def tile(
+        self, long: _Long, part: slice, bias: Tensor | None, seen: int, tensors: dict[str, Tensor | None]
+    ) -> TileCall:
+        """The structure of a tile of a long row."""
+        length = long.queries.shape[1]
+        zero = 0 if bias is None else bias.shape[1] // 2
+        tensors = {**tensors, "row_keys": None if self.row_keys is None else self.row_keys[long.row :]}
+        return TileCall(
+            bias=pointer(bias), key_lengths=pointer(long.count), is_bf16=self.q.dtype == torch.bfloat16, num_rows=1,
+            heads=self.heads, queries=part.stop - part.start, keys=seen, distances=0 if bias is None else bias.shape[1],
+            start=zero - length + 1 + part.start, last_query=length - 1 - part.start, threshold=self.dropout.threshold,
+            threads=torch.get_num_threads(), scale=self.dropout.scale,
+            **{name: pointer(tensor) for name, tensor in tensors.items()},
+        )  # fmt: skip
+
+    def seen(self, long: _Long, part: slice) -> int:
+        """Keys that a tile looks at: where attention is causal, none after its last query but for the first tile."""
+        num_keys = long.keys.shape[1]
+        return num_keys if not self.causal or part.start == 0 else min(num_keys, long.queries.shape[1] - part.start)
+
+    def reach(self, long: _Long) -> int:
+        """How far apart padded queries and keys of a long row can lie, and 1."""
+        return max(long.queries.shape[1], long.keys.shape[1])
+
+    def weigh(self, q: Tensor, k: Tensor, long: _Long, part: slice, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Weights (H, t, M) of a tile, and what dropout leaves of them; q (H, t, K) last query first, k (H, M, K)."""
+        weights = torch.bmm(q, k.transpose(1, 2))
+        used = weights if self.row_keys is None else torch.empty_like(weights)
+        tensors: dict[str, Tensor | None] = {"scores": weights, "weights": weights, "used": used}
+        self.kernels.weigh_tile(self.tile(long, part, bias, k.shape[1], tensors), is_backward=False)
+        return weights, used
+
+    def attend_long(self, long: _Long, out: Tensor) -> None:
+        """Write the output of a long row."""
+        bias = self.widened(self.reach(long))
+        k, v = self.gather(self.k, long.keys), self.gather(self.v, long.keys)
+        for part in long.parts():
+            seen, tokens = self.seen(long, part), long.queries[:, part]
+            _, used = self.weigh(self.gather(self.q, tokens), k[:, :seen], long, part, bias)
+            self.put(torch.bmm(used, v[:, :seen]), out, tokens)
+
+    def attend_long_back(self, long: _Long, grad: Tensor, grads: tuple[Tensor, ...], dbias: Tensor | None) -> None:
+        """Write the gradients of a long row's q, k and v, and add that of its bias (H, R)."""
+        bias = self.widened(self.reach(long))
+        sums = None if dbias is None or bias is None else torch.zeros_like(bias)
+        k, v = self.gather(self.k, long.keys), self.gather(self.v, long.keys)
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        for part in long.parts():
+            seen, tokens = self.seen(long, part), long.queries[:, part]
+            q, g = self.gather(self.q, tokens), self.gather(grad, tokens)
+            weights, used = self.weigh(q, k[:, :seen], long, part, bias)
+            dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))
+            _add_product(dv, used.transpose(1, 2), g, part.start == 0)
+            tensors = {"scores": dweights, "weights": weights, "dweights": dweights, "dbias": sums}
+            self.kernels.weigh_tile(self.tile(long, part, bias, seen, tensors), is_backward=True)
+            self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens)
+            _add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
+        self.put(dk, grads[1], long.keys)
+        self.put(dv, grads[2], long.keys)
+        self.add_to_bias(dbias, sums)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """Write left right into the first places of total (H, M, K), or add it: the first tile of a row sees all keys."""
+    if is_first:
+        torch.bmm(left, right, out=total)
+    else:
+        total[:, : left.shape[1]].baddbmm_(left, right)
+
+
+def _room(x: Tensor, rows: Rows) -> Tensor:
+    """(N, H, K), zero behind the last row."""
+    room = torch.empty_like(x)
+    room[rows.row_tokens :] = 0
+    return room
+
+
+class CompiledAttention(torch.autograd.Function):
+    """Arguments as `model.attention.attend`. Memory: q, k, v kept; while running a tile of a long row twice, in forward once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        rows: tuple[Rows, Rows],
+        causal: bool,
+        dropout: Dropout,
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias)
+        ctx.rows, ctx.causal, ctx.dropout = rows, causal, dropout
+        call, out = _Call(q, k, v, bias, rows, causal, dropout), _room(q, rows[0])
+        call.attend_short({"out": out})
+        for long in call.long:
+            call.attend_long(long, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, k, v, bias = ctx.saved_tensors
+        call, grad = _Call(q, k, v, bias, ctx.rows, ctx.causal, ctx.dropout), grad.contiguous()
+        dq, dk, dv = (_room(x, rows) for x, rows in zip((q, k, v), (ctx.rows[0], *[ctx.rows[1]] * 2), strict=True))
+        dbias = None
+        if bias is not None and ctx.needs_input_grad[3]:
+            dbias = torch.zeros_like(bias, dtype=torch.float32)
+        call.attend_short({"grad": grad, "dq": dq, "dk": dk, "dv": dv}, dbias)
+        for long in call.long:
+            call.attend_long_back(long, grad, (dq, dk, dv), dbias)
+        return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), None, None, None

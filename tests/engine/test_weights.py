@@ -1,0 +1,74 @@
+"""Narrow weights are widened in the compute dtype, and stay narrow for products on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from config import T5ModelConfig
+from engine.weights import CastWeightStore, WeightStore, weight_store_for
+from model.generation import generate
+from model.quantization import quantize_model
+from model.t5 import T5
+
+SHAPE = T5ModelConfig(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=64)
+PROMPTS = [[5, 6, 7, 1], [9, 1]]
+
+
+def weights(dtype: torch.dtype) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(3, 2, dtype=dtype)), nn.Parameter(torch.ones(2))]  # a matrix, and a norm in fp32
+
+
+def test_the_compute_dtype_is_wide_and_products_take_narrow_weights() -> None:
+    narrow, cast = weights(torch.bfloat16), CastWeightStore(torch.float32)
+    with cast.in_compute_dtype(narrow):
+        assert narrow[0].dtype == torch.float32
+    with cast.for_products(narrow):
+        assert narrow[0].dtype == torch.bfloat16
+    assert narrow[0].dtype == torch.bfloat16
+
+
+def test_what_no_product_widens_is_in_the_compute_dtype() -> None:
+    wide, half = weights(torch.float32), CastWeightStore(torch.float16)
+    with half.for_products(wide):  # fp32 weights in fp16 products
+        assert wide[0].dtype == torch.float16
+    elsewhere = [nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16, device="meta"))]
+    with CastWeightStore(torch.float32).for_products(elsewhere):
+        assert elsewhere[0].dtype == torch.float32
+    with WeightStore(torch.float32).for_products(wide):
+        assert wide[0].dtype == torch.float32
+
+
+def test_a_gradient_is_formed_in_what_is_computed_in() -> None:
+    for weight_store, expected in (
+        (CastWeightStore(torch.float32), torch.float32),
+        (WeightStore(torch.bfloat16), torch.bfloat16),
+    ):
+        weight = weights(torch.bfloat16)[0]
+        buffer = weight_store.open_gradient(weight)
+        assert buffer is weight.grad and buffer.dtype == expected and not buffer.any()
+        buffer += 1
+        assert weight_store.open_gradient(weight) is buffer, "what is there is added to"
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.int8])
+def test_int8_and_bf16_stay_narrow_for_products(narrow: torch.dtype) -> None:
+    model = T5(SHAPE, dtype=torch.bfloat16).initialise(0)
+    if narrow == torch.int8:
+        quantize_model(model)
+    head = model.output_weight
+    weight_store = weight_store_for(narrow, torch.float32, (head,))
+    with weight_store.in_compute_dtype([head]):
+        assert head.dtype == torch.float32
+    with weight_store.for_products([head]):
+        assert head.dtype == narrow
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_answers_are_those_of_the_compute_dtype(beams: int) -> None:
+    model, cast = T5(SHAPE, dtype=torch.bfloat16).initialise(0), CastWeightStore(torch.float32)
+    how = {"max_new_tokens": 12, "min_new_tokens": 12, "num_beams": beams, "compute_dtype": torch.float32}
+    assert generate(model, PROMPTS, with_weights=cast.for_products, **how) == generate(
+        model, PROMPTS, with_weights=cast.in_compute_dtype, **how
+    )  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""Do compiled kernels attend as the formula says, in float64 and row by row?"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from devices.kernels import calls
+from model.attention import attend
+from model.compiled_attention import CompiledAttention
+from model.dropout import _MIX_1, Dropout, mix, random_words
+from model.rows import Rows
+
+HEADS, WIDTH, FILLER = 3, 16, 5
+LENGTHS = {
+    "short": ([5, 9, 16, 1, 33], [5, 9, 16, 1, 33]),
+    "across": ([5, 9, 1, 128], [7, 2, 30, 17]),
+    "long and short": ([130, 5, 300], [130, 5, 300]),
+    "across long ones": ([130, 5, 3], [4, 200, 600]),
+}
+
+
+def kept(dropout: Dropout, row: int, queries: int, keys: int) -> Tensor:
+    """(H, L, M): what each weight is multiplied by."""
+    if not dropout.active:
+        return torch.ones(HEADS, queries, keys, dtype=torch.float64)
+    places = torch.arange(HEADS)[:, None] * (1 << 32) + torch.arange(queries)
+    words = random_words(mix(dropout.row_keys()[row] + places * _MIX_1), keys)
+    return (words >= dropout.threshold).double() * dropout.scale
+
+
+def by_formula(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout
+) -> Tensor:
+    outputs = []
+    parts = zip(*(of.split(x) for of, x in zip((rows[0], rows[1], rows[1]), (q, k, v), strict=True)), strict=True)
+    for row, (queries, keys, values) in enumerate(parts):
+        scores = torch.einsum("lhk,mhk->hlm", queries, keys)
+        if bias is not None:
+            distances = torch.arange(len(keys)) - torch.arange(len(queries))[:, None]
+            scores = scores + bias[:, distances + bias.shape[1] // 2]
+        weights = scores.softmax(-1) * kept(dropout, row, len(queries), len(keys))
+        outputs.append(torch.einsum("hlm,mhk->lhk", weights, values))
+    return torch.cat([*outputs, q.new_zeros(rows[0].filler, HEADS, WIDTH)])
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize(("causal", "rate"), [(False, 0.0), (True, 0.0), (False, 0.2), (True, 0.2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_and_gradients_are_those_of_the_formula(
+    name: str, causal: bool, rate: float, dtype: torch.dtype, compiled: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    queries, keys = LENGTHS[name]
+    is_across = queries != keys
+    row_keys = torch.randint(-(2**62), 2**62, (len(queries),), generator=generator)
+    rows = Rows(tuple(queries), row_keys, FILLER), Rows(tuple(keys), row_keys, FILLER)
+    q, k, v = (
+        torch.randn(of.num_tokens, HEADS, WIDTH, generator=generator).to(dtype) for of in (rows[0], *[rows[1]] * 2)
+    )
+    bias = torch.randn(HEADS, 2 * max(max(queries), max(keys)) - 1, generator=generator)
+    if causal:
+        bias[:, bias.shape[1] // 2 + 1 :] = -math.inf
+    grad = torch.randn(q.shape, generator=generator).to(dtype)
+    grad[rows[0].row_tokens :] = 0
+    dropout = Dropout(rate, rows[0], site=7)
+    ours = [x.clone().requires_grad_() for x in (q, k, v, *([] if is_across else [bias]))]
+    theirs = [x.double().requires_grad_() for x in (q, k, v, *([] if is_across else [bias]))]
+    out = attend(*ours[:3], None if is_across else ours[3], rows, causal and not is_across, dropout)
+    expected = by_formula(*theirs[:3], None if is_across else theirs[3], rows, dropout)
+    assert (type(out.grad_fn).__name__ == f"{CompiledAttention.__name__}Backward") == compiled
+    out.backward(grad)
+    expected.backward(grad.double())
+    tolerance = 2e-6 if dtype == torch.float32 else 3e-2
+    for mine, its in zip([out, *(x.grad for x in ours)], [expected, *(x.grad for x in theirs)], strict=True):
+        assert (mine.double() - its).abs().max() <= tolerance * its.abs().max()
+
+
+def test_threads_change_no_bit() -> None:
+    if calls.kernels() is None:
+        pytest.skip(f"no compiled kernels: {calls.why_none()}")
+    generator = torch.Generator().manual_seed(2)
+    rows = Rows((20, 3, 140, 60, 9, 200), torch.arange(6), 4)
+    tensors = [torch.randn(rows.num_tokens, HEADS, WIDTH, generator=generator).bfloat16() for _ in range(4)]
+    bias, threads = torch.randn(HEADS, 399, generator=generator), torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            leaves = [x.clone().requires_grad_() for x in (*tensors[:3], bias)]
+            out = attend(*leaves, (rows, rows), False, Dropout(0.1, rows))
+            out.backward(tensors[3])
+            found.append([out, *(leaf.grad for leaf in leaves)])
+    finally:
+        torch.set_num_threads(threads)
+    for others in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+
+def test_a_nan_comes_through() -> None:
+    if calls.kernels() is None:
+        pytest.skip(f"no compiled kernels: {calls.why_none()}")
+    for length in (9, 140):
+        rows = Rows((length, 4))
+        q, k, v = (torch.ones(rows.num_tokens, HEADS, WIDTH) for _ in range(3))
+        q[3, 1, 2] = math.nan
+        out = attend(q, k, v, torch.zeros(HEADS, 2 * length - 1), (rows, rows), False, Dropout(0.0, rows))
+        assert out[3, 1].isnan().all() and out[3, 0].isfinite().all() and out[length:].isfinite().all()
