@@ -8,6 +8,7 @@ lost, and how many values were no number. What is held never grows with the run.
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class Series:
         old, size = {name: getattr(self, name) for name in self.__slots__}, len(self.counts)
         join: dict[str, Callable[[Any, Any], Any]] = {"lows": min, "highs": max}
         for name, values in old.items():
-            both = join.get(name, lambda a, b: a + b)
+            both = join.get(name, operator.add)
             joined = (both(values[k], values[k + 1]) if k + 1 < size else values[k] for k in range(0, size, 2))
             setattr(self, name, array(values.typecode, joined))
 
