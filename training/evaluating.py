@@ -40,9 +40,8 @@ class Evaluator:
     def _loss(self) -> Evaluation:
         """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""
         live, accelerator = self.live, self.live.accelerator
-        size, rank, count = (
-            live.keeper.plan.choice.eval_batch_size_per_gpu, accelerator.process_index, accelerator.num_processes,
-        )  # fmt: skip
+        size = live.keeper.plan.choice.eval_batch_size_per_gpu
+        rank, count = accelerator.process_index, accelerator.num_processes
         while True:
             try:
                 batches = live.start.validation.evaluation_batches(live.config.train.eval_rows, size, rank, count)
