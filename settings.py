@@ -179,6 +179,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Names in a row, of which a file may hold any number, of any length: `a, b, c and 1,980 more`."""
+    words = [str(name) for name in names]
+    shown = ", ".join(word if len(word) <= 60 else f"{word[:60]}..." for word in words[:most])
+    return shown + (f" and {len(words) - most:,} more" if len(words) > most else "")
+
+
 def nearest_name(name: str, known: Iterable[str]) -> str:
     """Say ` (did you mean --x?)` for an unknown flag, also where Fire has swallowed a leading `no`."""
     known = list(known)

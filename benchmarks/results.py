@@ -73,6 +73,12 @@ def write_section(name: str, heading: str, body: str, data: Any, page: Path = PA
         text = f"{text}\n{section}"
     page.parent.mkdir(exist_ok=True)
     page.write_text(text, encoding="utf8")
+    write_figures(name, data, page)
+
+
+def write_figures(name: str, data: Any, page: Path = PAGE) -> None:
+    """Put raw figures beside a page as JSON, with date and machine."""
     raw = page.parent / "benchmarks" / class_folder() / f"{name}.json"
     raw.parent.mkdir(parents=True, exist_ok=True)
+    stamp = f"{time.strftime('%Y-%m-%d')}, {machine()}"
     raw.write_text(json.dumps({"when": stamp, "figures": data}, indent=1) + "\n", encoding="utf8")

@@ -11,12 +11,12 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock
-
 from data.durable import is_full, put_in_place
+from data.locks import lock_at
 from settings import DoesNotFit, UserError
 
 
@@ -43,7 +43,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(target.name + ".lock")):
+        with lock_at(target.with_name(target.name + ".lock")) or nullcontext():
             if not target.exists():
                 _make(target, make, resumable)
     except OSError as error:

@@ -44,7 +44,8 @@ def call_in_child(function: Callable[..., Result], *arguments: Any) -> Result:
         )
     if done.returncode != 0:
         raise RuntimeError(f"{name} failed in its process with exit code {done.returncode}; its messages stand above")
-    problems, result = pickle.loads(done.stdout)
+    answer: tuple[list[str] | None, Result] = pickle.loads(done.stdout)
+    problems, result = answer
     if problems is not None:
         raise UserError(*problems)
     return result

@@ -17,6 +17,7 @@ from typing import Any
 from data.clean import Cleaning, Dropped
 from data.preferences import answers_fault
 from data.templates import ASSISTANT, SYSTEM, USER, Template, Turn
+from settings import listed
 
 ROLES = {
     "user": USER, "human": USER, "prompter": USER, "question": USER,
@@ -96,7 +97,7 @@ def _turns(entry: object, number: int) -> Iterator[Turn]:
             if role_key in entry:
                 yield _role(entry[role_key], number), _text(entry.get(text_key), number)
                 return
-        raise ValueError(f"turn {number} has neither role and content nor from and value; it has {', '.join(entry)}")
+        raise ValueError(f"turn {number} has neither role and content nor from and value; it has {listed(entry)}")
     if not isinstance(entry, list) or len(entry) != 2:
         raise ValueError(f"turn {number} is neither a message nor a [question, answer] pair")
     yield USER, _text(entry[0], number)
@@ -106,7 +107,7 @@ def _turns(entry: object, number: int) -> Iterator[Turn]:
 def _role(role: object, number: int) -> str:
     known = ROLES.get(str(role).lower())
     if known is None:
-        raise ValueError(f"turn {number} has the role {role}; allowed: {', '.join(ROLES)}")
+        raise ValueError(f"turn {number} has the role {listed([role])}; allowed: {', '.join(ROLES)}")
     return known
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -167,15 +168,19 @@ def _rows(chunk: Chunk) -> list[Row]:
 
 def _signed_so_far(folder: Path, how: str) -> tuple[Point, list[int]]:
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf8"))
-        return Point(**state["point"]), list(state["sizes"])
-    except (OSError, ValueError):
+        content = (folder / STATE).read_bytes()
+    except OSError:
+        content = b""
+    if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:  # none, or a damaged one: signed from the start
         return Point(), [0] * len(_names(how))
+    state = json.loads(content[8:])
+    return Point(**state["point"]), list(state["sizes"])
 
 
 def _save_signing(folder: Path, point: Point, sizes: list[int]) -> None:
     fresh = folder / f"{STATE}.tmp"
-    fresh.write_text(json.dumps({"point": asdict(point), "sizes": sizes}), encoding="utf8")
+    state = json.dumps({"point": asdict(point), "sizes": sizes})
+    fresh.write_text(f"{zlib.crc32(state.encode()):08x}{state}", encoding="utf8")
     put_in_place(fresh, folder / STATE)
 
 

@@ -60,6 +60,19 @@ def sync_folder(folder: Path) -> None:
         _sync(folder, os.O_RDONLY)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it where they are missing, each with its name on the disk.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
 def _sync_file(path: Path) -> None:
     _sync(path, os.O_RDWR)
 

@@ -45,8 +45,7 @@ class StepLoader:
     Memory:
         the rows of one step.
 
-    With preferences, micro-batches are `PreferenceBatch`; `reference`, once it is set, holds the log-probabilities of
-    both answers of each row (rows, 2) under the reference model, and rides along.
+    With preferences, micro-batches are `PreferenceBatch`.
     """
 
     def __init__(self, split_dir: Path, objective: str, config: Config, ultra_low_mem: bool = False) -> None:
@@ -67,6 +66,10 @@ class StepLoader:
         self.sorts_rows = data.group_by_length and self._pairs is not None
         self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem
         self.reference: NDArray[np.float32] | None = None
+
+    def attach(self, reference: NDArray[np.float32]) -> None:
+        """Let the log-probabilities of both answers of each row (rows, 2) under the reference model ride along."""
+        self.reference = reference
 
     def _longest(self, manifest: Manifest, split: str) -> tuple[int, int]:
         """Encoder and decoder tokens of the longest rows that can come; both answers count."""

@@ -18,7 +18,7 @@ from data.lines import LONGEST_LINE_BYTES, BadRows, numbered_lines
 from data.reading import column_names, read_source
 from data.sources import JSONL, TABLES, TEXT, Source
 from data.tables import broken_file_is_user_error, check_types, record_batches, table_columns
-from settings import UserError
+from settings import UserError, listed
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_ROWS = 256
@@ -65,7 +65,7 @@ def _column_of(source: Source, column: str, other: str) -> str:
     found = next((name for name in (column, other) if name in names), None)
     if found is None:
         raise UserError(
-            f"{source.path}: has neither {column} nor {other}; its columns: {', '.join(names)}; name one with --prompt_column"
+            f"{source.path}: has neither {column} nor {other}; its columns: {listed(names)}; name one with --prompt_column"
         )
     return found
 
@@ -99,10 +99,13 @@ def _json_rows(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Columns
 
 
 def _table_rows(source: Source, name: str) -> Iterator[tuple[str, Columns]]:
+    names = table_columns(source)
+    if twice := dict.fromkeys(column for column in names if names.count(column) > 1):
+        raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
     check_types(source, [name])
     number = 0
     with broken_file_is_user_error(source.path, source.kind):
-        for batch in record_batches(source, table_columns(source), BATCH_ROWS):
+        for batch in record_batches(source, names, BATCH_ROWS):
             kept = [field.name for field in batch.schema if _fits_json(field.type)]
             for row in batch.select(kept).to_pylist():
                 number += 1

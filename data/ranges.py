@@ -115,7 +115,7 @@ def _same(values: NDArray[Any]) -> NDArray[Any]:
 
 def is_number(kind: pa.DataType) -> bool:
     """Whether a type is one that numpy holds as it is."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def plain(scalar: pa.Scalar) -> Any:

@@ -17,7 +17,7 @@ from data.conversations import TurnsColumn, check_pair, turns_text
 from data.lines import LONGEST_LINE_BYTES, BadRows, decoded_lines, not_utf8, numbered_lines, paragraphs
 from data.sources import CSV, JSONL, TABLES, TEXT, TSV, Source
 from data.tables import check_types, table_batches, table_columns
-from settings import UserError, counted
+from settings import UserError, counted, listed
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
@@ -109,7 +109,7 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
     names = column_names(source)
     problems = [
         f"{source.path}: column {name} {'occurs twice' if name in names else 'is missing'}; "
-        f"columns: {', '.join(names)}; name yours with "
+        f"columns: {listed(names)}; name yours with "
         "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
         for name in columns
         if names.count(name) != 1
@@ -178,7 +178,7 @@ def _jsonl_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> It
 def _cell(value: dict[str, Any], name: str) -> str:
     """The text of a column; ValueError where it has none."""
     if name not in value:
-        raise ValueError(f"has no {name}; it has {', '.join(value) or 'nothing'}")
+        raise ValueError(f"has no {name}; it has {listed(value) or 'nothing'}")
     cell = value[name]
     if isinstance(name, TurnsColumn):
         return _turns_cell(cell, name)

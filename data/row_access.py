@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from data.arrow_checks import checked
 from data.ranges import RangeIndex, plain
 from data.sources import ARROW_STREAM, Source
-from data.tables import parquet_batch_rows
+from data.tables import parquet_batch_rows, unpacks_to
 from settings import UserError
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
@@ -191,6 +191,7 @@ class ParquetTable:
         self._file: pq.ParquetFile | None = None
         self._columns: tuple[str, ...] = ()
         self._group = -1
+        self._small: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._first = 0  # of the batch, inside its group
         self._batch: pa.RecordBatch | pa.Table | None = None
         self._later: Iterator[pa.RecordBatch] = iter(())
@@ -218,12 +219,21 @@ class ParquetTable:
         self._group, self._columns, self._first = number, columns, 0
         wanted = {"columns": list(columns), "use_threads": False}
         group = self.metadata.row_group(number)
-        if group.num_rows <= parquet_batch_rows(self._file, columns, group.num_rows, LARGEST_GROUP_BYTES, number):
+        if self._fits(number, columns):
             self._batch = self._file.read_row_group(number, **wanted)
         else:
-            rows = parquet_batch_rows(self._file, columns, group.num_rows, group=number)
+            rows = parquet_batch_rows(self.source.path, self._file, columns, group.num_rows, group=number)
             self._later = self._file.iter_batches(batch_size=rows, row_groups=[number], **wanted)
             self._batch = next(self._later)
+
+    def _fits(self, number: int, columns: tuple[str, ...]) -> bool:
+        """Whether a group may be in memory as a whole; found out once."""
+        if (number, columns) not in self._small:
+            place, rows = self.source.path, self.metadata.row_group(number).num_rows
+            self._small[number, columns] = rows <= parquet_batch_rows(
+                place, self._file, columns, rows, LARGEST_GROUP_BYTES, number
+            ) and unpacks_to(place, self._file, number, columns, LARGEST_GROUP_BYTES)
+        return self._small[number, columns]
 
     def close(self) -> None:
         """Let go of the file and of the rows."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from data.cache import fingerprint
 from data.places import Place, is_address, list_remote, local_path, public, readable
-from settings import UserError
+from settings import UserError, listed
 
 PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, CSV, TSV, TEXT = (
     "parquet",
@@ -125,7 +125,7 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         split = next((split for split in wanted if split in splits), None)
         if split is None:
             raise UserError(
-                f"{name} = {folder}, has the splits {', '.join(map(str, splits))} and no {wanted[0]}; name the folder of one"
+                f"{name} = {folder}, has the splits {listed(splits)} and no {wanted[0]}; name the folder of one"
             )
         folder = folder / split
     state = _json(folder / "state.json")

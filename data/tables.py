@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,12 +21,13 @@ from data.arrow_checks import checked
 from data.conversations import TurnsColumn, check_pair, turns_text
 from data.places import Place
 from data.sources import ARROW_STREAM, PARQUET, Source
-from settings import UserError
+from settings import UserError, listed
 
 ReportBadRow = Callable[[Place, str, str], None]
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
 LONGEST_TEXT_BYTES = 16 * 1024**2
 PARQUET_BATCH_BYTES = 8 * 1024**2
+MOST_REPEATED, FEW_ROWS = 8, 256  # a batch of nothing but the longest value may be so much larger than others
 PART_BYTES = 1024**2  # text turned into Python strings at a time
 
 
@@ -47,13 +49,13 @@ def open_arrow(path: Place) -> Iterator[pa.NativeFile]:
 
 
 @contextmanager
-def open_parquet(path: Place) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file so that nothing that was read stays."""
+def open_parquet(path: Place, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file so that nothing that was read stays; `options` as `pq.ParquetFile` takes them."""
     if isinstance(path, Path):
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        with pq.ParquetFile(path, pre_buffer=False, **options) as file:
             yield file
     else:
-        with path.open() as handle, pq.ParquetFile(handle, pre_buffer=False) as file:
+        with path.open() as handle, pq.ParquetFile(handle, pre_buffer=False, **options) as file:
             yield file
 
 
@@ -143,7 +145,7 @@ def check_types(source: Source, columns: Sequence[str]) -> None:
     """
     schema = _schema(source)
     problems = [
-        f"{source.path}: column {name} holds {schema.field(name).type}, not text; name a text column"
+        f"{source.path}: column {name} holds {listed([schema.field(name).type])}, not text; name a text column"
         for name in columns
         if not _is_text(schema.field(name).type)
         and not (isinstance(name, TurnsColumn) and _is_list(schema.field(name).type))
@@ -155,20 +157,19 @@ def check_types(source: Source, columns: Sequence[str]) -> None:
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return _is_text(kind.value_type)
-    return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view() or pa.types.is_null(kind)
-    )
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(test(kind) for test in tests)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Columns of a Parquet or Arrow file as they are, in batches of at most `batch_rows`."""
     if source.kind == PARQUET:
         with open_parquet(source.path) as file:
-            rows = parquet_batch_rows(file, columns, batch_rows)
+            rows = parquet_batch_rows(source.path, file, columns, batch_rows)
             for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
                 yield batch.select(list(columns))  # in our order, not in the file's
         return
@@ -180,12 +181,13 @@ def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> I
 
 
 def parquet_batch_rows(
-    file: pq.ParquetFile, columns: Sequence[str], enough: int, most_bytes: int | None = None, group: int | None = None
-) -> int:
+    path: Place, file: pq.ParquetFile, columns: Sequence[str], enough: int, most_bytes: int | None = None,
+    group: int | None = None,
+) -> int:  # fmt: skip
     """How many rows of the wanted columns, `enough` at most, make about `most_bytes`, or 8 MiB.
 
     Args:
-        group: whose rows are meant; None: the group with the longest rows decides.
+        path: of the file. group: whose rows are meant; None: the group with the longest rows decides.
     Raises:
         OSError: the file is broken.
     """
@@ -193,10 +195,9 @@ def parquet_batch_rows(
     for number in range(file.metadata.num_row_groups) if group is None else [group]:
         about = file.metadata.row_group(number)
         rows = max(about.num_rows, 1)
-        width = about.total_byte_size / rows
-        if width * enough > most:  # else it does not matter what of this is wanted
-            width = _wanted_bytes(file, number, columns) / rows
-        widest = max(widest, width)
+        if about.total_byte_size * min(enough, rows) > most:  # else every row may have all of it
+            repeated = _longest_repeated(path, file, number, columns) / MOST_REPEATED if most_bytes is None else 0
+            widest = max(widest, _wanted_bytes(file, number, columns) / rows, repeated)
     return max(1, min(enough, int(most / widest)))
 
 
@@ -207,6 +208,49 @@ def _wanted_bytes(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> 
     leaves, group = file.metadata.schema, file.metadata.row_group(number)
     wanted = (place for place in range(len(leaves)) if leaves.column(place).path.split(".")[0] in columns)
     return sum(group.column(place).total_uncompressed_size for place in wanted)
+
+
+def unpacks_to(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str], most: int) -> bool:
+    """Whether a group's texts, each in its row, make at most `most` bytes. Memory: the group's dictionaries."""
+    if file.metadata.row_group(number).num_rows * _longest_repeated(path, file, number, columns) <= most:
+        return True
+    size = 0
+    for batch in _coded(path, file, number, columns):
+        for array in (array for column in batch.columns for array in _dictionaries(column)):
+            lengths = pc.binary_length(array.dictionary).fill_null(0)
+            size += pc.sum(pc.take(lengths, array.indices)).as_py() or 0
+        if size > most:
+            return False
+    return True
+
+
+def _longest_repeated(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
+    """Bytes of the longest value that a group holds once and may have in any number of rows: a few hundred bytes of file
+    can ask for any amount of memory. Memory: the group's dictionaries, as they lie in the file."""
+    batch = next(_coded(path, file, number, columns), None)
+    arrays = [] if batch is None else [array for column in batch.columns for array in _dictionaries(column)]
+    return max((pc.max(pc.binary_length(array.dictionary)).as_py() or 0 for array in arrays), default=0)
+
+
+def _coded(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows of a group, texts as codes where they lie so."""
+    leaves = [file.metadata.schema.column(place) for place in range(len(file.metadata.schema))]
+    texts = [leaf.path for leaf in leaves if leaf.path.split(".")[0] in columns and leaf.physical_type == "BYTE_ARRAY"]
+    with open_parquet(path, metadata=file.metadata, read_dictionary=texts) as coded:
+        wanted = {"row_groups": [number], "columns": list(columns), "use_threads": False}
+        yield from coded.iter_batches(batch_size=FEW_ROWS, **wanted)
+
+
+def _dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:
+    """The texts in an array, at any depth, that lie in it as codes."""
+    if pa.types.is_dictionary(array.type):
+        if pa.types.is_string(array.dictionary.type) or pa.types.is_binary(array.dictionary.type):
+            yield array
+    elif pa.types.is_struct(array.type):
+        for field in array.flatten():
+            yield from _dictionaries(field)
+    elif pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        yield from _dictionaries(array.flatten())
 
 
 def _ipc_batches(file: pa.NativeFile, kind: str) -> Iterator[pa.RecordBatch]:

@@ -63,7 +63,7 @@ def read(key: str) -> Measured | None:
         rates = {str(dtype): float(rate) for dtype, rate in entry["rates"].items()}
         processor, threads = str(entry["processor"]), int(entry["threads"])
         found = Measured(processor, threads, rates, str(entry["date"]), str(entry["way"]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, ArithmeticError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     is_sound = found.threads > 0 and all(math.isfinite(rate) and rate > 0 for rate in found.rates.values())
     return found if is_sound and found.rates else None
@@ -76,7 +76,7 @@ def keep(key: str, processor: str, threads: int, rates: Mapping[str, float]) -> 
     try:
         try:
             entries: Any = json.loads(path.read_text(encoding="utf8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             entries = {}
         entries = {**(entries if isinstance(entries, dict) else {}), key: asdict(measured)}
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,7 @@ class Reducer:
         Call it after an error in the walk or in an update, once memory is free again; gradients are lost.
 
         Args:
-            order: `Walk.hand_over_order()`. zero_gradients: `Walk.zero_gradients`.
+            order: `engine.schedule.Schedule.hand_over_order()`. zero_gradients: `Walk.zero_gradients`.
         Memory: the gradients of two groups, zeros.
         """
         if self.num_processes > 1:

@@ -71,6 +71,14 @@ class Monitor:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def watch(self, budget_bytes: int) -> None:
+        """Hold memory against another host budget from now on."""
+        self.budget_bytes = budget_bytes
+
+    def report_to(self, on_record: Callable[[dict[str, Any]], None]) -> None:
+        """Call this with every record from now on."""
+        self.on_record = on_record
+
     def start(self) -> Monitor:
         """Begin to sample in a thread of its own. Has no effect where it already runs."""
         with self._lock:

@@ -199,9 +199,12 @@ def _read(place: Path | None) -> ProbeResult | None:
         return None
     try:
         content: dict[str, Any] = json.loads(place.read_text(encoding="utf8"))
-        return ProbeResult(**{**content, "is_cached": True, "seconds": 0.0})
-    except (OSError, ValueError, TypeError):
+        found = ProbeResult(**{**content, "is_cached": True, "seconds": 0.0})
+    except (OSError, ValueError, TypeError, RecursionError):
         return None  # a broken entry is measured anew, and overwritten
+    sizes = [found.base_bytes, *found.phases.values()] if isinstance(found.phases, dict) and found.phases else [None]
+    are_known = all(type(size) is int and size >= 0 for size in sizes) and type(found.step_seconds) in (int, float)
+    return found if are_known and math.isfinite(found.step_seconds) and found.failed == "" else None
 
 
 def _alone(environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,9 +7,10 @@ scatters is added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,23 @@ MOST_SIZES = 4  # of the token sums of micro-batches, on each side
 FEW_FILLERS = 0.02  # share of the tokens that is not worth a further size
 MOST_CANDIDATES = 128  # that they are chosen from
 SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
+
+
+Asked = ParamSpec("Asked")
+Found = TypeVar("Found")
+
+
+def remembered(method: Callable[Concatenate[Shapes, Asked], Found]) -> Callable[Concatenate[Shapes, Asked], Found]:
+    """Let shapes keep what a method has found: a plan asks for few sizes, again and again."""
+
+    def found(self: Shapes, /, *asked: Asked.args, **named: Asked.kwargs) -> Found:
+        key = method.__name__, asked, tuple(sorted(named.items()))
+        if key not in self._known:
+            self._known[key] = method(self, *asked, **named)
+        result: Found = self._known[key]
+        return result
+
+    return update_wrapper(found, method)
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class Shapes:
     targets: NDArray[np.int64]
     is_complete: bool = True
     max_tokens: int | None = None
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def longest(cls, rows: int, source: int, target: int, max_tokens: int | None = None) -> Shapes:
@@ -56,7 +75,7 @@ class Shapes:
     @property
     def rows(self) -> int:
         """Rows of a step."""
-        return self.sources.shape[1]
+        return int(self.sources.shape[1])
 
     @cached_property
     def longest_row(self) -> Tokens:
@@ -68,7 +87,7 @@ class Shapes:
         """Tokens of all rows of the largest step."""
         return Tokens(*(self._largest(part.sum(1), part, self.rows) for part in (self.sources, self.targets)))
 
-    @lru_cache(maxsize=64)  # noqa: B019  a plan asks for few sizes, again and again; both live as long as the plan
+    @remembered
     def sizes(self, batch_size: int) -> Sizes:
         """The few sizes that the token sums of micro-batches are filled up to with the fewest fillers."""
         largest = self.largest_micro_batch(batch_size)
@@ -78,7 +97,7 @@ class Shapes:
         )
         return source, target
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remembered
     def largest_micro_batch(self, batch_size: int, sizes: Sizes | None = None) -> Tokens:
         """Tokens of the largest micro-batch of at most `batch_size` rows; filled up, where `sizes` are given."""
         found = [
@@ -90,7 +109,7 @@ class Shapes:
             found = [min(size, max(self.max_tokens, bound)) for size, bound in zip(found, bounds, strict=True)]
         return Tokens(*(found if sizes is None else map(filled_tokens, found, sizes)))
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remembered
     def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
         """Tokens of at most `count` micro-batches of one step, filled up."""
         largest = self.largest_micro_batch(batch_size, sizes)
@@ -121,7 +140,7 @@ class Shapes:
         places = (int(both.sum(1).argmax()), int(np.add.reduceat(both, starts, axis=1).max(1).argmax()))
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remembered
     def widest_micro_batch(self, batch_size: int) -> MicroBatchRows:
         """The rows of the micro-batch with the most tokens."""
         steps = self.worst_steps(batch_size)

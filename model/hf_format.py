@@ -243,6 +243,10 @@ def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
     wrong = {name: stored.shape(name) for name in wanted & found if stored.shape(name) != shapes[name]}
     problems = []
+    if bare := [name for name in wanted & found if stored.lacks_scale(name)]:
+        problems.append(
+            f"{stored.path}, holds int8 weights without their scales ({_listed(bare)}); copy the folder again"
+        )
     if missing := wanted - found:
         problems.append(
             f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({_listed(missing)}); use a complete T5 checkpoint"

@@ -108,6 +108,12 @@ class TensorFolder:
                 part = part.float().mul_(scales.unsqueeze(1))
             yield part
 
+    def lacks_scale(self, name: str) -> bool:
+        """Whether a tensor is stored in int8 without a scale for each of its rows."""
+        if self.dtype(name) != torch.int8:
+            return False
+        return name + SCALE not in self._opening or self.shape(name + SCALE) != self.shape(name)[:1]
+
     def copy_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
         """Fill `target`, of any dtype and device, with as many rows as it has, from `first_row` on. Memory: one chunk."""
         start, end = -first_row, len(target)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from benchmarks.disk_faults import watch_changes
+from benchmarks.mirror_faults import watch_mirrors
+
 DIED = 77
 
 
@@ -20,22 +23,18 @@ def run_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def die_at(number: int, is_after: bool) -> None:
-    """Let this process die before, or after, the call of this number that changes the disk."""
+def die_at(number: int, is_after: bool, is_mirror: bool = False) -> None:
+    """Let this process die before, or after, the call of this number that changes the disk, or any mirror."""
     calls = iter(range(1_000_000))
 
-    def deadly(plain: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            is_last = next(calls) == number
-            if is_last and not is_after:
+    def around(name: str, plain: Callable[..., object], *arguments: object, **named: object) -> object:
+        is_last = next(calls) == number
+        if is_last and not is_after:
+            os._exit(DIED)
+        try:
+            return plain(*arguments, **named)
+        finally:
+            if is_last:
                 os._exit(DIED)
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                if is_last:
-                    os._exit(DIED)
 
-        return call
-
-    for name in ("replace", "fsync", "unlink", "rmdir", "symlink", "mkdir"):
-        setattr(os, name, deadly(getattr(os, name)))
+    (watch_mirrors if is_mirror else watch_changes)(around)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
+import lzma
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import load
+from data.conversations import TurnsColumn
 from data.dataset import LowMemDataset
 from data.lines import BadRows
 from data.loader import StepLoader
@@ -30,8 +32,9 @@ from data.shards import Manifest
 from data.sources import find
 from data.tokenizer_training import byte_tokenizer
 from settings import UserError
+from tests import mutated_runs, mutated_schemas
+from tests.mutated_files import PLAIN, TABLE, delimited, jsonl, packed, saved_dataset, write_ipc, zstandard
 from tests.mutated_tokenizers import (
-    TEXTS,
     bpe_folder,
     byte_bpe_folder,
     regex_folder,
@@ -41,17 +44,9 @@ from tests.mutated_tokenizers import (
 )
 from tests.mutations import mutated
 
-ADDRESS_SPACE = 24 * 2**30  # a length that a mutation made absurd must not take the machine's memory
-TABLE = pa.table(
-    {
-        "text": TEXTS,
-        "prompt": pa.array(TEXTS).dictionary_encode(),
-        "ids": pa.array([list(range(number % 9)) for number in range(60)], pa.list_(pa.uint16())),
-        "maybe": pa.array([None if number % 3 else [1.5, None] for number in range(60)], pa.list_(pa.float32())),
-        "messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": str(n)}] for n in range(60)],
-    }
-)
-PLAIN = TABLE.drop_columns(["prompt"])  # a stream with dictionaries has no rows by number
+# what opening a copy may take beside what its sound one has taken: of addresses (threads and allocators set some aside),
+# and of memory
+ADDRESS_SPACE, BUDGET = 4 * 2**30, 2**29
 
 
 def rows_of(path: Path, *columns: str) -> None:
@@ -66,57 +61,33 @@ def prompts_of(path: Path) -> None:
         pass
 
 
-def by_number(path: Path) -> None:
+def each(works: Iterable[Callable[[], object]]) -> None:
+    """Do all of it, whatever is told on the way; a UserError among them is raised at the end."""
     told = None
-    for mode in MODES:
+    for work in works:
         try:
-            dataset = LowMemDataset(path, mode=mode)
+            work()
         except UserError as error:
             told = error
-            continue
-        for place in range(min(len(dataset), 70)):
-            for again in (place, place):
-                try:
-                    dataset[again]
-                except UserError as error:
-                    told = error
     if told is not None:
         raise told
+
+
+def by_number(path: Path) -> None:
+    def rows(mode: str) -> None:
+        dataset = LowMemDataset(path, mode=mode)
+        each(partial(dataset.__getitem__, place) for place in range(min(len(dataset), 70)) for _ in "12")
+
+    each(partial(rows, mode) for mode in MODES)
 
 
 def table_file(path: Path) -> None:
-    told = None
-    for work in (by_number, lambda path: rows_of(path, "text"), prompts_of):
-        try:
-            work(path)
-        except UserError as error:
-            told = error
-    if told is not None:
-        raise told
+    each((partial(by_number, path), partial(rows_of, path, "text"), partial(prompts_of, path)))
 
 
-def write_ipc(path: Path, table: pa.Table, new: Any, **options: Any) -> None:
-    with pa.OSFile(str(path), "wb") as file, new(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as out:
-        out.write_table(table, max_chunksize=16)
-
-
-def jsonl(path: Path) -> None:
-    rows = [{"prompt": text, "response": text[::-1], "text": text} for text in TEXTS[:20]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
-
-
-def delimited(path: Path) -> None:
-    mark = "\t" if ".tsv" in path.name else ","
-    rows = [("prompt", "response"), *((text, f'"{number}, x"') for number, text in enumerate(TEXTS[:20]))]
-    path.write_text("".join(mark.join(row) + "\n" for row in rows), encoding="utf8")
-
-
-def packed(write: Callable[[Path], None]) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        write(path)
-        path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-
-    return make
+def rows_of_all_kinds(path: Path) -> None:
+    kinds = ("text",), ("prompt", "response"), (TurnsColumn("messages"),)
+    each((*(partial(rows_of, path, *columns) for columns in kinds), partial(prompts_of, path)))
 
 
 def settings_yaml(path: Path) -> None:
@@ -154,16 +125,13 @@ def config_for(folder: Path, train_file: Path, objective: str) -> Any:
 
 def use_shards(folder: Path) -> None:
     objective = {"stream": "span"}.get(Manifest.read(folder).kind, "pairs")
-    told = None
-    for reopen in (False, True):
-        try:
-            loader = StepLoader(folder / "train", objective, load("train", {"max_seq_len": "32"}), reopen)
-            for step in range(4):
-                loader.micro_batches(step, effective_batch_size=8, batch_size=4)
-        except UserError as error:
-            told = error
-    if told is not None:
-        raise told
+
+    def steps(reopen: bool) -> None:
+        loader = StepLoader(folder / "train", objective, load("train", {"max_seq_len": "32"}), reopen)
+        for step in range(4):
+            loader.micro_batches(step, effective_batch_size=8, batch_size=4)
+
+    each(partial(steps, reopen) for reopen in (False, True))
 
 
 def progress_folder(folder: Path) -> None:
@@ -243,7 +211,7 @@ def checkpoint_folder(folder: Path) -> None:
     (folder / "state").mkdir(parents=True)
     best = BestMetric("loss", 3, 2.5, 10, 1).state()
     state = TrainingState(
-        10, 1000, 2.5, asdict(Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20)), LossScaling().as_dict(), best, 3.0
+        10, 1000, 2.5, Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(), LossScaling().as_dict(), best, 3.0
     )
     (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1))
     save_file({"a/square": torch.ones(3)}, folder / "state" / "optimizer.safetensors")
@@ -264,7 +232,8 @@ def use_checkpoint(folder: Path) -> None:
     load_optimizer(folder, optimizer, torch.device("cpu"))
 
 
-Maker, Reader = Callable[[Path], None], Callable[[Path], None]
+Maker = Callable[[Path], None]
+Reader = Callable[[Path], None]
 # kind -> what makes a sound file or folder, what reads it, and which file of the folder is mutated
 KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "a.jsonl": (jsonl, lambda path: rows_of(path, "prompt", "response"), ""),
@@ -305,6 +274,21 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "adapter config": (adapter_folder, use_adapter, "adapter_config.json"),
     "state": (checkpoint_folder, use_checkpoint, "state/training.json"),
     "optimizer": (checkpoint_folder, use_checkpoint, "state/optimizer.safetensors"),
+    "xz.jsonl.xz": (packed(jsonl, lzma.compress), lambda path: rows_of(path, "prompt", "response"), ""),
+    "zst.jsonl.zst": (packed(jsonl, zstandard), lambda path: rows_of(path, "prompt", "response"), ""),
+    "added tokens": (byte_bpe_folder, use_tokenizer, "added_tokens.json"),
+    "saved dataset": (saved_dataset, lambda path: rows_of(path, "text"), "state.json"),
+    **mutated_runs.KINDS,
+}
+# kind -> what writes copy number N, which is sound and absurd, and what reads it
+STRANGE: dict[str, tuple[Callable[[Path, int], None], Reader]] = {
+    "strange.parquet": (mutated_schemas.strange_parquet, table_file),
+    "strange.arrow": (mutated_schemas.strange_arrow, table_file),
+    "strange.jsonl": (mutated_schemas.strange_jsonl, rows_of_all_kinds),
+    "bomb.jsonl.gz": (mutated_schemas.bomb, rows_of_all_kinds),
+    "bomb.csv.gz": (mutated_schemas.bomb, rows_of_all_kinds),
+    "bomb.txt.gz": (mutated_schemas.bomb, lambda path: rows_of(path, "text")),
+    "cells.parquet": (mutated_schemas.wide_cells, table_file),
 }
 
 
@@ -325,31 +309,62 @@ def outcome_of(read: Reader, path: Path) -> str:
     return "read"
 
 
-def main() -> None:
-    kind, folder, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    if sys.platform == "linux":
-        import resource
+def peak_bytes() -> int:
+    """The most memory that this process had so far."""
+    import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def limit_addresses() -> None:
+    import resource
+
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + ADDRESS_SPACE,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def writer_of(kind: str, folder: Path) -> tuple[Path, Callable[[int], object], Reader]:
+    """Where copies of a kind lie, what puts number N there, and what reads it."""
+    if kind in STRANGE:
+        write, read = STRANGE[kind]
+        return folder / kind, lambda number: write(folder / kind, number), read
     make, read, inner = KINDS[kind]
     sound = folder / f"sound {kind}" if inner else folder / f"sound.{kind}"
     if not sound.exists():
         make(sound)
     copy = folder / "mutated" if inner else folder / kind
     content = (sound / inner if inner else sound).read_bytes()
+
+    def put(number: int) -> None:
+        if inner:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(sound, copy)
+            for beside in islice(folder.glob("mutated.*"), 9):
+                beside.unlink() if beside.is_file() else shutil.rmtree(beside)
+        (copy / inner if inner else copy).write_bytes(mutated(content, inner or kind, number))
+
+    return copy, put, read
+
+
+def main() -> None:
+    kind, folder, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    copy, put, read = writer_of(kind, folder)
+    put(0)
+    outcome_of(read, copy)  # imports what reading needs
+    most = None
+    if sys.platform == "linux":
+        limit_addresses()
+        most = peak_bytes() + BUDGET
     with (folder / "notes.jsonl").open("a", encoding="utf8", buffering=1) as notes:
         for number in range(first, last):
             notes.write(json.dumps([number, "begun"]) + "\n")
-            if inner:
-                shutil.rmtree(copy, ignore_errors=True)
-                shutil.copytree(sound, copy)
-                for beside in islice(folder.glob("mutated.*"), 9):
-                    beside.unlink() if beside.is_file() else shutil.rmtree(beside)
-            damaged = mutated(content, inner or kind, number)
-            (copy / inner if inner else copy).write_bytes(damaged)
+            put(number)
             what = outcome_of(read, copy)
-            notes.write(json.dumps([number, what if number or what == "read" else f"the sound one is {what}"]) + "\n")
+            if most is not None and (peak := peak_bytes()) > most:
+                what, most = f"took {(peak - most + BUDGET) >> 20} MiB", peak
+            well = number or kind in STRANGE or what == "read"
+            notes.write(json.dumps([number, what if well else f"the sound one is {what}"]) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,10 +32,15 @@ class Outcome:
     told: int = 0
     bad: list[str] = field(default_factory=list)  # crashes, tracebacks and messages that name no file
 
+    @property
+    def copies(self) -> int:
+        return self.read + self.told + len(self.bad)
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(self.read + other.read, self.told + other.told, self.bad + other.bad)
+
     def __str__(self) -> str:
-        return (
-            f"{self.read + self.told + len(self.bad)} copies: {self.read} read, {self.told} told, {len(self.bad)} bad"
-        )
+        return f"{self.copies} copies: {self.read} read, {self.told} told, {len(self.bad)} bad"
 
 
 def mutated(content: bytes, name: str, number: int) -> bytes:
@@ -43,6 +48,8 @@ def mutated(content: bytes, name: str, number: int) -> bytes:
     draw = random.Random(f"{name} {number}")
     if not number:
         return content
+    if name.endswith(("json", "yaml")) and number % 50 == 49:
+        return deepened(content, draw)
     if number % 2 and content[:1] == b"{" and name.endswith(("json", "yaml")):
         return mutate_json(content, draw)
     return mutate(content, draw)
@@ -77,6 +84,14 @@ def mutate(content: bytes, draw: random.Random) -> bytes:
             end = at + draw.randrange(1, 256)
             damaged[at:end] = draw.choice((b"\0", b"\xff", b"\x1b", b"[", b'"', b"9")) * (min(end, size) - at)
     return bytes(damaged)
+
+
+def deepened(content: bytes, draw: random.Random) -> bytes:
+    """Nest brackets in a file, closed or not, deeper than any parser's stack."""
+    at = draw.choice([0, *(place + 1 for place, byte in enumerate(content) if byte in b":,[")])
+    depth = draw.choice((900, 20_000, 10**6))
+    inside = draw.choice((b"[", b'{"a":')) * depth + draw.choice((b"", b"]" * depth))
+    return content[:at] + inside + content[at:]
 
 
 def mutate_json(content: bytes, draw: random.Random) -> bytes:

@@ -208,6 +208,15 @@ def test_measured_speeds_decide_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_no_clock_that_can_be_set_decides_anything(path: Path) -> None:
+    """It names things and orders runs, where a jump is provided for; durations come from clocks that only grow."""
+    if title(path) not in ("training/runs.py", "training/ownership.py"):
+        assert "time.time(" not in path.read_text(encoding="utf8") and "datetime.now(" not in path.read_text(
+            encoding="utf8"
+        )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
 def test_sizes_are_shown_in_one_place(path: Path) -> None:
     """Bytes inside; only memory/units.py turns them into GiB for people."""
     if title(path) != "memory/units.py":

@@ -13,6 +13,7 @@ behind is hidden, and cleared by the next start or save.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from data.durable import sync, sync_folder
+from data.durable import make_folder, sync, sync_folder
 from model.checksums import damages, read_sums, seal
 from settings import UserError
 from training.durable import TEMPORARY, remove
@@ -45,6 +46,7 @@ class Checkpoints:
         self.folder = Path(run_dir) / "checkpoints"
         self.keep_latest = keep_latest
         self._is_main = is_main
+        self._had_run_dir = self.folder.parent.is_dir()
 
     def save(self, step: int, write: Callable[[Path], None], is_best: bool = False) -> Path:
         """Write the checkpoint of one step, then drop those that are too old.
@@ -63,8 +65,11 @@ class Checkpoints:
             return final
         temporary = self.folder / f"{TEMPORARY}{final.name}"
         try:
+            if self._had_run_dir and not self.folder.parent.is_dir():  # made again, it would lie below the mount point
+                raise OSError(errno.ENOENT, f"{self.folder.parent} is gone, as with a disk that is no longer mounted")
             self.clear_leftovers()
-            temporary.mkdir(parents=True)
+            make_folder(self.folder)
+            temporary.mkdir()
             write(temporary)
             best = None if is_best else self.best()
             seal(temporary, **{BEST_STEP: step if is_best else None if best is None else step_of(best)})
@@ -168,6 +173,16 @@ class Checkpoints:
                 point(self.folder / name, target)
             else:
                 (self.folder / name).unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Do what a process that was killed after its last save has left undone: the links, and dropping the old ones.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self._all():
+            self.point()
+            self._rotate()
 
     def _rotate(self) -> None:
         best, newest = self.best(), self._all()

@@ -40,6 +40,7 @@ def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "system", f"{system['platform']}, Python {system['python']}"
     yield "processor", f"{system['processor']}, {counted(system['cores'], 'core')}{quota}{load}"
     yield "", f"class: {system['class']} ({system['instructions']})"
+    yield "compiled kernels", system["kernels"]
     yield "RAM", f"{format_size(memory['total_bytes'])}, {format_size(memory['available_bytes'])} available"
     used = f"{format_size(memory['swap_used_bytes'])} of {format_size(memory['swap_total_bytes'])} in use"
     yield "swap", used if memory["swap_total_bytes"] else "none"

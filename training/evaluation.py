@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -15,11 +14,6 @@ from engine.micro_batches import to_micro_batch
 from engine.objective import Objective
 from engine.walk import Walk
 from training.processes import sum_over
-
-if TYPE_CHECKING:
-    from devices.base import Device
-    from training.keeping import Keeper
-    from training.startup import Start
 
 
 @dataclass(frozen=True)
@@ -57,27 +51,6 @@ def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, dev
     metrics = mean_metrics(walk.objective, tokens, accelerator)
     walk.objective.clear()
     return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics)
-
-
-def evaluate_in_budget(
-    walk: Walk, start: Start, accelerator: Accelerator, device: Device, keeper: Keeper, step: int
-) -> Evaluation | None:
-    """The same over the first `eval_rows` held-out rows of a run, in smaller micro-batches where memory does not suffice.
-
-    Returns:
-        None where a single row does not fit: the keeper is exhausted.
-    """
-    size, rank, count = keeper.plan.choice.eval_batch_size_per_gpu, accelerator.process_index, accelerator.num_processes
-    while True:
-        try:
-            batches = start.validation.evaluation_batches(start.config.train.eval_rows, size, rank, count)
-            return evaluate(walk, batches, accelerator, device.torch_device)
-        except Exception as error:
-            if not device.is_out_of_memory(error):
-                raise
-            size = keeper.after_evaluation_out_of_memory(error, size, step)
-            if keeper.exhausted:
-                return None
 
 
 def together(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator) -> Iterator[Batch]:

@@ -24,6 +24,7 @@ import psutil
 
 from devices import processor
 from devices.cores import usable_cores
+from devices.kernels import build
 from memory.budget import host_limits, margin_of
 from memory.units import MIB
 
@@ -67,6 +68,7 @@ def system_facts(root: Path = ROOT) -> dict[str, Any]:
         "processor": processor.name_of(root),
         "class": kind.name,
         "instructions": kind.instructions,
+        "kernels": build.describe(),
         "cores": usable_cores(),
         "core_quota": _core_quota(root),
         "bf16_units": kind.name if flags and kind.multiplies_bf16_fast else None,

@@ -15,6 +15,7 @@ from loguru import logger
 from config import Config
 from data.templates import Template
 from memory.cleanup import CleanupRecord
+from memory.disk import disk_need
 from memory.duration import Renewal
 from memory.monitor import Monitor
 from memory.plan import Plan
@@ -62,7 +63,7 @@ class Journal:
         )
         if train.is_keep_training:
             self.metrics.truncate_after(start_step)
-        monitor.on_record = lambda record: self.metrics.write("memory", **record)
+        monitor.report_to(lambda record: self.metrics.write("memory", **record))
 
     def __enter__(self) -> Journal:
         self.progress.start()
@@ -85,7 +86,8 @@ class Journal:
         if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
             self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
-        self.progress.table("plan", plan_rows(plan, weight_counts(config.model)["total"]))
+        rows = plan_rows(plan, weight_counts(config.model)["total"])
+        self.progress.table("plan", [*rows, ("disk", disk_need(config, plan.choice.storage).describe())])
 
     def plan(self, plan: Plan) -> None:
         """The choice, for programs; and how much of a step is recomputed, for readers of the log."""

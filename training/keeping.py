@@ -91,6 +91,16 @@ class Keeper:
         """Clean before a phase that needs room: "epoch" or "evaluation"."""
         self._journal.cleanup(step, self.cleaner.before(what))
 
+    def before_step(self, done: int, rows: int) -> None:
+        """Clean where the next step is the first that reads rows of another epoch.
+
+        Args:
+            done: steps so far. rows: of the training data.
+        """
+        batch = self.plan.effective_batch_size
+        if done and done * batch // rows > (done - 1) * batch // rows:
+            self.before("epoch", done)
+
     def after_step(self, step: int) -> bool:
         """Clean if it is time or needed, and look at the budget. Returns whether `plan` has changed."""
         self._steps += 1
@@ -138,7 +148,7 @@ class Keeper:
         room = self._room(now)
         if room < self._room(self.budget):
             self.budget = now
-            self._monitor.budget_bytes = max(now.host_bytes, 1)
+            self._monitor.watch(max(now.host_bytes, 1))
         drift = min(DRIFT_BYTES, now.margin_bytes)
         if room + drift < min(self.plan.budget_bytes, self._expected_peak()):
             self._shrink(step, "train", "budget", None, self._plan_within(room / self._ratio))

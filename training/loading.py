@@ -18,6 +18,7 @@ from config import Config, T5ModelConfig, UserError
 from data.templates import Template, template_of
 from data.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice
+from devices.kernels.calls import use
 from devices.malloc import tune_malloc
 from engine.checkpointing import Checkpointing
 from engine.walk import Walk
@@ -164,6 +165,7 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
     """
     tune_malloc("fast")
+    use(config.run.compiled_kernels is not False)
     device = devices.pick(config.run.device)
     home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)
     for place in dict.fromkeys((folder, home, *adapters)):

@@ -85,8 +85,8 @@ class Mirror:
             best = Checkpoints(run_dir, keep_latest=1).best()
             named = [self._copied(checkpoint), *(self._known_best() if best is None else [self._copied(best)])]
             for name in (SETTINGS_FILE, RUN_FILE):
-                self._write(name, (run_dir / name).read_bytes())
-            self._write(LATEST, "\n".join(named).encode())
+                self._replace(name, (run_dir / name).read_bytes())
+            self._replace(LATEST, "\n".join(named).encode())
             self._forget(run_dir, named)
         except (pa.ArrowException, OSError) as error:
             return f"{self.what}, step {step_of(checkpoint)} could not be copied ({_reason(error)}); the next one tries again"
@@ -222,6 +222,12 @@ class Mirror:
     def _write(self, name: str, content: bytes) -> None:
         with self._system.open_output_stream(f"{self._path}/{name}") as stream:
             stream.write(content)
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Write a file whose old content counts until the new one is whole: a plain file system truncates it first."""
+        fresh = f"{name}.new"
+        self._write(fresh, content)
+        self._system.move(f"{self._path}/{fresh}", f"{self._path}/{name}")
 
     def _read(self, name: str) -> bytes:
         with self._system.open_input_stream(f"{self._path}/{name}") as stream:

@@ -9,15 +9,17 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data.durable import sync
+from data.durable import sync, sync_folder
 from data.published import FILE_NAME, VOCABULARY
 from data.tokenizer import Tokenizer
 from model.checksums import seal
 from model.hf_format import GENERATION_FILE
 from settings import UserError
+from training.checkpoints import REPLACED
+from training.durable import TEMPORARY
 
 TOKENIZER_FILES = (FILE_NAME, "*.model", VOCABULARY, "tokenizer_config.json")  # any of these tells of a tokenizer
 
@@ -35,11 +37,12 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
     if named is None:
         raise UserError("--output = none, is needed: the folder to write")
     output = Path(named)
+    partial, aside = (output.with_name(f"{sign}{output.name}") for sign in (TEMPORARY, REPLACED))
+    _bring_back(aside, output)
     if any(output.resolve() == source.resolve() for source in sources):
         raise UserError(f"--output = {output}, is the folder that is read; name another one")
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"--output = {output}, exists; name another folder or use --overwrite=True")
-    partial = output.with_name(f".tmp-{output.name}")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -47,12 +50,23 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         seal(partial)
         sync(partial)
         if output.is_dir():
-            shutil.rmtree(output)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(output, aside)
         os.replace(partial, output)
+        sync_folder(output.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise UserError(f"--output = {output}, cannot be written: {error.strerror}; name another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        _bring_back(aside, output)
+
+
+def _bring_back(aside: Path, output: Path) -> None:
+    """Give an old folder its name again where the new one has not taken it: killed, or failed, between two renames."""
+    if aside.is_dir() and not os.path.lexists(output):
+        with suppress(OSError):  # it lies beside, whole
+            os.replace(aside, output)
 
 
 def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
@@ -77,7 +91,7 @@ def _keep_generation_settings(home: Path, folder: Path) -> None:
     """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
     try:
         published = json.loads((home / GENERATION_FILE).read_text(encoding="utf8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return
     if isinstance(published, dict):
         path = folder / GENERATION_FILE

@@ -17,9 +17,10 @@ from config import Config
 from devices.base import Device
 from devices.kernels.calls import kernels, use
 from memory.budget import Budget, measure_budget
+from memory.disk import bytes_below, disk_need, too_full
 from memory.monitor import Monitor
 from memory.plan import Plan
-from settings import AUTO, UserError
+from settings import AUTO, UserError, counted
 from training.checkpoints import Checkpoints
 from training.durable import replace_file
 from training.launch import local_processes
@@ -62,6 +63,16 @@ class Opening:
         return make_plan(
             begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled
         )
+
+
+def headline(opening: Opening) -> str:
+    """What is trained, on what, in one line."""
+    config, loader, budget = opening.start.config, opening.start.loader, opening.budget
+    return (
+        f"{config.run.run_name}: {counted(loader.num_rows, 'row')} ({opening.start.prepared.objective}), "
+        f"{counted(int(config.train.max_steps), 'step')}, {opening.device.describe()}, "
+        f"{counted(opening.num_processes, 'process')}; {budget.describe()}"
+    )
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
@@ -119,7 +130,9 @@ def open_run(
             "processes; raise it"
         )
     mirror = _mirror(config, accelerator.is_main_process)
+    begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, plan))
     by_main(accelerator, lambda: _open_folder(begin, owner))
+    begin.notes += [owner.remark] if owner.remark else []
     return Opening(begin, budget, plan, mirror, device, base_bytes, processes, ahead)
 
 
@@ -159,6 +172,22 @@ def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
         )
 
 
+def _room_on_disk(begin: Start, plan: Plan) -> list[str]:
+    """What is to be told of the room for checkpoints.
+
+    Raises:
+        UserError: not one of them fits.
+    """
+    config = begin.config
+    if begin.state.step >= int(config.train.max_steps):
+        return []  # what is left is published, which takes no room
+    with writes(config.run.output_dir):
+        held = bytes_below(begin.run_dir / "checkpoints")
+        problems, notes = too_full(disk_need(config, plan.choice.storage), config.run.output_dir, held)
+    refuse(problems)
+    return notes
+
+
 def _open_folder(begin: Start, owner: Ownership) -> None:
     """Make or reopen the run's folder; the main process alone."""
     config, settings = begin.config, lasting_settings(begin)
@@ -166,6 +195,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
         resume_run(begin.run_dir)
         with writes(config.run.output_dir):
             replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
+            Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
             owner.sign()
         return
     refuse(owner.take(begin.run_dir))

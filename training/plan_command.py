@@ -17,6 +17,7 @@ from data.prepare import find_prepared
 from data.step_lengths import step_lengths
 from data.task import decide
 from memory.alternatives import Alternative, cheapest_changes, other_ways
+from memory.disk import disk_need, free_bytes, too_full
 from memory.duration import predict_times, schedule_of
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan, make_work, plan
@@ -54,12 +55,19 @@ def show(config: Config) -> None:
     if config.plan.json:
         modes = {mode: None if found is None else found.as_dict() for mode, found in others.items()}
         told = {name: [one.as_dict() for one in them] for name, them in (("alternatives", ways), ("changes", changes))}
-        print(json.dumps({"plan": chosen.as_dict(), "modes": modes, **told, "machine": asdict(machine)}, indent=1))
+        disk = disk_need(config, chosen.choice.storage).as_dict()
+        print(
+            json.dumps(
+                {"plan": chosen.as_dict(), "modes": modes, **told, "machine": asdict(machine), "disk": disk}, indent=1
+            )
+        )
         return
     progress = Progress(1)
     where = "this machine" if target == AUTO else target
     title = f"plan of {config.model_preset} on {where}, {source} + {both} tokens ({objective})"
-    progress.table(title, [*plan_rows(chosen, weight_counts(config.model)["total"]), *_untimed(chosen)])
+    progress.table(
+        title, [*plan_rows(chosen, weight_counts(config.model)["total"]), *_untimed(chosen), _disk_row(config, chosen)]
+    )
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, found, chosen) for mode, found in others.items()])
     head = ("way", "micro-batch", "recomputed", "peak", "speed")
@@ -101,6 +109,16 @@ def _untimed(chosen: Plan) -> list[tuple[str, str]]:
         return []
     step = f"about {duration(chosen.seconds)} a step" if chosen.seconds >= 1 else f"about {chosen.seconds:.2f} s a step"
     return [("time", f"{step}; of the whole run: prepare its data first, or name --max_steps")]
+
+
+def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
+    """What the run will write, and what stands against it on this machine."""
+    need = disk_need(config, chosen.choice.storage)
+    if config.plan.target != AUTO:
+        return "disk", need.describe()
+    problems, notes = too_full(need, config.run.output_dir)
+    free = f"{need.describe()}; {format_size(free_bytes(config.run.output_dir))} free"
+    return "disk", "; ".join([*problems, *notes]) or free
 
 
 def _objective(config: Config) -> str:

@@ -111,8 +111,7 @@ class Probe:
         ]
         labels = sum(micro_batch.num_labels for micro_batch in micro_batches)
         engine.update.begin(Step(number, 1e-4, request.config.train.weight_decay, request.config.run.seed))
-        engine.gradients(micro_batches, labels, request.choice.accumulation_passes, engine.update.ready)
-        engine.update.finish()
+        engine.attempt(micro_batches, labels)
         self.step_seconds = time.perf_counter() - began
 
     def _evaluate(self, phase: str) -> None:

@@ -84,7 +84,7 @@ def attach_reference(
             job = _Job(walk, loader, choice.eval_batch_size_per_gpu, device.torch_device, accelerator)
             job.fill(store, np.flatnonzero(missing), f"reference log-probabilities of {name} rows", tell)
         accelerator.wait_for_everyone()
-        loader.reference = store.read()
+        loader.attach(store.read())
     if walk is not None:
         del walk, job
         clean_all(device)
@@ -117,8 +117,19 @@ class ReferenceStore:
         os.replace(fresh, self.path)
 
     def read(self) -> NDArray[np.float32]:
-        """All rows, mapped: what is not read takes no memory."""
-        return np.load(self.path, mmap_mode="r")
+        """All rows, mapped: what is not read takes no memory.
+
+        Raises:
+            UserError: the file is none of these.
+        """
+        try:
+            rows: NDArray[np.float32] = np.load(self.path, mmap_mode="r")
+            if rows.dtype != np.dtype("<f4") or rows.shape != (self.num_rows, 2):
+                raise ValueError(f"it holds {rows.dtype} of shape {rows.shape}")
+        except Exception as error:  # numpy reads the header as a piece of Python, and says so in its errors
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{self.path}, is damaged ({reason}); remove it, it is computed anew") from None
+        return rows
 
     def unknown(self) -> NDArray[np.bool_]:
         """(rows,) whether a row is still to be computed."""
@@ -185,7 +196,7 @@ def _read_record(place: Path, cache_dir: Path) -> _Record:
     try:
         about = json.loads(place.read_text(encoding="utf8"))
         folder, model = Path(about["folder"]).name, about["model"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
     if not _STORE.fullmatch(folder) or not isinstance(model, str):
         raise UserError(f"{place}, names {folder!r}, which no run writes; copy it again, or start another run")

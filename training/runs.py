@@ -10,12 +10,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.durable import sync, sync_folder
+from data.durable import make_folder, sync, sync_folder
 from model.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings import UserError
 from training.checkpoints import REPLACED, Checkpoints
@@ -94,8 +94,9 @@ def create_run(
     try:
         remove(fresh)
         remove(aside)
-        fresh.mkdir(parents=True)
-        _write_record(fresh, {"name": name, "kind": kind, "started": time.time()})
+        make_folder(fresh.parent)
+        fresh.mkdir()
+        _write_record(fresh, {"name": name, "kind": kind, "started": _now(run_dir.parent)})
         fill(fresh)
         sync(fresh)
         if os.path.lexists(run_dir):
@@ -121,7 +122,7 @@ def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
         try:
             for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
                 remove(path)
-            _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": time.time()})
+            _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": _now(run_dir.parent)})
         except OSError as error:
             raise UserError(f"--output_dir = {run_dir.parent}, cannot be written: {error.strerror}") from error
     return run_dir
@@ -147,14 +148,25 @@ def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: boo
         kind: one of `KINDS`; None: any.
         needs_model: pass over runs that have saved nothing yet.
     """
-    found = []
+    found = [
+        (when, run_dir)
+        for when, run_dir, its_kind in _all_runs(output_dir)
+        if kind in (None, its_kind) and not (needs_model and model_folder(run_dir) is None)
+    ]
+    return max(found)[1] if found else None
+
+
+def _all_runs(output_dir: str | Path) -> Iterator[tuple[float, Path, str]]:
+    """When each run was started or resumed last, its folder, its kind."""
     for path in Path(output_dir).glob(f"*/{RUN_FILE}"):
         record = read_run(path.parent)
-        if record is None or path.parent.name.startswith("."):
-            continue
-        if kind in (None, record["kind"]) and not (needs_model and model_folder(path.parent) is None):
-            found.append((max(record["started"], record.get("resumed", 0.0)), path.parent))
-    return max(found)[1] if found else None
+        if record is not None and not path.parent.name.startswith("."):
+            yield max(record["started"], record.get("resumed", 0.0)), path.parent, record["kind"]
+
+
+def _now(output_dir: Path) -> float:
+    """The time, but after that of every run that is there: a clock that is set back does not change which is the newest."""
+    return max([time.time(), *(when + 1e-3 for when, _, _ in _all_runs(output_dir))])
 
 
 def model_folder(run_dir: str | Path) -> Path | None:

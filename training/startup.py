@@ -178,7 +178,8 @@ def start(config: Config, available_bytes: int) -> Start:
         notes.append(
             f"held out for evaluation: {counted(validation.num_rows, 'row')}; its numbers say little, name a --validation_file"
         )
-    is_resumed = run_dir is not None and base is not None
+    # one that was stopped before its first checkpoint begins again with the model that it goes on from
+    is_resumed = run_dir is not None and base is not None and base.parent == Checkpoints(run_dir, 1).folder
     state = read_training_state(base) if is_resumed and base is not None else TrainingState()
     return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ COMPUTE = ("float32", "bfloat16", "float16")
 NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", "fast")}  # of a choice
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainingState:
     """How far a run is.
 
@@ -85,7 +85,8 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(path.read_text(encoding="utf8"))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            state.choice = _filled(Choice, state.choice, "its choice", JSON_NAMES).as_dict()
+            choice = _filled(Choice, state.choice, "its choice", JSON_NAMES)
+            state = replace(state, choice=choice.as_dict())
         if state.loss_scaling is not None:
             _filled(LossScaling, state.loss_scaling, "its loss_scaling")
         if state.best_metric is not None:

@@ -178,7 +178,7 @@ class MetricsFile:
 def _is_kept(line: bytes, step: int, spared: str | None) -> bool:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     if not line.endswith(b"\n") or not isinstance(record, dict) or "event" not in record:
         return False

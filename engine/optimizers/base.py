@@ -44,6 +44,7 @@ class Optimizer(ABC):
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
         rounding: how bf16 weights are read and written.
         factors: name -> factor on the learning rate of a weight; 1 where absent.
+        shards: where processes hold parts of the weights: which, and how sums are formed.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class Optimizer(ABC):
         weights: dict[str, nn.Parameter],
         rounding: Rounding | None = None,
         factors: Mapping[str, float] | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.weights, self.rounding, self.factors = weights, rounding or Stochastic(), factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
         self.state: dict[str, Tensor] = {}
-        self.shards: Shards | None = None  # where processes hold parts of the weights: which, and how sums are formed
+        self.shards = shards
 
     @torch.no_grad()
     def update(self, weight: nn.Parameter, step: Step) -> None:

@@ -85,7 +85,8 @@ def test_reference_log_probabilities_ride_along_with_their_rows(preferences: Any
         for number in range(loader.num_rows)
         for _, prompt, *_ in unpacked(loader.batch_of(np.array([number])))
     }  # type: ignore[arg-type]
-    loader.reference = np.stack([np.arange(loader.num_rows), np.arange(loader.num_rows) + 0.5], 1).astype(np.float32)
+    own = np.arange(loader.num_rows)
+    loader.attach(np.stack([own, own + 0.5], 1).astype(np.float32))
     for batch in loader.micro_batches(1, effective_batch_size=20, batch_size=6):
         assert isinstance(batch, PreferenceBatch) and batch.reference is not None
         numbers = [plain[prompt] for _, prompt, *_ in unpacked(batch)]

@@ -64,6 +64,14 @@ def run(flags: dict[str, str], kill_at: int, counted: Path) -> int:
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
 
 
+def job(folder: Path, tokenizer: Path, rows: int, **more: str) -> dict[str, str]:
+    """The flags of a preparing of so many rows; `more` replaces some."""
+    return {
+        "train_file": str(corpus(folder / "a.jsonl", rows)), "tokenizer_dir": str(tokenizer), "skip_bad_rows": "True",
+        "cache_dir": str(folder / "cache"), "shards_dir": str(folder / "shards"), **more,
+    }  # fmt: skip
+
+
 def content(folder: Path) -> dict[str, str]:
     """Digest of every file, without the manifest's mention of nothing but names."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -83,10 +91,8 @@ def content(folder: Path) -> dict[str, str]:
 def test_a_killed_preparing_ends_with_the_same_bytes(
     tmp_path: Path, byte_dir: Path, kills: int, rows: int, more: dict[str, str]
 ) -> None:
-    flags = {
-        "train_file": str(corpus(tmp_path / "a.jsonl", rows)), "tokenizer_dir": str(byte_dir), "shard_rows": "256",
-        "max_seq_len": "64", "skip_bad_rows": "True", "cache_dir": str(tmp_path / "cache"), "prepare_workers": "0", **more,
-    }  # fmt: skip
+    sizes = {"shard_rows": "256", "max_seq_len": "64", "prepare_workers": "0"}
+    flags = job(tmp_path, byte_dir, rows, **{**sizes, **more})
     counted = tmp_path / "calls"
     assert run({**flags, "shards_dir": str(tmp_path / "unbroken")}, 0, counted) == 0
     calls = int(counted.read_text())
@@ -112,10 +118,7 @@ def test_a_full_disk_keeps_what_is_done_and_the_next_attempt_goes_on(
     """Whatever it is that no longer fits: rows, a shard, the saved state, the tokenizer, the manifest."""
     monkeypatch.setattr(encoding, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(duplicates, "SAVE_SECONDS", 0.0)
-    flags = {
-        "train_file": str(corpus(tmp_path / "a.jsonl", 700)), "tokenizer_dir": str(byte_dir), "shard_rows": "128",
-        "max_seq_len": "64", "skip_bad_rows": "True", "cache_dir": str(tmp_path / "cache"), "dedup": dedup,
-    }  # fmt: skip
+    flags = job(tmp_path, byte_dir, 700, shard_rows="128", max_seq_len="64", dedup=dedup)
     room = Room(monkeypatch)
     prepare(load("prepare", {**flags, "shards_dir": str(tmp_path / "unbroken")}))
     wanted, target = content(tmp_path / "unbroken"), tmp_path / "broken"
@@ -156,10 +159,7 @@ class Room:
 
 
 def test_a_state_that_cannot_be_gone_back_to_is_told_and_made_anew(tmp_path: Path, byte_dir: Path) -> None:
-    flags = {
-        "train_file": str(corpus(tmp_path / "a.jsonl", 600)), "tokenizer_dir": str(byte_dir), "skip_bad_rows": "True",
-        "cache_dir": str(tmp_path / "cache"), "shards_dir": str(tmp_path / "shards"), "prepare_workers": "0",
-    }  # fmt: skip
+    flags = job(tmp_path, byte_dir, 600, prepare_workers="0")
     counted = tmp_path / "calls"
     assert run({**flags, "shards_dir": str(tmp_path / "other")}, 0, counted) == 0
     for damage in ("state", "spool"):
@@ -175,10 +175,7 @@ def test_a_state_that_cannot_be_gone_back_to_is_told_and_made_anew(tmp_path: Pat
 
 
 def test_an_attempt_at_another_job_is_not_taken_over(tmp_path: Path, byte_dir: Path) -> None:
-    flags = {
-        "train_file": str(corpus(tmp_path / "a.jsonl", 600)), "tokenizer_dir": str(byte_dir), "skip_bad_rows": "True",
-        "cache_dir": str(tmp_path / "cache"), "shards_dir": str(tmp_path / "shards"), "shard_rows": "64",
-    }  # fmt: skip
+    flags = job(tmp_path, byte_dir, 600, shard_rows="64")
     counted = tmp_path / "calls"
     assert run({**flags, "max_seq_len": "32", "shards_dir": str(tmp_path / "other")}, 0, counted) == 0
     assert run({**flags, "max_seq_len": "32"}, int(counted.read_text()) * 2 // 3, counted) == -signal.SIGKILL
@@ -190,10 +187,7 @@ def test_an_attempt_at_another_job_is_not_taken_over(tmp_path: Path, byte_dir: P
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_number_of_processes_changes_nothing(tmp_path: Path, byte_dir: Path, workers: int) -> None:
-    flags = {
-        "train_file": str(corpus(tmp_path / "a.jsonl", 800)), "tokenizer_dir": str(byte_dir), "skip_bad_rows": "True",
-        "cache_dir": str(tmp_path / "cache"), "shard_rows": "128", "dedup": "exact", "clean": "True",
-    }  # fmt: skip
+    flags = job(tmp_path, byte_dir, 800, shard_rows="128", dedup="exact", clean="True")
     counted = tmp_path / "calls"
     assert run({**flags, "prepare_workers": "0", "shards_dir": str(tmp_path / "a")}, 0, counted) == 0
     assert run({**flags, "prepare_workers": str(workers), "shards_dir": str(tmp_path / "b")}, 0, counted) == 0

@@ -71,6 +71,20 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: Wor
     assert not (tmp_path / "ran").exists(), "nothing in a run's folder is run"
 
 
+def test_a_finetuning_killed_before_its_first_checkpoint_begins_again(pretrained: World, tmp_path: Path) -> None:
+    place, base = pretrained.beside(tmp_path), pretrained.place.runs / "whole"
+    flags = (
+        f"--train_file={pretrained.pairs}", "--is_finetune=True", f"--finetune_from={base}", "--max_seq_len=48",
+        "--max_steps=5", "--save_steps=5", "--eval_steps=5", "--effective_batch_size=4", "--mixed_precision=no", "--sample_rows=0",
+    )  # fmt: skip
+    place.do("train", *flags, "--run_name=whole")
+    place.stop_at(2, signal.SIGKILL, "train", *flags, "--run_name=cut")
+    assert not list((place.runs / "cut").glob("checkpoints/step_*"))
+    done = place.do("train", "--is_keep_training=True", "--run_name=cut")
+    assert "starts again from step 1" in " ".join(done.stdout.split())
+    assert place.losses("cut") == place.losses("whole")
+
+
 def test_a_second_process_beside_a_living_one_is_refused(pretrained: World, tmp_path: Path) -> None:
     place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=live", "--log_steps=1")
     with subprocess.Popen(

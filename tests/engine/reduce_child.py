@@ -10,6 +10,7 @@ import torch.distributed as dist
 from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.reduce import Reducer, StepFailed
+from engine.schedule import Schedule
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import weight_store_for
@@ -58,8 +59,8 @@ def main(place: str) -> None:
         outcome = "told"
     except Broken:
         outcome = "broke"
-        reducer.abandon(walk.hand_over_order(), walk.zero_gradients)
-    order = [[optimizer.names[id(weight)] for weight in group] for group in walk.hand_over_order()]
+        reducer.abandon(Schedule(model).hand_over_order(), walk.zero_gradients)
+    order = [[optimizer.names[id(weight)] for weight in group] for group in Schedule(model).hand_over_order()]
     assert handed == order[: len(handed)], "the order is known before the walk"
     everywhere: list[tuple[str, list[str]]] = [("", []), ("", [])]
     dist.all_gather_object(everywhere, (outcome, updated))

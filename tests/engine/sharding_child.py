@@ -31,8 +31,7 @@ def train(
 ) -> list[float]:
     """Losses of a few steps; rows 0-4 over the processes, unevenly."""
     rank, count = dist.get_rank(), dist.get_world_size()
-    optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), ROUNDINGS[rounding]())
-    optimizer.shards = shards
+    optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), ROUNDINGS[rounding](), shards=shards)
     update = Update(optimizer)
     walk = Walk(model, Checkpointing(saved), weight_store, LossSettings(), 0.1)
     reducer = Reducer(update.ready, count if shards else 1, shards)

@@ -55,8 +55,7 @@ def train(model: T5, how: str, optimizer_name: str) -> None:
         model = T5(model.config).initialise(1)
     else:
         model.initialise(1, shards.cut(model, "cpu"))
-    optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()))
-    optimizer.shards = shards
+    optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), shards=shards)
     update = Update(optimizer)
     weight_store = (
         weight_store_for(torch.float32, torch.float32) if shards is None else ShardedWeightStore(torch.float32, shards)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine.backward_range import BackwardRange, backward_ranges
 from engine.checkpointing import Checkpointing
+from engine.schedule import BackwardRange, backward_ranges
 from engine.walk import Walk
 from engine.weights import WeightStore
 from model.freezing import freeze

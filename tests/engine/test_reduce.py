@@ -10,6 +10,7 @@ import torch
 from engine.checkpointing import Checkpointing
 from engine.reduce import Reducer
 from engine.scaling import LossScaling
+from engine.schedule import Schedule
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from model.loss import LossSettings
@@ -59,7 +60,7 @@ def test_the_order_of_groups_is_known_before_the_walk(family: str, frozen: str) 
         batch.num_labels,
         lambda group: handed.append([id(weight) for weight in group]),
     )
-    assert handed == [[id(weight) for weight in group] for group in walk.hand_over_order()]
+    assert handed == [[id(weight) for weight in group] for group in Schedule(model).hand_over_order()]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -80,7 +81,7 @@ def test_who_abandons_a_walk_sends_what_the_others_send(family: str, dtypes: str
 
     walk.gradients(batch.micro_batches(model, [[0, 1, 2, 3]]), batch.num_labels, lambda weights: None)
     expected = forms()
-    for group in walk.hand_over_order():
+    for group in Schedule(model).hand_over_order():
         walk.zero_gradients(group)
     assert forms() == expected
     assert {weight.dtype for weight in model.parameters()} <= {torch.float32, storage}, "the wide copy has stayed"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import torch
 
 from engine import token_gradients
 from engine.checkpointing import Checkpointing
+from engine.micro_batches import MicroBatch
+from engine.offload import CheckpointedActivations
+from engine.passage import Passage, Policies
+from engine.schedule import Schedule
 from engine.token_gradients import add_token_gradients
-from engine.walk import Walk
 from engine.weights import weight_store_for
-from model.dropout import Dropout
-from model.loss import LossSettings
 from model.rows import Rows
 from tests.engine.small_models import small_model
 
@@ -49,10 +52,14 @@ def test_rows_that_no_token_names_are_left() -> None:
 def test_the_walk_loses_no_token_in_bf16() -> None:
     """Of ones that are added to each other in bf16, only the first 256 count."""
     model = small_model().bfloat16()
-    walk = Walk(model, Checkpointing(99), weight_store_for(torch.bfloat16, torch.bfloat16), LossSettings(), 0.0)
-    gradients = [torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2)]
-    ids, drops = [torch.full((1000,), 9)] * 2, [Dropout(0.0, Rows((1000,)))] * 2
-    walk._leave(model.encoder, gradients, ids, drops)
+    store = weight_store_for(torch.bfloat16, torch.bfloat16)
+    policies = Policies(Checkpointing(99), store, CheckpointedActivations(), torch.bfloat16, lambda: None)
+    ids, rows = torch.full((1000,), 9), Rows((1000,))
+    passage = Passage(
+        Schedule(model).encoder, policies, [MicroBatch(ids, ids, ids, rows, rows)] * 2, (0.0, 0.0), 5, True
+    )
+    gradients = deque(torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2))
+    passage.backward(gradients, lambda weights: None)
     assert model.embedding.grad is not None
     assert (model.embedding.grad[9] == 2000).all() and model.embedding.grad.sum() == 2000 * model.config.d_model
     assert not gradients, "they are not held any longer than that"

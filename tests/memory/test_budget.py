@@ -133,3 +133,12 @@ def test_what_is_installed_does_not_change_as_others_work(tmp_path):
         machine.groups("0::/job\n")
         machine.v2("job", limit=8 * GIB, used=5 * GIB)
         assert ask(machine).installed_bytes == 8 * GIB
+
+
+def test_a_process_alone_owns_nothing_of_those_beside_it(tmp_path):
+    """A shell has many children; only those of a launcher are ranks of one run."""
+    machine = FakeMachine(tmp_path, available=4 * GIB, anon=GIB)
+    machine.process(50, parent=1)
+    machine.process(101, parent=50, anon=2 * GIB)
+    assert ask(machine).available_bytes == 5 * GIB
+    assert ask(machine, ranks=2).available_bytes == (4 + 1 + 2) * GIB // 2

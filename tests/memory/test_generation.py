@@ -59,6 +59,8 @@ def test_more_of_anything_takes_more() -> None:
     base = Writing(4, 512, 64)
     for larger in (Writing(8, 512, 64), Writing(4, 1024, 64), Writing(4, 512, 640), Writing(4, 512, 64, beams=4)):
         assert total(larger) > total(base)
+    # scores that tokens are drawn from are sorted, with their places
+    assert total(Writing(64, 8, 8, sampled=True)) > total(Writing(64, 8, 8))
     # the source is held once for all beams: its keys and values are the same
     one, four = (predict_generation(SHAPE, weights(), Writing(4, 4096, 1, beams), 0) for beams in (1, 4))
     assert four["keys and values"] < 1.01 * one["keys and values"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -17,6 +20,31 @@ def test_the_largest_micro_batch_and_step() -> None:
     assert shapes.largest_micro_batch(2) == Tokens(19, 8)
     assert shapes.largest_micro_batch(4) == shapes.step == Tokens(24, 9)
     assert shapes.longest_row == Tokens(10, 7)
+
+
+def test_what_was_found_is_kept_by_the_shapes_it_belongs_to() -> None:
+    first, second = Shapes(SOURCES, TARGETS), Shapes(SOURCES + 1, TARGETS)
+    assert first.largest_micro_batch(2) is first.largest_micro_batch(2) and first.largest_micro_batch(
+        2
+    ) != second.largest_micro_batch(2)
+    found = first.widest_micro_batch(1)
+    for batch_size in range(1, 200):  # as many sizes as one likes
+        first.largest_micro_batch(batch_size)
+    assert first.widest_micro_batch(1) is found
+    known = weakref.ref(first)
+    del first
+    gc.collect()
+    assert known() is None
+
+
+def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> None:
+    shapes = Shapes(np.array([[2, 3, 9, 10], [4, 4, 0, 0]]), np.array([[1, 1, 2, 5], [7, 1, 0, 0]]))
+    sizes = (16, 32), (8, 16)
+    assert shapes.largest_micro_batch(2, sizes) == Tokens(32, 8)
+    assert shapes.together(2, 2, sizes) == Tokens(16 + 32, 8 + 8)
+    assert shapes.together(2, 1, sizes) == Tokens(32, 8)
+    alone = Shapes(np.array([[4, 4, 0, 0]]), np.array([[7, 1, 0, 0]]))
+    assert alone.together(2, 2, sizes) == Tokens(16, 8), "two rows of four are no rows"
 
 
 def test_rows_as_the_loader_cuts_them() -> None:

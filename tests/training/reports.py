@@ -25,7 +25,7 @@ def report(**changes: Any) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": {
             "platform": "Linux 6.1 x86_64", "python": "3.12.1", "processor": "Test CPU", "cores": 4, "core_quota": None,
-            "class": "amx_bf16", "instructions": "AMX tiles", "bf16_units": "amx_bf16", "load": 0.1,
+            "class": "amx_bf16", "instructions": "AMX tiles", "kernels": "by /usr/bin/gcc", "bf16_units": "amx_bf16", "load": 0.1,
         },
         "memory": {
             "total_bytes": 16 * GIB, "available_bytes": 12 * GIB, "swap_total_bytes": 2 * GIB, "swap_used_bytes": 0,

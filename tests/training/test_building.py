@@ -11,7 +11,7 @@ import torch
 
 import devices
 from devices.malloc import trim_malloc
-from engine.finite import OnReady
+from engine.step import Engine
 from engine.walk import no_trim
 from engine.weights import Int8WeightStore, WeightStore
 from memory.prediction import Choice
@@ -21,7 +21,7 @@ from model.quantization import is_int8
 from model.t5 import T5
 from settings import UserError
 from tests.training.test_adapters import SHAPE, make_adapter, run_config
-from training.building import Engine, build
+from training.building import build
 
 
 def built(base: Path | None, storage: str = "float32", **flags: object) -> Engine:
@@ -46,31 +46,6 @@ def test_only_what_learns_has_an_optimizer() -> None:
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 
-@pytest.mark.parametrize(
-    ("accumulation_passes", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)]
-)
-def test_only_the_last_of_several_walks_hands_over(
-    monkeypatch: pytest.MonkeyPatch, accumulation_passes: int, sizes: list[int]
-) -> None:
-    engine, micro_batches, passes, handed_over = built(None), list(range(5)), [], []
-
-    def walk(members: list[int], total_labels: int, on_ready: OnReady) -> torch.Tensor:
-        assert not set(members) & set(micro_batches), "the list must not hold what passes, nor what has passed"
-        passes.append(members)
-        on_ready([engine.model.embedding])
-        return torch.tensor(float(sum(members)))
-
-    monkeypatch.setattr(engine.walk, "gradients", walk)
-    total = engine.gradients(micro_batches, 7, accumulation_passes, lambda weights: handed_over.append(len(passes)))  # type: ignore[arg-type]
-    assert (
-        [len(members) for members in passes] == sizes
-        and [row for members in passes for row in members] == list(range(5))
-        and not micro_batches
-    )
-    assert float(total) == 10.0 and handed_over == [len(sizes)]
-    assert float(engine.gradients([], 7, accumulation_passes, handed_over.append)) == 0.0, "a rank without rows"
-
-
 @pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int8", Int8WeightStore)])
 def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
     engine = built(base, storage, lora_rank=2)
@@ -93,11 +68,11 @@ def test_adapters_go_on_over_their_base_alone(base: Path, tmp_path: Path) -> Non
 
 def test_the_walk_trims_the_heap_where_it_is_kept_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, choice = built(None), Choice(1, 1, 1, 0, 1, "float32", "float32", 2**20)
-    assert engine.walk.trim is trim_malloc
+    assert engine.walk.policies.trim is trim_malloc
     engine.follow(replace(choice, malloc="small"))
-    assert engine.walk.trim is no_trim, "nearly all is mapped, and given back at once"
+    assert engine.walk.policies.trim is no_trim, "nearly all is mapped, and given back at once"
     engine.follow(choice)
-    assert engine.walk.trim is trim_malloc
+    assert engine.walk.policies.trim is trim_malloc
     monkeypatch.setattr(type(engine.device), "is_separate_memory", True)
     engine.follow(choice)
-    assert engine.walk.trim is no_trim, "the tensors lie on a device"
+    assert engine.walk.policies.trim is no_trim, "the tensors lie on a device"

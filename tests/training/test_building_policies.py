@@ -59,9 +59,9 @@ def test_a_few_steps_in_fp16_learn_as_in_fp32(family: str) -> None:
 
 def test_offload_follows_the_plan() -> None:
     engine = build(begin(), replace(CHOICE, offload_boundaries=True), CpuDevice())
-    away = engine.walk.checkpointed
+    away = engine.walk.policies.checkpointed
     assert isinstance(away, Offload)
     engine.follow(replace(CHOICE, offload_boundaries=True, saved_blocks=2))
-    assert engine.walk.checkpointed is away, "its slabs are not taken twice"
+    assert engine.walk.policies.checkpointed is away, "its slabs are not taken twice"
     engine.follow(CHOICE)
-    assert not isinstance(engine.walk.checkpointed, Offload)
+    assert not isinstance(engine.walk.policies.checkpointed, Offload)

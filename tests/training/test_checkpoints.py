@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.disk_faults import Fault, start
 from settings import UserError
 from tests.killing import DIED, die_at, run_child
 from training.checkpoints import Checkpoints, resolve, step_of
@@ -232,6 +233,83 @@ def test_a_kill_at_every_single_change_of_the_disk(tmp_path: Path, is_best: bool
             break
         assert code == DIED
     assert number > 9, "every change was a moment of its own"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_what_a_kill_after_the_last_save_has_left_undone_is_done_by_the_next_start(
+    tmp_path: Path, is_after: bool
+) -> None:
+    """A run that has nothing more to do saves nothing more: its links would lead astray, and its old ones stay for good."""
+    for number in range(1000):
+        run_dir = tmp_path / str(number)
+        checkpoints = Checkpoints(run_dir, keep_latest=1)
+        for step in (1, 2, 3):
+            checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+
+        def save(checkpoints: Checkpoints = checkpoints, number: int = number) -> None:
+            die_at(number, is_after)
+            checkpoints.save(4, write_file("4"), is_best=True)
+
+        code = run_child(save)
+        again = Checkpoints(run_dir, keep_latest=1)
+        again.clear_leftovers()
+        again.settle()
+        done = again.latest() == run_dir / "checkpoints" / "step_00000004"
+        kept = ["step_00000004"] if done else ["step_00000001", "step_00000003"]
+        assert names(run_dir) == ["best", "latest", *kept]
+        for link, target in (("best", kept[0]), ("latest", kept[-1])):
+            assert os.readlink(run_dir / "checkpoints" / link) == target
+        if code == 0:
+            break
+        assert code == DIED
+
+
+FAILURES = [errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EROFS, errno.EIO, errno.ENOENT]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda number: errno.errorcode[number])
+def test_a_disk_that_fails_from_any_change_on(tmp_path: Path, failure: int) -> None:
+    """Full, over its quota, read-only, broken or gone: told in a sentence, the checkpoint before is whole, and the next save is as ever."""
+    for number in range(1000):
+        run_dir = tmp_path / str(number)
+        checkpoints = Checkpoints(run_dir, keep_latest=1)
+        for step in (1, 2, 3):
+            checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+
+        def save(checkpoints: Checkpoints = checkpoints, number: int = number) -> None:
+            start(Fault("error", number, error=failure))
+            try:
+                checkpoints.save(4, write_file("4"), is_best=True)
+            except UserError as error:
+                (problem,) = error.problems
+                assert os.strerror(failure) in problem and "is whole; " in problem
+                os._exit(2)
+
+        code = run_child(save)
+        found, told = Checkpoints(run_dir, keep_latest=1).intact()
+        assert found is not None and not told and code in (0, 2)
+        assert (found / "model.safetensors").read_text() == str(step_of(found))
+        assert step_of(found) == 4 or code == 2, "what was not written is told"
+        checkpoints.save(5, write_file("5"), is_best=True)
+        assert names(run_dir) == ["best", "latest", "step_00000005"]
+        if code == 0 and number > 60:
+            break
+    assert number < 200
+
+
+def test_a_disk_that_is_no_longer_mounted_is_not_written_below_its_place(tmp_path: Path) -> None:
+    (tmp_path / "place" / "run").mkdir(parents=True)
+    checkpoints = Checkpoints(tmp_path / "place" / "run", keep_latest=1)
+    checkpoints.save(1, write_file("1"))
+    (tmp_path / "place" / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"cannot be written at step 2: .*place/run is gone"):
+        checkpoints.save(2, write_file("2"))
+    assert list((tmp_path / "place").iterdir()) == []
+    (tmp_path / "elsewhere").rename(tmp_path / "place" / "run")
+    checkpoints.save(2, write_file("2"))
+    assert names(tmp_path / "place" / "run") == ["latest", "step_00000002"]
 
 
 def spoil(path: Path, how: str) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from config import Config, DoesNotFit, load
+from config import DoesNotFit
 from engine.walk import Walk
 from memory import prediction
 from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY
+from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
 from training import keeping
 
-STEPS, ROWS = 6, 8
+STEPS, ROWS = 6, 8  # of a run of `small_runs`
 
 
 @pytest.fixture(scope="module")
@@ -24,22 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("keeping")
     write_text(place / "text.txt")
     return place
-
-
-def configuration(folder: Path, name: str, **flags: object) -> Config:
-    settings = {
-        "train_file": str(folder / "text.txt"), "output_dir": str(folder / "runs"), "log_dir": str(folder / "logs"),
-        "cache_dir": str(folder / "cache"), "run_name": name, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2,
-        "num_layers": 1, "num_decoder_layers": 2, "vocab_size": 512, "max_seq_len": 64, "max_steps": STEPS,
-        "save_steps": 2, "eval_steps": 3, "effective_batch_size": ROWS, "dropout_rate": 0.1, "mixed_precision": "no",
-        "sample_rows": 0, "num_threads": 1, **flags,
-    }  # fmt: skip
-    return load("train", {key: str(value) for key, value in settings.items()})
-
-
-def events(folder: Path, name: str, kind: str) -> list[dict]:
-    lines = (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines()
-    return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
 
 def run(folder: Path, name: str, **flags: object) -> list[float]:

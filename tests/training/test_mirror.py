@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ from pyarrow import fs
 
 from config import Config, load
 from settings import UserError
+from tests.killing import DIED, die_at, run_child
 from training.checkpoints import Checkpoints
 from training.launch import RESTARTS
 from training.mirror import Mirror
@@ -237,3 +240,57 @@ def test_auto_needs_a_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is_keep_training = auto, needs a run_name"):
         config_of(tmp_path, is_keep_training="auto")
     assert goes_on(config_of(tmp_path, is_keep_training="True")), "the newest run"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_at_every_single_change_of_the_mirror(tmp_path: Path, is_after: bool) -> None:
+    """Copies 1 (the best), 2 and 3; dies while copying 4. A new machine finds 3 or 4 and the best, and the next copy is as ever."""
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        here, uri = folder / "here" / "r", (folder / "there").as_uri()
+        for step in (1, 2, 3):
+            assert Mirror(uri, "r").push(here, save(here, step, keep=1, is_best=step == 1)) is None
+        fourth = save(here, 4, keep=1, is_best=True)
+
+        def push(here: Path = here, uri: str = uri, fourth: Path = fourth, number: int = number) -> None:
+            die_at(number, is_after, is_mirror=True)
+            assert Mirror(uri, "r").push(here, fourth) is None
+
+        code = run_child(push)
+        for new in ("new", "newer"):
+            restored = Mirror(uri, "r").restore(folder / new / "r", 1)
+            found, best = Checkpoints(folder / new / "r", 1), Checkpoints(folder / new / "r", 1).best()
+            assert restored is not None and found.intact() == (restored, []) and best is not None
+            last = int(restored.name[-1])
+            assert last in ((4,) if new == "newer" else (3, 4)) and best.name[-1] == ("4" if last == 4 else "1")
+            assert json.loads((folder / new / "r" / SETTINGS_FILE).read_text())["step"] in (last, 4)
+            assert Mirror(uri, "r").push(here, fourth) is None
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 20, "every change was a moment of its own"
+
+
+def test_what_the_service_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there" / "r"
+    mirror, here = Mirror(there.parent.as_uri(), "r"), tmp_path / "here"
+    mirror.push(here, save(here, 1))
+    os.replace(there / "checkpoints" / "step_00000001", there / "checkpoints" / "other")
+    with pytest.raises(UserError, match="LATEST names step_00000001, which is not there, which no run writes"):
+        mirror.restore(tmp_path / "new", 2)
+    (there / SETTINGS_FILE).unlink()
+    with pytest.raises(UserError, match=r"cannot be restored \(.*settings\.json.*\); check address, network and disk"):
+        mirror.restore(tmp_path / "newer", 2)
+
+
+def test_a_best_that_is_here_already_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror, here = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "here"
+    for step in (1, 2):
+        mirror.push(here, save(here, step, is_best=step == 1))
+    new = tmp_path / "new"
+    mirror.restore(new, 2)
+    before = (new / "checkpoints" / "step_00000001" / "model.safetensors").stat().st_ino
+    mirror.push(here, save(here, 3))
+    assert mirror.restore(new, 2) == new / "checkpoints" / "step_00000003"
+    assert (new / "checkpoints" / "step_00000001" / "model.safetensors").stat().st_ino == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from data.cache import make_once
 from training.ownership import OWNER_FILE, Ownership
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -82,3 +85,49 @@ def test_a_broken_record_is_no_obstacle(tmp_path: Path, content: str) -> None:
     with Ownership() as first, Ownership() as second:
         assert first.take(tmp_path / "run") == []
         assert "another process" in second.take(tmp_path / "run")[0]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="fcntl")
+@pytest.mark.parametrize("failure", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int) -> None:
+    import fcntl
+
+    with Ownership() as owner:
+        assert owner.take(tmp_path / "run") == [] and owner.remark is None
+
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(failure, os.strerror(failure))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / "run").mkdir()
+    with Ownership() as owner:
+        assert owner.take(tmp_path / "run") == []
+        assert (
+            owner.remark is not None
+            and "without locks" in owner.remark
+            and f"--output_dir = {tmp_path}" in owner.remark
+        )
+        owner.sign()
+        assert json.loads((tmp_path / "run" / OWNER_FILE).read_text())["process"] == os.getpid()
+    assert not (tmp_path / "run" / OWNER_FILE).exists()
+    made = make_once(tmp_path / "made", lambda path: path.write_text("x"))
+    assert made.read_text() == "x", "what is made once is made here as well"
+
+
+def test_an_owner_whose_clock_was_ahead_has_no_negative_age(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with Ownership() as first, Ownership() as second:
+        assert first.take(tmp_path / "run") == []
+        record = {"process": 7, "host": "h", "started": 4e9}
+        (tmp_path / "run" / OWNER_FILE).write_text(json.dumps(record))
+        assert "process 7 on h, since 0s," in second.take(tmp_path / "run")[0]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(lock: FileLock, timeout: float) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with Ownership() as owner:
+        (problem,) = owner.take(tmp_path / "run")
+    assert problem == f"--output_dir = {tmp_path}, cannot be written: Read-only file system; name another folder"

@@ -56,6 +56,16 @@ def test_newest_run_by_kind(tmp_path: Path) -> None:
     assert record is not None and record["name"] == "z" and record["started"] < record["resumed"]
 
 
+def test_a_clock_that_is_set_back_does_not_change_which_run_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, clock in (("first", 5_000.0), ("second", 1_000.0), ("third", 999.0)):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        assert newest_run(tmp_path) != create_run(tmp_path, name, "pretrain") == newest_run(tmp_path)
+    resume_run(tmp_path / "first")
+    assert newest_run(tmp_path) == tmp_path / "first"
+
+
 @pytest.mark.usefixtures("ticking")
 def test_runs_without_a_model_can_be_passed_over(tmp_path: Path) -> None:
     first, second = create_run(tmp_path, "first", "pretrain"), create_run(tmp_path, "second", "pretrain")
@@ -285,3 +295,15 @@ def test_a_kill_at_every_single_change_while_a_model_is_published(tmp_path: Path
             break
         assert code == DIED
     assert number > 5, "every change was a moment of its own"
+
+
+def test_a_run_on_a_disk_that_has_become_read_only_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create_run(tmp_path, "a", "pretrain")
+
+    def refuse(*paths: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("training.durable.os.replace", refuse)
+    with pytest.raises(UserError, match=f"--output_dir = {tmp_path}, cannot be written: Read-only file system"):
+        resume_run(run)
+    assert read_run(run) is not None, "the record of before"

@@ -1,0 +1,42 @@
+"""Can processes shut each other out here? Locks of the operating system on files, where the file system has them.
+
+Such a lock is free again when its process is gone, however it went. Some network file systems have none (Lustre without
+`flock`, NFS without its lock service). A lock that is a file of its own would stay behind a killed process for good, so
+nothing stands in for it: who asks is told, and says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from filelock import FileLock
+
+NO_LOCKS = tuple(getattr(errno, name) for name in ("ENOSYS", "ENOLCK", "EOPNOTSUPP", "ENOTSUP") if hasattr(errno, name))
+
+
+def lock_at(path: Path) -> FileLock | None:
+    """The lock of a name, not yet taken; None where the file system has no locks.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    return FileLock(path, thread_local=False) if _has_locks(path) else None
+
+
+def _has_locks(path: Path) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows has its own, everywhere
+        return True
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # takes nothing, so that it is in nobody's way
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    finally:
+        os.close(handle)
+    return True

@@ -1,0 +1,103 @@
+"""The faults do what they say, and the kills count what they find."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.disk_faults import Fault, start, state_of
+from benchmarks.kill_cases import Verdict
+from benchmarks.kills import Series, body
+from tests.killing import run_child
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="os.fork")
+
+
+def write(path: Path, content: str, is_synced: bool) -> None:
+    handle = os.open(path, os.O_CREAT | os.O_WRONLY)
+    os.write(handle, content.encode())
+    if is_synced:
+        os.fsync(handle)
+    os.close(handle)
+
+
+def test_a_trace_tells_each_change_and_the_disk_around_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+
+    def work() -> None:
+        start(Fault("trace", log=str(tmp_path / "log"), below=str(tmp_path / "disk")))
+        os.mkdir(tmp_path / "disk" / "a")
+        write(tmp_path / "disk" / "b", "x", is_synced=True)
+
+    assert run_child(work) == 0
+    made, synced = (json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
+    assert made["change"].startswith(f"mkdir {tmp_path / 'disk' / 'a'}") and synced["change"].startswith("fsync")
+    assert made["states"][0] != made["states"][1] != synced["states"][0] == synced["states"][1]
+    assert synced["states"][1] == state_of(str(tmp_path / "disk"))
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_comes_before_or_behind_its_change(tmp_path: Path, is_after: bool) -> None:
+    def work() -> None:
+        start(Fault("kill", 1, is_after))
+        for name in "abc":
+            os.mkdir(tmp_path / name)
+
+    assert run_child(work) == -9
+    assert sorted(os.listdir(tmp_path)) == (["a", "b"] if is_after else ["a"])
+
+
+def test_a_failing_disk_fails_from_then_on(tmp_path: Path) -> None:
+    def work() -> None:
+        start(Fault("error", 1, error=errno.EROFS))
+        os.mkdir(tmp_path / "a")
+        for _ in range(2):
+            with pytest.raises(OSError, match="Read-only"):
+                os.mkdir(tmp_path / "b")
+
+    assert run_child(work) == 0
+
+
+def test_a_moment_inside_a_function(tmp_path: Path) -> None:
+    def work() -> None:
+        start(Fault("kill", function="json:dumps", call=1))
+        json.dumps(1)
+        (tmp_path / "first").touch()
+        json.dumps(list(range(10_000_000)))
+        (tmp_path / "second").touch()
+
+    assert run_child(work) < 0
+    assert os.listdir(tmp_path) == ["first"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs the names of open files")
+@pytest.mark.parametrize("undoes", [False, True])
+def test_power_takes_what_was_not_waited_for(tmp_path: Path, undoes: bool) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    write(disk / "old", "old", is_synced=False)
+
+    def work() -> None:
+        start(Fault("power", 4, below=str(disk), undoes=undoes, log=str(tmp_path / "aside")))
+        write(disk / "waited", "x", is_synced=True)  # 0
+        write(disk / "not", "x", is_synced=False)
+        os.replace(disk / "waited", disk / "old")  # 1
+        os.mkdir(disk / "made")  # 2
+        write(disk / "made" / "inner", "x", is_synced=True)  # 3
+        os.rename(disk / "not", disk / "renamed")  # 4
+
+    assert run_child(work) == -9
+    left = {path.name: path.read_text() for path in disk.rglob("*") if path.is_file()}
+    assert left == ({"waited": "x", "old": "old", "not": ""} if undoes else {"old": "x", "inner": "x", "renamed": ""})
+
+
+def test_figures_tell_every_problem() -> None:
+    one, other = Series("one"), Series("other")
+    one.add("before a", Verdict(repeated=2))
+    other.add("after b", Verdict(["torn"], 3))
+    text = body([one, other])
+    assert "2 kills" in text and "| one | 1 | 2 | 0 |" in text and "- other, after b: torn" in text
