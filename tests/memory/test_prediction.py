@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -100,3 +101,33 @@ def test_a_step_makes_the_tensors_that_are_predicted(
     predicted = changeable(parts) - parts["allocator slack"]
     measured = live_bytes(shape, choice)
     assert -0.03 * measured <= predicted - measured <= 0.12 * measured
+
+
+@pytest.mark.parametrize("pads", [False, True], ids=["no padding", "padded attention"])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
+    machine = Machine(GIB, GIB, 0, pads_attention=pads)
+    for kept in (0, 99):
+        choice = Choice(2, 1, 1, kept, 2, "float32", compute, MIB)
+        shape = T5ModelConfig(**SHAPE)
+        peaks = [
+            {
+                phase: sum(parts.values())
+                for phase, parts in predict(Work(shape, 2, source, target, True, "adafactor"), choice, machine).items()
+            }
+            for source, target in ((32, 16), (64, 16), (64, 64), (500, 64), (500, 500), (2000, 500), (2000, 2000))
+        ]
+        for fewer, more in itertools.pairwise(peaks):
+            assert not {phase: (size, more[phase]) for phase, size in fewer.items() if size > more[phase]}
+
+
+def test_a_head_that_is_widened_in_pieces_takes_less_than_a_whole_copy() -> None:
+    shape = T5ModelConfig(**{**SHAPE, "vocab_size": 60_000})
+    choice = Choice(2, 1, 1, 0, 2, "bfloat16", "float32", MIB)
+    work = Work(shape, 2, 64, 64, True, "adafactor")
+    whole = shape.vocab_size * shape.d_model * 4
+    pieces, copy = (
+        sum(predict(work, choice, Machine(GIB, GIB, 0, widens_whole=widens))["loss"].values())
+        for widens in (False, True)
+    )
+    assert 0.5 * whole < copy - pieces <= whole
