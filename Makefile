@@ -36,7 +36,7 @@ test: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
 
 coverage: $(INSTALLED_DEV)
-	$(PY) -m benchmarks.covered -- $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
+	$(PY) -m benchmarks.checks.covered -- $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
 
 lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check .

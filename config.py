@@ -1,7 +1,7 @@
 """Which settings are there? Every one once: default, unit, range and one line of help.
 
 Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
-Order: defaults < preset < file < flags (`precedence.py`). `load` returns a checked `Config`; nothing else builds one from
+Order: defaults < preset < file < flags (`settings/precedence.py`). `load` returns a checked `Config`; nothing else builds one from
 outside input.
 Groups only sort the settings for readers: names are unique across groups, so flags are flat.
 """
@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from consistency import PREFERENCES, check
-from precedence import fill
-from settings import AUTO, DoesNotFit, UserError, setting
+from settings.consistency import PREFERENCES, check
+from settings.fields import AUTO, DoesNotFit, UserError, setting
+from settings.precedence import fill
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 

@@ -17,28 +17,28 @@ import devices
 from config import Config
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
-from memory.monitor import Monitor
-from settings import AUTO
-from training.checkpoints import Checkpoints
+from memory.observe.monitor import Monitor
+from settings.fields import AUTO
+from training.budget.keeping import Keeper
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.ownership import Ownership
+from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
-from training.interrupts import Interrupted, Interrupts
-from training.journal import Journal
-from training.keeping import Keeper
-from training.launch import local_processes, local_rank
+from training.evaluation.samples import show_samples
 from training.live import LiveRun
 from training.opening import agree_on_kernels, agreed_budget, headline, open_run
-from training.ownership import Ownership
-from training.peers import Peers
-from training.preference import is_preference_run
-from training.processes import group_settings, sum_over
+from training.processes.collectives import group_settings, sum_over
+from training.processes.interrupts import Interrupted, Interrupts
+from training.processes.launch import local_processes, local_rank
+from training.processes.peers import Peers
 from training.recording import Recorder
 from training.recovering import Recovery
-from training.reference import attach_reference
-from training.report import Summary
-from training.runs import publish
-from training.samples import show_samples
+from training.report.journal import Journal
+from training.report.summary import Summary
 from training.saving import Saver
-from training.schedules import planned_rate
+from training.start.preference import is_preference_run
+from training.start.reference import attach_reference
+from training.start.schedules import planned_rate
 
 
 class LowMemTrainer:

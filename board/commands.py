@@ -12,8 +12,8 @@ from typing import Any
 from board.places import Outside, Places
 from board.runs import delete_run, list_runs, run_names, size_of
 from config import Config, UserError
-from memory.units import format_size
 from screen import visible
+from units import format_size
 
 HEAD = ("run", "state", "progress", "loss", "peak / budget", "on disk", "started")
 

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from config import GROUPS, Config, flags_of
-from precedence import PRESETS_DIR, model_presets, run_presets
-from settings import AUTO, allowed, read_settings_file, show
+from settings.fields import AUTO, allowed, read_settings_file, show
+from settings.precedence import PRESETS_DIR, model_presets, run_presets
 
 # those that decide most, in the order in which one asks; the words for them stand in the page's texts
 FIRST = (

@@ -23,7 +23,7 @@ from board.places import Outside, Places, read_json
 from board.planning import PROGRAM, Flags, Planner, still_to_take, words_of
 from board.runs import ALIVE, LAUNCH_FILE, REQUEST_FILE, list_runs, run_facts, run_names
 from config import UserError, load
-from memory.units import MIB
+from units import MIB
 
 QUEUE_SECONDS = 2.0
 DOES_NOT_FIT = 3

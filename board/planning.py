@@ -18,7 +18,7 @@ from typing import Any
 
 from board.runs import ALIVE
 from config import ROOT, flags_of
-from memory.units import MIB
+from units import MIB
 
 PROGRAM = (sys.executable, str(ROOT / "train_low_mem.py"))
 SECONDS = 60.0  # longest for one plan

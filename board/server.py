@@ -14,7 +14,7 @@ from board.app import make_app
 from board.places import Places
 from board.service import Board
 from config import Config, UserError
-from settings import AUTO
+from settings.fields import AUTO
 
 LEAVE_SECONDS = 1  # given to open streams at the end
 

@@ -185,7 +185,7 @@ class Board:
         """Columns, first rows and lengths of a data file, read by a child process."""
         path = self.places.data(relative)
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "data.preview", str(path), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            sys.executable, "-m", "data.sources.preview", str(path), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

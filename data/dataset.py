@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
-from data.sources import PARQUET, TABLES, Source, find
-from data.tables import broken_file_is_user_error
-from settings import UserError, listed
+from data.sources.files import PARQUET, TABLES, Source, find
+from data.sources.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
+from data.sources.tables import broken_file_is_user_error
+from settings.fields import UserError, listed
 
 DROP_EVERY_READS = 1024
 MOST_PROBLEMS = 20  # that are told of one dataset's columns

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from data.collate import Batch
+from data.batches.collate import Batch
 from devices.base import Device
 from devices.malloc import trim_malloc
 from engine.checkpointing import Checkpointing
@@ -22,12 +22,12 @@ from engine.finite import NotFinite, OnReady, StepChecks
 from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.offload import CheckpointedActivations, Offload
 from engine.optimizers import Optimizer, Step
-from engine.reduce import Reducer, StepFailed
 from engine.schedule import Schedule
-from engine.sharding import Shards
+from engine.sharing.reduce import Reducer, StepFailed
+from engine.sharing.sharding import Shards
 from engine.update import Update
 from engine.walk import Walk, no_trim
-from memory.prediction import Choice
+from memory.cost.prediction import Choice
 from memory.recovery import drop_frames
 from model.t5 import T5
 

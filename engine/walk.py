@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from engine.checkpointing import Checkpointing
 from engine.finite import OnReady
 from engine.micro_batches import MicroBatch
-from engine.objective import Objective
+from engine.objectives.objective import Objective
 from engine.offload import CheckpointedActivations
 from engine.passage import Passage, Policies
 from engine.scaling import LossScaling

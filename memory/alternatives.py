@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from config import Config
-from memory.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
-from memory.trained import trained_counts
-from memory.units import MIB, format_size
-from memory.work import JSON_NAMES
+from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
+from memory.cost.trained import trained_counts
+from memory.cost.work import JSON_NAMES
+from units import MIB, format_size
 
 COST = {  # of a change, in what the user gives up: the cheapest is told first
     "memory_mode=ultra": 0, "mixed_precision=bf16": 1, "optimizer=adafactor": 2, "max_grad_norm=0": 2, "batch_size_per_gpu=1": 1,

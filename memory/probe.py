@@ -27,8 +27,8 @@ from typing import Any
 from config import Config
 from devices import processor
 from devices.cores import computing_threads
-from memory.prediction import CORRECTION, FIXED, Choice, changeable
-from memory.shapes import MicroBatchRows
+from memory.cost.prediction import CORRECTION, FIXED, Choice, changeable
+from memory.cost.shapes import MicroBatchRows
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 START = f"""import sys
@@ -37,7 +37,7 @@ from devices.environment import prepare_environment
 prepare_environment()  # before torch is imported
 from memory.probe import limit_processor_time
 limit_processor_time(int(sys.argv[1]))
-from training.probing import serve
+from training.budget.probing import serve
 serve()"""
 KILLED = "killed by the system for its memory"
 WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; after that it hangs

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 from config import T5ModelConfig
+from model.formats.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
 from model.quantization import fill_int8, is_int8, scale_of
 from model.shapes import hf_names, weight_counts, weights
 from model.t5 import T5, Parts
-from model.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
-from settings import UserError, counted, parse
+from settings.fields import UserError, counted, parse
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 Cut = Callable[[T5], Parts]

@@ -110,7 +110,7 @@ class _Product(torch.autograd.Function):
 class Linear(nn.Module):
     """Matrix product without a bias; weight (width_out, width_in), as everywhere in T5.
 
-    `adapter`, where there is one (see `model.lora`), changes the result: (x, result, weight, dropout) -> result.
+    `adapter`, where there is one (see `model.lora.adapter`), changes the result: (x, result, weight, dropout) -> result.
     """
 
     adapter: nn.Module | None

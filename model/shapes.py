@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from config import T5ModelConfig
-from settings import AUTO
+from settings.fields import AUTO
 
 Stack = Literal["encoder", "decoder"]
 Role = Literal["embedding", "head", "norm", "bias table", "q", "k", "v", "o", "gate", "wi", "wo", "adapter"]
@@ -166,7 +166,7 @@ def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
 
 
 def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str], use_dora: bool) -> Iterator[Weight]:
-    """Every weight of the adapters (`model.lora`) beside the matrices that `targets` name; none with rank 0."""
+    """Every weight of the adapters (`model.lora.adapter`) beside the matrices that `targets` name; none with rank 0."""
     for weight in weights(c) if rank else ():
         if weight.is_product and weight.target in targets:
             rows, columns = weight.shape

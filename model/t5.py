@@ -11,7 +11,6 @@ R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +20,11 @@ from limits import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
 from model.layers import FeedForward, RMSNorm
+from model.lora.form import AdapterInfo
 from model.loss import IGNORED, LossSettings, MeanLoss
 from model.quantization import embed, is_int8, product
 from model.rows import Rows
 from model.shapes import Role, inner_width, weights
-
-if TYPE_CHECKING:
-    from model.peft_format import AdapterInfo
 
 # name of a weight of which a model holds some rows only -> number of the first one, rows of the whole
 Parts = Mapping[str, tuple[int, int]]
@@ -140,7 +137,7 @@ class T5(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.adapter_dropout = 0.0  # share dropped of what adapters read, in the walk; see `model.lora`
+        self.adapter_dropout = 0.0  # share dropped of what adapters read, in the walk; see `model.lora.adapter`
         self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))

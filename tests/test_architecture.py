@@ -12,20 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
 LONGER_FILES = {"config.py": 640}
 # wing -> the wings it may import
-GROUND = {"limits", "settings", "precedence", "config", "screen", "memory.units"}
-FACES = ("memory.units", "model.shapes")  # files without torch that others may import than their folder's neighbours
+GROUND = {"limits", "units", "settings", "config", "screen"}
+FACES = ("units", "model.shapes")  # files without torch that others may import than their folder's neighbours
 WINGS: dict[str, set[str]] = {
     "limits": set(),
-    "memory.units": set(),
+    "units": set(),
     "screen": set(),
-    "settings": {"memory.units"},
-    "consistency": {"settings", "config"},  # config only for the types of what is checked
-    "precedence": {"settings", "config"},  # likewise
-    "config": {"consistency", "precedence", "settings", "memory.units"},
+    "settings": {"units", "config"},  # config only for the types of what is checked
+    "config": {"settings", "units"},
     "devices": GROUND,
     "model": GROUND | {"devices", "model.shapes"},
     "data": GROUND | {"devices"},
@@ -35,19 +33,28 @@ WINGS: dict[str, set[str]] = {
     "training": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine"},
     "trainer_low_mem": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine", "training"},
     "board": GROUND,  # it talks to runs through files and child processes
-    "train_low_mem": GROUND | {"devices", "training", "trainer_low_mem", "board"},
+    "train_low_mem": GROUND | {"devices", "training", "commands", "trainer_low_mem", "board"},
 }
-TREES = ("devices", "model", "data", "memory", "engine", "training", "board")
+TREES = ("settings", "devices", "model", "data", "memory", "engine", "training", "commands", "board")
 SOURCES = sorted(
     path
     for path in (*ROOT.glob("*.py"), *(path for tree in TREES for path in (ROOT / tree).rglob("*.py")))
     if "cache" not in path.relative_to(ROOT).parts
 )
 EVERYTHING = SOURCES + sorted(path for tree in ("tests", "docs", "benchmarks") for path in (ROOT / tree).rglob("*.py"))
+FOLDERS = sorted({path.parent for path in EVERYTHING} - {ROOT})
+PACKAGES = {path.parent for path in EVERYTHING if path.name == "__init__.py"}
+# rooms of one wing, each of which may import those before it; the last is what stands in front of them
+ROOMS: tuple[tuple[str, ...], ...] = (
+    ("training.report", "training.processes", "training.evaluation", "training.checkpoints", "training.start",
+     "training.budget", "training"),
+    ("memory.observe", "memory"),
+    ("memory.cost", "memory"),
+)  # fmt: skip
 # module -> the only places that may import it
 ONLY_IN = {
     "fire": {"train_low_mem"},
-    "accelerate": {"trainer_low_mem", "training", "engine"},
+    "accelerate": {"trainer_low_mem", "training", "commands", "engine"},
     "transformers": set(),
     "datasets": set(),
     "peft": set(),
@@ -67,6 +74,12 @@ def wing_of(module: str) -> str:
     return next((face for face in FACES if f"{module}.".startswith(f"{face}.")), module.split(".")[0])
 
 
+def room_of(module: str) -> str:
+    """The folder of a module, with its dots."""
+    parts = module.split(".")
+    return ".".join(parts[:2] if len(parts) > 1 and ROOT.joinpath(*parts[:2]).is_dir() else parts[:1])
+
+
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -77,15 +90,25 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf8"), filename=str(path))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Modules that a file imports, also inside functions; `from memory import units` counts as memory.units."""
-    for node in ast.walk(tree_of(path)):
+def imports_of(path: Path, run: bool = False) -> Iterator[str]:
+    """Modules that a file imports, also inside functions; `from memory import plan` counts as memory.plan."""
+    for node in running_parts(tree_of(path)) if run else ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             for alias in node.names:
-                yield f"{node.module}.{alias.name}" if node.module in WINGS else str(node.module)
+                inner = ROOT.joinpath(*str(node.module).split("."), alias.name)
+                is_module = inner.with_suffix(".py").is_file() or inner.is_dir()
+                yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+
+
+def running_parts(node: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, without what stands under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and dotted(child.test).endswith("TYPE_CHECKING")):
+            yield child
+            yield from running_parts(child)
 
 
 def dotted(node: ast.AST) -> str:
@@ -112,6 +135,43 @@ def test_imports_point_one_way(path: Path) -> None:
         other = wing_of(module)
         if other in WINGS and other != wing:
             assert other in WINGS[wing], f"{title(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_rooms_import_those_before_them(path: Path) -> None:
+    """Inside training each room stands on the earlier ones; what it costs and what is observed know no planner."""
+    here = room_of(module_of(path))
+    for module in imports_of(path):
+        there = room_of(module)
+        for order in ROOMS:
+            if here in order and there in order:
+                assert order.index(there) <= order.index(here), f"{title(path)} imports {module}"
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    """Also inside functions; an import for types alone is none, as nothing runs then."""
+    known = {module_of(path): path for path in SOURCES}
+    left = {
+        module: {other for other in imports_of(path, run=True) if other in known and other != module}
+        for module, path in known.items()
+    }
+    while free := [module for module, others in left.items() if not others & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, f"circles among {sorted(left)}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=title)
+def test_a_folder_can_be_held_in_mind(folder: Path) -> None:
+    files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= MAX_FOLDER_FILES, f"{title(folder)} has {len(files)} files: which two trades are in it?"
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder in PACKAGES], ids=title)
+def test_a_folder_says_what_is_in_it(folder: Path) -> None:
+    """In three lines: what is there, and who may import what."""
+    text = ast.get_docstring(tree_of(folder / "__init__.py")) or ""
+    assert len(text.splitlines()) >= 3, f"{title(folder)}/__init__.py"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=title)
@@ -145,12 +205,24 @@ def test_data_and_descriptions_do_not_import_torch(path: Path) -> None:
 def test_the_page_stays_small(path: Path) -> None:
     """Its process lives for days beside the runs: the standard library, its web library, and the ground."""
     known = sys.stdlib_module_names | {"starlette", "uvicorn", "board"} | GROUND
-    units = "memory.units"
+    units = "units"
     assert not [name for name in imports_of(path) if name.split(".")[0] not in known and not name.startswith(units)]
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / f"{name}.py" for name in ("settings", "config", "screen", "train_low_mem")], ids=title
+    "path",
+    [
+        ROOT / f"{name}.py"
+        for name in (
+            "settings/fields",
+            "settings/precedence",
+            "settings/consistency",
+            "config",
+            "screen",
+            "train_low_mem",
+        )
+    ],
+    ids=title,
 )
 def test_flags_are_checked_before_heavy_imports(path: Path) -> None:
     heads = {
@@ -159,7 +231,18 @@ def test_flags_are_checked_before_heavy_imports(path: Path) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for module in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)])
     }
-    assert not heads & {"torch", "pyarrow", "numpy", "fire", "rich", "loguru", "training", "trainer_low_mem", "devices"}
+    assert not heads & {
+        "torch",
+        "pyarrow",
+        "numpy",
+        "fire",
+        "rich",
+        "loguru",
+        "training",
+        "commands",
+        "trainer_low_mem",
+        "devices",
+    }
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=title)
@@ -214,7 +297,7 @@ def test_measured_speeds_decide_nothing(path: Path) -> None:
     if wing_of(module_of(path)) != "devices":
         assert "multiply_rate" not in text and "copy_rate(" not in text, place
     if re.search(r"\bas_measured\(", text):
-        assert place in {"memory/work.py", "memory/plan.py", "memory/alternatives.py", "memory/duration.py"}
+        assert place in {"memory/cost/work.py", "memory/plan.py", "memory/alternatives.py", "memory/cost/duration.py"}
     if place == "memory/plan.py":
         assert text.count("as_measured(") == 1, "of a plan's seconds alone"
 
@@ -225,8 +308,13 @@ def test_no_clock_that_can_be_set_decides_anything(path: Path) -> None:
 
     Signs of life and points of charts are read by other processes, which share no other clock.
     """
-    read_elsewhere = ("board/launching.py", "board/runs.py", "training/heartbeat.py", "training/journal.py")
-    if title(path) not in ("training/runs.py", "training/ownership.py", *read_elsewhere):
+    read_elsewhere = (
+        "board/launching.py",
+        "board/runs.py",
+        "training/processes/heartbeat.py",
+        "training/report/journal.py",
+    )
+    if title(path) not in ("training/checkpoints/runs.py", "training/checkpoints/ownership.py", *read_elsewhere):
         assert "time.time(" not in path.read_text(encoding="utf8") and "datetime.now(" not in path.read_text(
             encoding="utf8"
         )
@@ -234,8 +322,8 @@ def test_no_clock_that_can_be_set_decides_anything(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=title)
 def test_sizes_are_shown_in_one_place(path: Path) -> None:
-    """Bytes inside; only memory/units.py turns them into GiB for people."""
-    if title(path) != "memory/units.py":
+    """Bytes inside; only units.py turns them into GiB for people."""
+    if title(path) != "units.py":
         shown = re.search(r"\{[^{}]*/ *(2\*\*30|1024\*\*3|1e9|GIB|GiB)[^{}]*\}", path.read_text(encoding="utf8"))
         assert shown is None, f"{title(path)}: {shown.group(0) if shown else ''}"
 

@@ -10,8 +10,8 @@ import pytest
 
 import config
 from config import COMMANDS, GROUPS, Config, UserError, flags_of, load
-from precedence import model_presets, run_presets
-from settings import allowed, parse
+from settings.fields import allowed, parse
+from settings.precedence import model_presets, run_presets
 
 
 def problems_of(command: str, **flags: object) -> list[str]:

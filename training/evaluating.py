@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from training.evaluation import Evaluation, evaluate
+from training.evaluation.losses import evaluate
+from training.evaluation.samples import score_answers
 from training.live import LiveRun
-from training.samples import score_answers
+from training.report.results import Evaluation
 
 
 class Evaluator:

@@ -11,19 +11,19 @@ from dataclasses import replace
 
 from accelerate import Accelerator
 
-from data.collate import Batch
+from data.batches.collate import Batch
 from devices.malloc import tune_malloc
-from memory.monitor import Monitor
-from training.building import build
-from training.checkpoints import Checkpoints
+from memory.observe.monitor import Monitor
+from training.budget.keeping import Keeper
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
-from training.journal import Journal
-from training.keeping import Keeper
+from training.evaluation.stopping import BestMetric, lowest_of
 from training.opening import Opening
-from training.processes import agree_on
-from training.startup import rolled_back
-from training.state import TrainingState
-from training.stopping import BestMetric, lowest_of
+from training.processes.collectives import agree_on
+from training.report.journal import Journal
+from training.start.building import build
+from training.start.startup import rolled_back
 
 
 class LiveRun:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from training.evaluation import mean_metrics
+from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
-from training.progress import Reading
-from training.report import Summary
+from training.report.progress import Reading
+from training.report.summary import Summary
 
 
 class Recorder:

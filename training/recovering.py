@@ -11,10 +11,10 @@ from typing import NoReturn
 
 from config import DoesNotFit, UserError
 from engine.step import Outcome
+from training.checkpoints.runs import publish
 from training.divergence import why_diverged, why_hopeless
 from training.live import LiveRun
-from training.processes import first_told, sum_over
-from training.runs import publish
+from training.processes.collectives import first_told, sum_over
 from training.saving import Saver
 
 CHANGED = "weights were changed already"

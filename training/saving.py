@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from data.tokenizer import Tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from engine.finite import is_finite
 from engine.micro_batches import MicroBatch
 from engine.step import Engine
 from memory.recovery import drop_frames
-from training.checkpoints import Checkpoints
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.mirror import Mirror
+from training.checkpoints.sharded_state import save_sharded
+from training.checkpoints.state import TrainingState, write_checkpoint
 from training.live import LiveRun
-from training.mirror import Mirror
-from training.processes import sum_over
-from training.sharded_state import save_sharded
-from training.state import TrainingState, write_checkpoint
+from training.processes.collectives import sum_over
 
 
 class Saver:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes
-from engine.rounding import Rounding, Stochastic, rounding_key
-from engine.sharding import Part, Shards
+from engine.optimizers.rounding import Rounding, Stochastic, rounding_key
+from engine.sharing.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
 from model.shapes import is_matrix
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fuzz
-from benchmarks.covered import ROOT, WATCHED, watched
-from tests.mutations import Outcome
+from benchmarks.checks import fuzz
+from benchmarks.checks.covered import ROOT, WATCHED, watched
+from tests.mutating.mutations import Outcome
 
 
 def test_the_files_that_matter_are_watched_with_their_missing_lines() -> None:
@@ -18,7 +18,7 @@ def test_the_files_that_matter_are_watched_with_their_missing_lines() -> None:
             "missing_lines": [7] * (lines - covered),
         }
 
-    files = {"memory/plan.py": entry(9, 10), "training/chat.py": entry(0, 5), "data/__init__.py": entry(0, 0)}
+    files = {"memory/plan.py": entry(9, 10), "commands/chat.py": entry(0, 5), "data/__init__.py": entry(0, 0)}
     assert watched({"files": files}) == {"memory/plan.py": {"lines": 10, "percent": 90.0, "missing": [7]}}
     assert all(list(ROOT.glob(pattern)) for pattern in WATCHED), "each names a file that is there"
 

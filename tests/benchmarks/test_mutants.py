@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from benchmarks import mutants
-from benchmarks.mutants import ROOT, changed, drawn, mutants_of, noticed_by, source_of
+from benchmarks.checks import mutants
+from benchmarks.checks.mutants import ROOT, changed, drawn, mutants_of, noticed_by, source_of
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_what_is_changed(before: str, after: str) -> None:
 
 
 def test_a_mutant_is_its_file_with_one_change() -> None:
-    path = ROOT / "data" / "order.py"
+    path = ROOT / "data" / "batches" / "order.py"
     plain = ast.unparse(ast.parse(path.read_text(encoding="utf8"))).splitlines()
     for mutant in list(mutants_of(path))[::7]:
         lines = source_of(mutant).splitlines()
@@ -36,9 +36,9 @@ def test_a_mutant_is_its_file_with_one_change() -> None:
 
 
 def test_the_same_mutants_in_every_run_and_tests_for_all() -> None:
-    first = drawn(["data/order.py", "memory/blocks.py"])
-    assert first == drawn(["data/order.py", "memory/blocks.py"]) and len({m.file for m in first[:20]}) == 2
-    assert noticed_by("data/order.py")[0] == "tests/data/test_order.py"
+    first = drawn(["data/batches/order.py", "memory/cost/blocks.py"])
+    assert first == drawn(["data/batches/order.py", "memory/cost/blocks.py"]) and len({m.file for m in first[:20]}) == 2
+    assert noticed_by("data/batches/order.py")[0] == "tests/data/batches/test_order.py"
     files = {path for pattern in mutants.TARGETS for path in ROOT.glob(pattern) if path.name != "__init__.py"}
     untested = [str(path) for path in files if not noticed_by(path.relative_to(ROOT).as_posix())]
     assert len(files) > 50 and not untested

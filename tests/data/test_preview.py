@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from config import ROOT, UserError
-from data.preview import BARS, COUNTED_ROWS, preview
+from data.sources.preview import BARS, COUNTED_ROWS, preview
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -60,6 +60,9 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         preview(str(tmp_path / "none.jsonl"))
     done = subprocess.run(
-        [sys.executable, "-m", "data.preview", str(tmp_path / "none.jsonl")], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "data.sources.preview", str(tmp_path / "none.jsonl")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2 and "no such file" in json.loads(done.stdout)["problems"][0]

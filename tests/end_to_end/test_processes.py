@@ -94,7 +94,7 @@ def test_wrong_data_on_one_process_ends_all(pretrained: World, tmp_path: Path) -
     script = tmp_path / "breaks.py"
     script.write_text(
         broken.format(root=str(Path(__file__).parents[2]))
-        + "from data.loader import StepLoader\nplain = StepLoader.micro_batches\n"
+        + "from data.batches.loader import StepLoader\nplain = StepLoader.micro_batches\n"
         + "def torn(self, step, **facts):\n"
         + "    if facts['rank'] == 1 and step == 5:\n        raise ValueError('row 7 is torn')\n"
         + "    return plain(self, step, **facts)\n"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.collate import Batch
+from data.batches.collate import Batch
 from devices.cpu import CpuDevice
 from engine.checkpointing import Checkpointing
 from engine.finite import OnReady, StepChecks
@@ -20,7 +20,7 @@ from engine.step import Engine, Outcome, accumulate
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore
-from memory.prediction import Choice
+from memory.cost.prediction import Choice
 from model.loss import LossSettings
 from tests.engine.small_models import small_model
 

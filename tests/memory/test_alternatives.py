@@ -9,10 +9,10 @@ import pytest
 from config import Config, load
 from devices import processor
 from memory.alternatives import cheapest_changes, other_ways
+from memory.cost.prediction import Machine, peak_of, predict
 from memory.machines import DTYPES
 from memory.plan import make_work, plan
-from memory.prediction import Machine, peak_of, predict
-from memory.units import GIB, MIB
+from units import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 

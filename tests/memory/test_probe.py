@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from config import load
-from memory.prediction import Choice, Machine, Work, peak_of, predict
+from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
+from memory.cost.shapes import Shapes
+from memory.observe.processes import has_proc
 from memory.probe import ProbeRequest, ProbeResult, correction_of, fingerprint, limit_processor_time, probe
-from memory.processes import has_proc
-from memory.shapes import Shapes
-from memory.units import GIB, MIB
+from units import GIB, MIB
 
 CHOICE = Choice(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model.attention import position_buckets
-from model.generation import generate
+from model.decoding.generation import generate
 from model.hf_format import load, save
 from model.shapes import hf_names
 from model.t5 import T5

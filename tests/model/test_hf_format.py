@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from config import T5ModelConfig
 from model.hf_format import load, read_config, save
 from model.t5 import T5
-from settings import UserError
+from settings.fields import UserError
 from tests.measuring import in_child
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

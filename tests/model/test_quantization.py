@@ -12,13 +12,13 @@ from torch import nn
 
 from config import T5ModelConfig
 from model import hf_format
-from model.generation import generate
+from model.decoding.generation import generate
 from model.layers import Linear
 from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, row_pieces
 from model.t5 import T5
-from settings import UserError
+from settings.fields import UserError
 from tests.measuring import in_child
-from tests.model.test_lora import GATED, logits
+from tests.model.lora.test_adapter import GATED, logits
 
 
 def random_matrix(n: int = 13, m: int = 11) -> torch.Tensor:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from config import T5ModelConfig, load
-from model.lora import LoraSettings, add_adapters
+from model.lora.adapter import add_adapters
+from model.lora.form import LoraSettings
 from model.shapes import (
     Weight,
     adapter_weights,
@@ -22,7 +23,7 @@ from model.shapes import (
     weights,
 )
 from model.t5 import T5
-from precedence import model_presets
+from settings.precedence import model_presets
 
 SMALL = {
     "num_layers": 2,

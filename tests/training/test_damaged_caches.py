@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.chunks import Point
-from data.duplicates import STATE, _save_signing, _signed_so_far
+from data.sources.chunks import Point
+from data.text.duplicates import STATE, _save_signing, _signed_so_far
 from devices import machine_file
 from memory.probe import ProbeResult, _read
-from settings import UserError
-from training.ownership import OWNER_FILE, _describe
-from training.reference import ReferenceStore
-from training.tracking import MetricsFile
+from settings.fields import UserError
+from training.checkpoints.ownership import OWNER_FILE, _describe
+from training.report.tracking import MetricsFile
+from training.start.reference import ReferenceStore
 
 DEEP = "[" * 100_000 + "]" * 100_000
 SOUND = ProbeResult(2**28, {"step": 2**29}, 1.5)

@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import load_file
 
 from config import Config
-from data.loader import StepLoader
-from engine.objective import Objective
-from settings import UserError
+from data.batches.loader import StepLoader
+from engine.objectives.objective import Objective
+from settings.fields import UserError
 from tests.end_to_end.running import write_text
 from tests.training import small_runs
 from tests.training.small_runs import events
 from trainer_low_mem import LowMemTrainer
-from training.divergence import MOST_HALVINGS, MOST_IN_A_ROW, Divergence, named_rows
+from training.divergence import MOST_HALVINGS, MOST_IN_A_ROW, Divergence
 from training.recording import Recorder
+from training.report.results import named_rows
 
 STEPS, ROWS = 6, 4
 NAN = float("nan")

@@ -10,12 +10,12 @@ import pytest
 
 import devices
 from config import load
-from memory.budget import Budget
+from memory.cost.prediction import Machine
+from memory.observe.budget import Budget
 from memory.plan import plan
-from memory.prediction import Machine
-from memory.units import GIB, MIB
-from settings import DoesNotFit
-from training import keeping
+from settings.fields import DoesNotFit
+from training.budget import keeping
+from units import GIB, MIB
 
 MARGIN = 32 * MIB
 

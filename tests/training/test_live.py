@@ -14,7 +14,7 @@ from config import load
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.live import LiveRun
-from training.tracking import MetricsFile
+from training.report.tracking import MetricsFile
 
 
 @pytest.fixture

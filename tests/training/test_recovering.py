@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.step import Outcome
-from settings import DoesNotFit, UserError
+from settings.fields import DoesNotFit, UserError
 from training import recovering
 from training.divergence import MOST_IN_A_ROW, Divergence
 from training.recovering import Recovery
