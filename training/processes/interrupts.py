@@ -49,7 +49,7 @@ class Interrupts:
         return self
 
     def hear(self, wish: str) -> tuple[float, float]:
-        """Take a wish that came by a file, see `training.processes.heartbeat`: STOP is the same as a first signal.
+        """Take a wish that came by a file, see `training.report.heartbeat`: STOP is the same as a first signal.
 
         Returns:
             whether to stop, by wish or by signal, and whether to save, as numbers that processes can add up.

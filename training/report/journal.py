@@ -25,7 +25,7 @@ from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
 from settings.fields import counted
-from training.processes.heartbeat import Heartbeat
+from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress, Reading, about, duration
 from training.report.results import Evaluation, Sample, named_rows
 from training.report.summary import Summary, next_commands, plan_rows, recomputed, summary_rows
@@ -85,7 +85,7 @@ class Journal:
         logger.info(text)
 
     def wish(self) -> str:
-        """What somebody has asked for from outside since the last call; see `training.processes.heartbeat`."""
+        """What somebody has asked for from outside since the last call; see `training.report.heartbeat`."""
         return self._heartbeat.wish()
 
     def _facts(self) -> dict[str, Any]:

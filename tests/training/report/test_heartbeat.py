@@ -11,8 +11,8 @@ import pytest
 
 from settings.fields import UserError
 from training.processes import heartbeat
-from training.processes.heartbeat import HEARTBEAT_FILE, REQUEST_FILE, Heartbeat
 from training.processes.interrupts import SAVE, STOP, Interrupted, Interrupts
+from training.report.heartbeat import HEARTBEAT_FILE, REQUEST_FILE, Heartbeat
 
 
 def told(folder: Path) -> dict[str, Any]:
