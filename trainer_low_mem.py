@@ -28,11 +28,12 @@ from training.evaluation.samples import show_samples
 from training.live import LiveRun
 from training.opening import agree_on_kernels, agreed_budget, headline, open_run
 from training.processes.collectives import group_settings, sum_over
-from training.processes.interrupts import Interrupted, Interrupts
+from training.processes.interrupts import Interrupts
 from training.processes.launch import local_processes, local_rank
 from training.processes.peers import Peers
 from training.recording import Recorder
 from training.recovering import Recovery
+from training.report.endings import Interrupted
 from training.report.journal import Journal
 from training.report.summary import Summary
 from training.saving import Saver

@@ -14,13 +14,9 @@ import time
 from types import FrameType
 from typing import Any
 
-EXIT_CODE = 130
-STOP, SAVE = "stop", "save"  # wishes
+from training.report.endings import EXIT_CODE, SAVE, STOP
+
 SHOW_CURSOR = b"\x1b[?25h"
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, has finished its step and has saved. Ends the program with exit code 130."""
 
 
 class Interrupts:

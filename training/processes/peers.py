@@ -29,7 +29,8 @@ import torch.distributed as dist
 
 from screen import visible
 from settings.fields import UserError
-from training.processes.interrupts import SHOW_CURSOR, Interrupted
+from training.processes.interrupts import SHOW_CURSOR
+from training.report.endings import Interrupted
 from training.report.tracking import log_crash
 
 BEAT_SECONDS = 1.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from settings.fields import UserError
-from training.processes.interrupts import SAVE, STOP, Interrupted
+from training.report.endings import SAVE, STOP, Interrupted
 
 HEARTBEAT_FILE, REQUEST_FILE = "heartbeat.json", "request"
 SECONDS = 2.0

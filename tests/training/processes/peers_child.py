@@ -13,8 +13,8 @@ from accelerate import Accelerator
 
 from settings.fields import DoesNotFit, UserError
 from training.processes.collectives import group_settings, least_of, most_of, sum_over
-from training.processes.interrupts import Interrupted
 from training.processes.peers import Peers
+from training.report.endings import Interrupted
 
 
 def act(deed: str, accelerator: Accelerator) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from training.processes.interrupts import Interrupted, Interrupts
+from training.processes.interrupts import Interrupts
+from training.report.endings import Interrupted
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 CHILD = """

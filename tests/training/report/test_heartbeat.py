@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from settings.fields import UserError
-from training.processes import heartbeat
-from training.processes.interrupts import SAVE, STOP, Interrupted, Interrupts
+from training.processes.interrupts import Interrupts
+from training.report import heartbeat
+from training.report.endings import SAVE, STOP, Interrupted
 from training.report.heartbeat import HEARTBEAT_FILE, REQUEST_FILE, Heartbeat
 
 
