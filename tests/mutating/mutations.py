@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CHILD = ROOT / "tests" / "mutated_child.py"
+CHILD = ROOT / "tests" / "mutating" / "mutated_child.py"
 CRASH_NOTE = "died"
 
 

@@ -31,7 +31,8 @@ from settings.fields import UserError
 PREPARING = """
 import json, os, signal, sys
 from config import load
-from data.text import duplicates; from data.prepare.preparing import encoding, preparing as prepare
+from data.prepare import encoding, preparing as prepare
+from data.text import duplicates
 flags, kill_at, counted = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 encoding.CHECKPOINT_SECONDS = duplicates.SAVE_SECONDS = 0.01
 config = load("prepare", flags)
