@@ -1,33 +1,52 @@
-# make train   make test   make lint   make bench     ARGS="..." goes to the command
+# make train   make board   make test   make lint   make bench     ARGS="..." goes to the command
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_BOARD := $(VENV)/.installed-board
 
 # a test a core, of one thread; the tests of a file stay together and share what it has built
 SIDE_BY_SIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile
+SHUFFLED = --random-order --random-order-seed=$(ORDER)
 
-.PHONY: help train test lint bench
+# the order of the tests is drawn anew by another number: make test ORDER=7
+ORDER ?= 1
+
+.PHONY: help train test lint bench board coverage audit
 .SILENT:
 
 help:
 	echo 'make train   install what is missing, train on the built-in sample; ARGS="--train_file=my.parquet --memory_budget=6G"'
-	echo 'make test    run the tests; ARGS="tests/model -k loss"'
+	echo 'make board   a page in the browser: start runs, watch them, talk with what was trained; ARGS="--port=8300"'
+	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 draws another order'
+	echo 'make coverage   the tests, and the lines that none of them runs'
+	echo 'make audit   known holes in the packages used'
 	echo 'make lint    ruff and mypy'
 	echo 'make bench   speed and memory beside Hugging Face T5; ARGS="--help"'
 
 train: $(INSTALLED)
 	$(PY) train_low_mem.py train $(ARGS)
 
+board: $(INSTALLED_BOARD)
+	$(PY) train_low_mem.py board $(ARGS)
+
 test: $(INSTALLED_DEV)
-	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
+
+coverage: $(INSTALLED_DEV)
+	$(PY) -m benchmarks.checks.covered -- $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
 
 lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check --quiet . || { echo 'run: $(PY) -m ruff format .'; exit 1; }
 	$(PY) -m mypy
+
+# known holes in the packages of constraints.txt; asks pypi.org, and fails where that does not answer
+audit: $(PY)
+	test -x .audit-venv/bin/pip-audit || { $(PY) -m venv .audit-venv && .audit-venv/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1; }
+	.audit-venv/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 bench: $(INSTALLED_DEV)
 	$(PY) -m benchmarks.throughput $(ARGS)
@@ -42,7 +61,12 @@ $(INSTALLED): requirements.txt constraints.txt | $(PY)
 	$(PIP) --requirement requirements.txt
 	touch $@
 
-$(INSTALLED_DEV): requirements-dev.txt requirements.txt constraints.txt | $(PY)
+$(INSTALLED_BOARD): requirements-board.txt requirements.txt constraints.txt | $(PY)
+	echo 'installing requirements-board.txt into $(VENV)'
+	$(PIP) --requirement requirements-board.txt
+	touch $(INSTALLED) $@
+
+$(INSTALLED_DEV): requirements-dev.txt requirements-board.txt requirements.txt constraints.txt | $(PY)
 	echo 'installing requirements-dev.txt into $(VENV)'
 	$(PIP) --requirement requirements-dev.txt
-	touch $(INSTALLED) $@
+	touch $(INSTALLED) $(INSTALLED_BOARD) $@

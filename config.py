@@ -1,7 +1,7 @@
 """Which settings are there? Every one once: default, unit, range and one line of help.
 
 Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
-Order: defaults < preset < file < flags (`precedence.py`). `load` returns a checked `Config`; nothing else builds one from
+Order: defaults < preset < file < flags (`settings/precedence.py`). `load` returns a checked `Config`; nothing else builds one from
 outside input.
 Groups only sort the settings for readers: names are unique across groups, so flags are flat.
 """
@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from consistency import PREFERENCES, check
-from precedence import fill
-from settings import AUTO, DoesNotFit, UserError, setting
+from settings.consistency import PREFERENCES, check
+from settings.fields import AUTO, DoesNotFit, UserError, setting
+from settings.precedence import fill
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
@@ -367,9 +367,10 @@ class PlanConfig:
     """What is planned for."""
 
     target: str = setting(
-        AUTO, "machine to plan for: a name of presets/machines.yaml or a YAML file; auto: this one", kind=str, auto=True
-    )
-    json: bool = setting(False, "print JSON, for programs", kind=bool)
+        AUTO, "machine to plan for: a name of presets/machines.yaml or a YAML file; auto: this one; with json several, parted by commas",
+        kind=str, auto=True,
+    )  # fmt: skip
+    json: bool = setting(False, "print JSON, for programs (chat: also read it, one line a question)", kind=bool)
 
 
 @dataclass
@@ -472,6 +473,30 @@ class ChatConfig:
 
 
 @dataclass
+class BoardConfig:
+    """Where the page is, and which files it may show."""
+
+    host: str = setting(
+        "127.0.0.1", "address to listen at; another than this machine's own makes the page ask for a token", kind=str
+    )
+    port: int = setting(8300, "port to listen at; 0: any that is free", kind=int, low=0, high=65535)
+    token: str | None = setting(
+        AUTO, "word that opens the page; auto: none on this machine alone, else one is drawn and printed",
+        kind=str, auto=True, optional=True,
+    )  # fmt: skip
+    data_dir: str = setting("data/files", "folder that data files are picked from and uploaded to", kind=str)
+    upload_limit: int = setting(8 * 2**30, "largest file that may be uploaded", kind="size")
+
+
+@dataclass
+class ListingConfig:
+    """What is done with the runs there are."""
+
+    delete: str | None = setting(None, "name of a run to delete, with model and checkpoints", kind=str, optional=True)
+    yes: bool = setting(False, "delete without a question", kind=bool)
+
+
+@dataclass
 class Config:
     """All settings of one run, by group."""
 
@@ -492,6 +517,8 @@ class Config:
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
+    board: BoardConfig = field(default_factory=BoardConfig)
+    listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
     origins: dict[str, str] = field(default_factory=dict)  # setting -> "flag", "file" or "preset"; defaults are absent
 
@@ -526,7 +553,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "memory", "run",
     ),
-    "chat": ("checkpoint", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
+    "board": ("board", "output_dir", "log_dir"),
+    "runs": ("listing", "json", "output_dir", "log_dir"),
+    "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "run")
 COMMANDS["check"] = ("checkpoint", "run")

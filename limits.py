@@ -1,4 +1,4 @@
-"""Which sizes do tiles, chunks and fillings have? The one place that the engine and its plan read them from.
+"""Which sizes do tiles, chunks, slabs and fillings have? The one place that the engine and its plan read them from.
 
 Whatever reaches the kernels of a backend comes from a small set of sizes: CPU libraries, MPS and compilers keep
 something for each new one. Lengths of rows in attention are therefore rounded up on a scale that grows geometrically, and
@@ -18,6 +18,18 @@ KERNEL_WIDTHS = range(16, 513, 16)  # of a head, which compiled kernels can atte
 LONGEST_SHORT = 128  # rows that compiled kernels take whole, one (row, head) after the other
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
+HEAD_CHUNK_TOKENS = 16  # fewest tokens whose logits are formed together
+UPDATE_ELEMENTS = 512 * 1024  # of a weight updated at a time: the few buffers of 2 MB that it needs stay in cache
+WIDENED_ELEMENTS = 512 * 1024  # of a narrow table widened at a time: 2 MB in fp32, which stay in cache and in the heap
+SUMMED_ELEMENTS = 1024 * 1024  # of tokens' gradients that are summed together, and of their sums: 4 MB in fp32
+DRAWN_ELEMENTS = 1024 * 1024  # of a weight whose initial values are drawn at a time
+STATE_BLOCK = 128  # elements of a row that share a scale, of moments in 8 bits
+FILE_CHUNK_BYTES = 4 * 1024**2  # of a tensor that is read from a file, as fp32
+SLAB_BYTES = 64 * 1024**2  # of host memory for checkpointed activations
+HEAP_BELOW = 4 * 1024**2  # bytes of the tensors in the heap with malloc "fast"; larger ones are mapped by themselves
+ENCODER_TOKENS = 4096  # that pass through the encoder together to be answered, or one prompt
+EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
+SAMPLE_TOKENS = 64  # longest answer of the samples after a run
 
 
 def padded_length(length: int) -> int:
@@ -36,6 +48,11 @@ def filled_tokens(tokens: int, sizes: Sequence[int] = ()) -> int:
             return size
     step = max(LEAST_FILLED, (1 << (tokens - 1).bit_length()) // 2 // FILLED_PER_OCTAVE)
     return -(-tokens // step) * step
+
+
+def loss_chunk_tokens(chunk_bytes: int, vocab_size: int) -> int:
+    """Tokens whose logits, in fp32, are formed together."""
+    return max(HEAD_CHUNK_TOKENS, chunk_bytes // (4 * vocab_size))
 
 
 @dataclass(frozen=True)

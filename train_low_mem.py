@@ -17,13 +17,14 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from config import COMMANDS, GROUPS, Config, DoesNotFit, UserError, flags_of, load
-from precedence import model_presets, run_presets
 from screen import guard, visible
-from settings import allowed, counted, show
+from settings.fields import allowed, counted, show
+from settings.precedence import model_presets, run_presets
 
 PROGRAM = "python train_low_mem.py"
 ABOUT = {
@@ -40,6 +41,8 @@ ABOUT = {
     "check": "compare a folder's files with the sums they were written with: check FOLDER",
     "generate": "answer a text, or a file of prompts, with a trained model",
     "chat": "talk with a trained model in the terminal",
+    "runs": "list the runs, how they stand and what they take on the disk; --delete=NAME removes one",
+    "board": "a page in the browser: start runs, watch them, talk with what was trained",
 }
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
 # The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
@@ -148,18 +151,16 @@ def _run(name: str, config: Config) -> None:
         from trainer_low_mem import LowMemTrainer
 
         LowMemTrainer(config).train()
+    elif name in ("board", "runs"):
+        from board import commands as board_commands
+
+        getattr(board_commands, name)(config)
     elif name == "plan":
-        from training import plan_command
+        from commands.plan import show
 
-        plan_command.show(config)
-    elif name == "doctor":
-        from training.doctor import doctor
-
-        doctor(config)
+        show(config)
     else:
-        from training import commands
-
-        getattr(commands, name)(config)
+        getattr(import_module(f"commands.{name}"), name)(config)
 
 
 def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:
@@ -245,7 +246,7 @@ def _print_once(text: str) -> None:
 
 
 def _rank() -> int:
-    from training.launch import rank  # light; anything else of training/ loads torch
+    from training.processes.launch import rank  # light; anything else of training/ loads torch
 
     return rank()
 
@@ -253,7 +254,7 @@ def _rank() -> int:
 def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     """Put the traceback where a bug report finds it, and one line on the screen."""
     text = "".join(traceback.format_exception(error))
-    tracking = sys.modules.get("training.tracking")
+    tracking = sys.modules.get("training.report.tracking")
     place = tracking.log_crash(text) if tracking else None
     if place is None:
         suffix = f"_rank{_rank()}" if _rank() else ""

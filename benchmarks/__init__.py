@@ -1,1 +1,4 @@
-"""Side by side with peers: each benchmark is one command, and writes its table into docs/benchmarks.md."""
+"""Side by side with peers: one command each, `python -m benchmarks.NAME`; results go to docs/benchmarks.md.
+Rooms: `parts`, what commands share and start as children; `faults`, kills and failing disks; `checks`, of the tests.
+Nothing imports from here.
+"""

@@ -16,12 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import watched
-from benchmarks.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
-from benchmarks.hard_limit import HardLimit
-from benchmarks.results import ROOT, write_section
+from benchmarks.parts import watched
+from benchmarks.parts.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
+from benchmarks.parts.hard_limit import HardLimit
+from benchmarks.parts.results import ROOT, write_section
 from devices.cores import usable_cores
-from memory.units import MIB
+from units import MIB
 
 CACHE = ROOT / "data" / "cache" / "contract"
 FIGURES = CACHE / "figures.json"

@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT, markdown, write_section
+from benchmarks.parts.results import ROOT, markdown, write_section
 from config import load
-from data.corpus import build_sample_corpus
-from data.task import decide, train_task_tokenizer
+from data.prepare.task import decide, train_task_tokenizer
+from data.sources.corpus import build_sample_corpus
 from devices.cores import usable_cores
-from memory.processes import ProcessTree
-from memory.units import format_size
-from settings import counted
+from memory.observe.processes import ProcessTree
+from settings.fields import counted
+from units import format_size
 
 REPEATS = 3
 
@@ -50,7 +50,7 @@ def library(path: str, tokenizer_dir: str) -> float:
 
 def ours(path: str, tokenizer_dir: str, folder: str) -> float:
     """Seconds that `prepare` takes, from the file to the shards."""
-    from data.prepare import prepare
+    from data.prepare.preparing import prepare
 
     flags = {"train_file": path, "tokenizer_dir": tokenizer_dir, "cache_dir": folder, "shards_dir": f"{folder}/shards"}
     began = time.perf_counter()

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.results import ROOT, markdown, write_section
+from benchmarks.parts.results import ROOT, markdown, write_section
+from data.batches.order import Order
 from data.dataset import LowMemDataset
-from data.order import Order
-from data.row_access import MODES
+from data.sources.row_access import MODES
 
 READS, SHOWN_ROWS = 300_000, 10**9
 STEP_ROWS = 8
@@ -159,7 +159,11 @@ def t5_small_step() -> float:
     """Seconds of the fastest step of t5-small here, 8 rows of 512 + 114 tokens."""
     words = ["ours-standard", "t5-small", str(STEP_ROWS), "512", "114", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.one_system", *words], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True
+        [sys.executable, "-m", "benchmarks.parts.one_system", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        check=True,
     )
     return float(min(json.loads(done.stdout.strip().splitlines()[-1])["seconds"]))
 

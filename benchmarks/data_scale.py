@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import ROOT, markdown, write_section
-from data.corpus import build_sample_corpus
-from data.duplicates import NEAR, NUM_PERM, _names, _near, bands
-from memory.processes import ProcessTree
-from memory.units import GIB, MIB, format_size
+from benchmarks.parts.results import ROOT, markdown, write_section
+from data.sources.corpus import build_sample_corpus
+from data.text.duplicates import NEAR, NUM_PERM, _names, _near, bands
+from memory.observe.processes import ProcessTree
+from units import GIB, MIB, format_size
 
 ROW_LETTERS = 100
 SHARE_REPEATED = 0.1

@@ -20,12 +20,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import children
-from benchmarks.children import Child
-from benchmarks.finetuning_data import Setting
-from benchmarks.results import ROOT, markdown, write_section
-from benchmarks.watched import events_of
-from memory.units import format_size
+from benchmarks.parts import children
+from benchmarks.parts.children import Child
+from benchmarks.parts.finetuning_data import Setting
+from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts.watched import events_of
+from units import format_size
 
 LORA = {"lora_rank": "8", "lora_alpha": "16"}
 KINDS: dict[str, tuple[str, dict[str, str]]] = {  # kind -> command and flags
@@ -113,7 +113,7 @@ def peer_words(case: Case, setting: Setting) -> list[str]:
     """The command line of the peer."""
     recompute = "yes" if case.way.endswith("c") else "no"
     files = [str(setting.folder / "base"), str(setting.folder / "batches.json")]
-    return ["-m", "benchmarks.finetuning_peer", case.kind, case.way.rstrip("c"), recompute, *files]
+    return ["-m", "benchmarks.parts.finetuning_peer", case.kind, case.way.rstrip("c"), recompute, *files]
 
 
 def least(runs: list[dict[str, Any]], what: str = "peak_bytes") -> dict[str, Any] | None:

@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.results import markdown, write_section
+from benchmarks.parts.results import markdown, write_section
 from config import T5ModelConfig
 from devices.cpu import CpuDevice
 from engine.weights import weight_store_for
 from model import hf_format
-from model.generation import generate
+from model.decoding.generation import generate
 from model.quantization import quantize_model
 from model.t5 import T5
-from precedence import model_presets
+from settings.precedence import model_presets
 
 # ours -> what it is compared with
 PEERS = {"fp32": "transformers fp32", "bf16": "transformers bf16", "int8": "transformers fp32"}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.results import ROOT, markdown
+from benchmarks.parts.results import ROOT, markdown
 from config import DoesNotFit, load
 from memory.machines import target_machine
 from memory.plan import plan
-from memory.units import format_size
+from units import format_size
 
 MODELS = ("t5-small", "t5-base", "chatlm-0.2b", "t5-large", "t5-v1.1-large", "t5-3b")
 MACHINES = ("laptop_8gb", "mac_8gb", "gpu_4gb", "gpu_8gb", "mac_16gb", "workstation_32gb_amx")

@@ -15,12 +15,12 @@ import json
 import sys
 from typing import Any
 
-from benchmarks import watched
-from benchmarks.children import options_of
 from benchmarks.contract import data_file
-from benchmarks.results import markdown, write_section
+from benchmarks.parts import watched
+from benchmarks.parts.children import options_of
+from benchmarks.parts.results import markdown, write_section
 from devices.cores import usable_cores
-from memory.units import format_size
+from units import format_size
 
 OPTIONS = {"model": "t5-small", "rows": "16", "tokens": "128", "steps": "4", "processes": "2"}
 

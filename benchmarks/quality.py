@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality_page import write_page
-from benchmarks.results import ROOT
-from benchmarks.watched import events_of
-from settings import AUTO
+from benchmarks.parts.quality_page import write_page
+from benchmarks.parts.results import ROOT
+from benchmarks.parts.watched import events_of
+from settings.fields import AUTO
 
 PARTS = ("size", "tokens", "seeds", "text", "tiers", "rows", "length", "threads", "tune", "folder", "page")
 SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
@@ -177,7 +177,8 @@ def bytes_per_weight(settings: dict[str, Any], storage: str) -> float:
     from dataclasses import fields
 
     from config import T5ModelConfig
-    from memory.prediction import Work, dtype_bytes, state_bytes, weight_counts
+    from memory.cost.prediction import Work, dtype_bytes, state_bytes
+    from model.shapes import weight_counts
 
     shape = T5ModelConfig(**{member.name: settings[member.name] for member in fields(T5ModelConfig)})
     work = Work(shape, 1, 8, 8, False, settings["optimizer"], settings["bf16_rounding"])

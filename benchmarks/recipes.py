@@ -18,11 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import children
-from benchmarks.children import Child
-from benchmarks.results import ROOT, markdown, write_section
-from benchmarks.watched import events_of
-from memory.units import format_size
+from benchmarks.parts import children
+from benchmarks.parts.children import Child
+from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts.watched import events_of
+from units import format_size
 
 RECIPES = {"summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf"}
 PROGRAM = str(ROOT / "train_low_mem.py")
@@ -79,7 +79,7 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
     end = next(event for event in events if event["event"] == "end")
     settings = next(event for event in events if event["event"] == "start")["settings"]
     shards = max((work / "cache").glob("shards-*"), key=lambda path: path.stat().st_mtime)
-    words = ["-m", "benchmarks.recipe_peer", str(shards / "train"), str(work / "runs" / "ours"), str(work / "peer"),
+    words = ["-m", "benchmarks.parts.recipe_peer", str(shards / "train"), str(work / "runs" / "ours"), str(work / "peer"),
              str(end["step"]), str(settings["effective_batch_size"]), options["peer_optimizer"],
              options["peer_learning_rate"], str(settings["seed"])]  # fmt: skip
     peer = run(words, ROOT)

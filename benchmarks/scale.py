@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from config import Config, T5ModelConfig, load
-from memory.prediction import Choice, Machine, Work, peak_of, predict, step_flops, weight_counts
-from memory.units import GIB
+from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, step_flops
+from model.shapes import weight_counts
+from units import GIB
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 

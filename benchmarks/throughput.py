@@ -18,12 +18,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import children
-from benchmarks.results import markdown, write_section
+from benchmarks.parts import children
+from benchmarks.parts.results import markdown, write_section
 from config import T5ModelConfig
-from memory.speed import step_flops
-from memory.units import format_size
-from precedence import model_presets
+from memory.cost.speed import step_flops
+from settings.precedence import model_presets
+from units import format_size
 
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")
 MODE_BARS = {"ours-low": 0.95, "ours-ultra": 0.85}  # of the speed of ours-standard
@@ -66,7 +66,7 @@ WORKS = {
 def measure(system: str, work: Work) -> Run:
     """Run one system on one work in a child process."""
     words = [system, work.model, work.rows, work.source, work.target, work.steps]
-    child = children.run(["-m", "benchmarks.one_system", *map(str, words)])
+    child = children.run(["-m", "benchmarks.parts.one_system", *map(str, words)])
     if child.failure:
         return {"system": system, "failed": child.failure}
     figures = json.loads(child.output.strip().splitlines()[-1])

@@ -4,8 +4,8 @@ Real training runs over models, lengths, batches and dtypes. Side by side: the r
 the time that it took; the step that was predicted and the mean of those that were timed; what was told anew after 20 steps
 and what was left then. Each case is noted as it ends, so that an interrupted benchmark continues where it was.
 
-`--fit=True` runs nothing: from the steps noted so far it looks for the constants (`memory.speed.Pace`) of this class of
-processor that predict them best, with this machine's measured speeds, and prints them for `memory.speed.PACES`.
+`--fit=True` runs nothing: from the steps noted so far it looks for the constants (`memory.cost.speed.Pace`) of this class of
+processor that predict them best, with this machine's measured speeds, and prints them for `memory.cost.speed.PACES`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import children, watched
 from benchmarks.contract import WORDS
-from benchmarks.results import ROOT, markdown, write_section
+from benchmarks.parts import children, watched
+from benchmarks.parts.results import ROOT, markdown, write_section
 from config import Config, load
 from devices.cores import usable_cores
+from memory.cost.prediction import Choice, Machine, Work
+from memory.cost.shapes import Shapes
+from memory.cost.speed import PACES, Pace, typical_seconds
+from memory.cost.work import choice_fields
 from memory.machines import this_machine
 from memory.plan import make_work
-from memory.prediction import Choice, Machine, Work
-from memory.shapes import Shapes
-from memory.speed import PACES, Pace, typical_seconds
-from memory.work import choice_fields
 
 CACHE = ROOT / "data" / "cache" / "time_promise"
 FIGURES = CACHE / "figures.json"

@@ -23,8 +23,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.results import ROOT
-from benchmarks.watched import events_of
+from benchmarks.parts.results import ROOT
+from benchmarks.parts.watched import events_of
 
 STEPS, LOST_AT, PORT = 60, 15, 29400
 TINY = (

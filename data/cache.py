@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from data.durable import is_full, put_in_place
 from data.locks import lock_at
-from settings import DoesNotFit, UserError
+from settings.fields import DoesNotFit, UserError
 
 
 class Once(Protocol):

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
-from data.sources import PARQUET, TABLES, Source, find
-from data.tables import broken_file_is_user_error
-from settings import UserError
+from data.sources.files import PARQUET, TABLES, Source, find
+from data.sources.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
+from data.sources.tables import broken_file_is_user_error
+from settings.fields import UserError, listed
 
 DROP_EVERY_READS = 1024
+MOST_PROBLEMS = 20  # that are told of one dataset's columns
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
 
 
@@ -96,13 +97,13 @@ class LowMemDataset(Sequence[dict[str, Any]]):
     def _check_columns(self) -> None:
         problems = [
             f"{file.source.path}: column {name} {'occurs twice' if name in file.columns else 'is missing'}; "
-            f"columns: {', '.join(file.columns)}"
+            f"columns: {listed(file.columns)}"
             for file in self._files
-            for name in self.columns
+            for name in dict.fromkeys(self.columns)
             if file.columns.count(name) != 1
         ]
         if problems:
-            raise UserError(*problems)
+            raise UserError(*problems[:MOST_PROBLEMS])
 
     def __len__(self) -> int:
         return int(self._starts[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from settings import AUTO, UserError, counted
+from settings.fields import AUTO, UserError, counted
 
 if TYPE_CHECKING:
     from devices.base import Device

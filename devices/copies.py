@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SLAB_BYTES = 64 * 2**20
+from limits import SLAB_BYTES
+
 ALIGNMENT = 512  # bytes; as torch's allocators
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from settings import AUTO
+from settings.fields import AUTO
 
 
 def usable_cores() -> int:

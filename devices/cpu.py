@@ -1,4 +1,4 @@
-"""How is the CPU used as a device? Its tensors are in the process's own RAM, which `memory.monitor` counts."""
+"""How is the CPU used as a device? Its tensors are in the process's own RAM, which `memory.observe.monitor` counts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch
 from devices import cpu, cuda, mps
 from devices.base import Device, name_of
 from devices.measuring import measure
-from settings import AUTO
+from settings.fields import AUTO
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

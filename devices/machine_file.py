@@ -60,11 +60,10 @@ def read(key: str) -> Measured | None:
     """What was measured; None where nothing was, or where the file is not what this module has written."""
     try:
         entry = json.loads(place().read_text(encoding="utf8"))[key]
-        found = Measured(
-            str(entry["processor"]), int(entry["threads"]), {str(k): float(v) for k, v in entry["rates"].items()},
-            str(entry["date"]), str(entry["way"]),
-        )  # fmt: skip
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        rates = {str(dtype): float(rate) for dtype, rate in entry["rates"].items()}
+        processor, threads = str(entry["processor"]), int(entry["threads"])
+        found = Measured(processor, threads, rates, str(entry["date"]), str(entry["way"]))
+    except (OSError, ValueError, ArithmeticError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     is_sound = found.threads > 0 and all(math.isfinite(rate) and rate > 0 for rate in found.rates.values())
     return found if is_sound and found.rates else None
@@ -77,7 +76,7 @@ def keep(key: str, processor: str, threads: int, rates: Mapping[str, float]) -> 
     try:
         try:
             entries: Any = json.loads(path.read_text(encoding="utf8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             entries = {}
         entries = {**(entries if isinstance(entries, dict) else {}), key: asdict(measured)}
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,14 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
+from limits import HEAP_BELOW
+
 # numbers of malloc.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 # "fast" keeps small tensors in the heap; large ones are mapped in either case, so that what they took is given back
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
-    "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 4 * 1024**2, M_TRIM_THRESHOLD: 8 * 1024**2},
+    "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: HEAP_BELOW, M_TRIM_THRESHOLD: 8 * 1024**2},
 }
 
 

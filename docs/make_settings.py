@@ -10,8 +10,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # run as a script, Python would look beside this file only
 
 from config import COMMANDS, GROUPS, flags_of  # noqa: E402
-from precedence import model_presets, run_presets  # noqa: E402
-from settings import allowed, show  # noqa: E402
+from settings.fields import allowed, show  # noqa: E402
+from settings.precedence import model_presets, run_presets  # noqa: E402
 
 HEAD = """# Settings
 

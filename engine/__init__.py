@@ -1,1 +1,4 @@
-"""How one step runs in little memory: the walk through the blocks and back, and its policies."""
+"""How one step runs in little memory: `walk` goes through the blocks and back, the other files are its policies.
+Rooms: `objectives`, what is minimised; `optimizers`, what changes a weight; `sharing`, what processes do together.
+Imports model, data and memory; training imports from here.
+"""

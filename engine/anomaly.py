@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.finite import OnReady, StepChecks
-from engine.sharding import Shards
+from engine.sharing.sharding import Shards
 from model.t5 import T5
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes
 from engine.optimizers.base import row_chunks
-from engine.sharding import Shards
+from engine.sharing.sharding import Shards
 
 OnReady = Callable[[Sequence[nn.Parameter]], None]
 

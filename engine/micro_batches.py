@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.collate import Batch, PreferenceBatch
+from data.batches.collate import Batch, PreferenceBatch
 from devices.base import place
 from limits import filled_tokens
-from memory.shapes import Sizes
+from memory.cost.shapes import Sizes
 from model.loss import IGNORED
 from model.rows import Rows
 

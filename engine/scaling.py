@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from torch import Tensor
 
 from engine.finite import is_finite
-from settings import UserError
+from settings.fields import UserError
 
 FIRST_SCALE = 2.0**16
 LEAST_SCALE = 1.0  # true gradients of a mean loss are far inside fp16's range: here it is the forward that overflows

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SLAB_ELEMENTS = 1 << 20  # 4 MB in fp32: of the gradients that are summed together, and of their sums
+from limits import SUMMED_ELEMENTS
 
 
 def add_token_gradients(table: Tensor, ids: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -29,7 +29,7 @@ def add_token_gradients(table: Tensor, ids: Sequence[Tensor], gradients: Sequenc
             table.index_add_(0, rows, part.to(table.dtype))
         return
     distinct, places = torch.cat(list(ids)).unique(return_inverse=True)
-    width = max(1, SLAB_ELEMENTS // len(places))
+    width = max(1, SUMMED_ELEMENTS // len(places))
     for first in range(0, table.shape[1], width):
         columns = slice(first, first + width)
         slab = torch.cat([part[:, columns].float() for part in gradients])

@@ -1,4 +1,4 @@
-"""What else could be done? Other ways to run the same step, and changes of one flag that take less memory.
+"""What else could be done? Other ways to run the same step, changes of one flag that take less memory, and a refusal.
 
 Each is priced like the plan itself: a way that is shown to fit does fit, a change that is shown to save does save.
 """
@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from config import Config
-from memory.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
-from memory.trained import trained_counts
-from memory.units import MIB
-from memory.work import JSON_NAMES
+from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
+from memory.cost.trained import trained_counts
+from memory.cost.work import JSON_NAMES
+from units import MIB, format_size
 
 COST = {  # of a change, in what the user gives up: the cheapest is told first
     "memory_mode=ultra": 0, "mixed_precision=bf16": 1, "optimizer=adafactor": 2, "max_grad_norm=0": 2, "batch_size_per_gpu=1": 1,
@@ -109,9 +109,8 @@ def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choic
 
 def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
     """Changes of one flag: its text, the way to run and the work that it leads to."""
-    one = replace(
-        choice, batch_size_per_gpu=1, micro_batches_per_pass=work.rows, accumulation_passes=1, saved_blocks=0, malloc="small", eval_batch_size_per_gpu=1
-    )  # fmt: skip
+    row_by_row = replace(choice, batch_size_per_gpu=1, micro_batches_per_pass=work.rows, eval_batch_size_per_gpu=1)
+    one = replace(row_by_row, accumulation_passes=1, saved_blocks=0, malloc="small")
     yield "batch_size_per_gpu=1", one, work
     if config.memory.memory_mode != "ultra":
         yield "memory_mode=ultra", replace(choice, saved_blocks=0, malloc="small"), work
@@ -132,9 +131,8 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
     """Shorter or fewer rows."""
     if config.data.max_seq_len >= 16:
         half = config.data.max_seq_len // 2
-        shorter = replace(
-            work, source_tokens=min(work.source_tokens, half), target_tokens=max(1, work.target_tokens // 2), shapes=None, evaluation=None
-        )  # fmt: skip
+        source, target = min(work.source_tokens, half), max(1, work.target_tokens // 2)
+        shorter = replace(work, source_tokens=source, target_tokens=target, shapes=None, evaluation=None)
         yield f"max_seq_len={half}", choice, shorter
     if work.rows > 1:
         fewer = max(1, work.rows // 2)
@@ -144,3 +142,32 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
             replace(choice, micro_batches_per_pass=micro_batches, accumulation_passes=1),
             replace(work, rows=fewer, shapes=None),
         )
+
+
+def refusal(config: Config, work: Work, machine: Machine, least: Choice) -> list[str]:
+    """What is said where no way fits: the phase, the batch, what is needed and what there is; then at most three changes.
+
+    Args:
+        least: the way to run that needs the least.
+    """
+    phases = predict(work, least, machine)
+    phase, peak = peak_of(phases)
+    parts = sorted(phases[phase].items(), key=lambda item: -item[1])[:4]
+    rows = least.eval_batch_size_per_gpu if phase == "evaluation" else least.batch_size_per_gpu
+    longest = (work.evaluation_shapes if phase == "evaluation" else work.step_shapes).longest_row
+    free = max(0, machine.budget_bytes - machine.base_bytes)
+    told = (
+        f"--memory_budget = {format_size(machine.budget_bytes)}, does not hold this run: the least it needs is about "
+        f"{format_size(peak)} ({', '.join(f'{name} {format_size(size)}' for name, size in parts)}), in phase {phase} with "
+        f"micro-batch {rows} x {longest.source} + {longest.target} tokens; the process itself leaves {format_size(free)} free"
+    )
+    budget = f"--memory_budget={math.ceil(peak / MIB)}M would hold it as it is"
+    return [told, *map(_sentence, cheapest_changes(config, work, machine, least, most=2)), budget]
+
+
+def _sentence(change: Alternative) -> str:
+    if not change.fits:
+        return (
+            f"--{change.label} alone would need about {format_size(change.peak_bytes)}: not enough, but it helps most"
+        )
+    return f"--{change.label} would fit, with about {format_size(change.peak_bytes)}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from devices.malloc import trim_malloc
-from memory.processes import process_usage
+from memory.observe.processes import process_usage
 
 if TYPE_CHECKING:
     from devices.base import Device

@@ -15,11 +15,11 @@ from config import UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import is_possible
-from memory.budget import host_limits, installed_bytes, margin_of
-from memory.prediction import BASE_BYTES, Machine
-from memory.units import parse_size
-from precedence import PRESETS_DIR
-from settings import AUTO, read_settings_file
+from memory.cost.prediction import BASE_BYTES, Machine
+from memory.observe.budget import host_limits, installed_bytes, margin_of
+from settings.fields import AUTO, read_settings_file
+from settings.precedence import PRESETS_DIR
+from units import parse_size
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 DTYPES = ("float32", "bfloat16")

@@ -2,7 +2,7 @@
 
 `plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest; in mode ultra the smallest of those
-that are nearly as fast. The effective batch is never touched. The formulas are in `memory.prediction`.
+that are nearly as fast. The effective batch is never touched. The formulas are in `memory.cost.prediction`.
 Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
 machine; those that were measured tell times. A run that is resumed computes in what it began with.
 """
@@ -17,14 +17,23 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
-from memory.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict, predict_seconds, typical_seconds
-from memory.refusal import refusal
-from memory.shapes import Shapes
-from memory.trained import trained_counts
-from memory.units import MIB
-from settings import AUTO
+from memory.alternatives import refusal
+from memory.cost.prediction import (
+    Choice,
+    Machine,
+    Work,
+    offloaded_bytes,
+    peak_of,
+    predict,
+    predict_seconds,
+    typical_seconds,
+)
+from memory.cost.shapes import Shapes
+from memory.cost.trained import trained_counts
+from memory.first_guess import effective_batch, table_guess
+from settings.fields import AUTO
+from units import MIB
 
-TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 Dtypes = tuple[str, str]  # of the weights at rest, of products
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
@@ -40,7 +49,7 @@ class Plan:
         seconds: predicted duration of a step, with measured speeds where there are any. num_blocks: of the model.
         phase_parts: phase -> name -> bytes, of every phase.
         unprobed_peak_bytes: what was predicted for this choice before a probe measured it; None: there was none.
-        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.duration`; None: its length is
+        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.cost.duration`; None: its length is
             not known.
     """
 
@@ -63,25 +72,6 @@ class Plan:
         """Plain values, for JSON."""
         accumulation = self.choice.gradient_accumulation_steps
         return {**asdict(self), "choice": self.choice.as_dict(), "gradient_accumulation_steps": accumulation}
-
-
-def table_guess(available_bytes: int) -> tuple[int, int, int]:
-    """The old table's first guess: micro-batch, evaluation batch, accumulation."""
-    return (1, 2, 8) if available_bytes < TABLE_THRESHOLD_BYTES else (2, 4, 16)
-
-
-def effective_batch(config: Config, machine: Machine) -> int:
-    """Rows of one step: as given, else what micro-batch and accumulation give, else the old table's."""
-    train, (batch_size, _, accumulation) = config.train, table_guess(machine.available_bytes)
-    if train.effective_batch_size != AUTO:
-        return int(train.effective_batch_size)
-    if train.batch_size_per_gpu != AUTO or train.gradient_accumulation_steps != AUTO:
-        batch_size = batch_size if train.batch_size_per_gpu == AUTO else int(train.batch_size_per_gpu)
-        accumulation = (
-            accumulation if train.gradient_accumulation_steps == AUTO else int(train.gradient_accumulation_steps)
-        )
-        return batch_size * accumulation * machine.num_processes
-    return batch_size * accumulation
 
 
 def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Work:
@@ -326,10 +316,8 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
     totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
     seconds = typical_seconds(work, choice, machine.as_measured())
     blocks = work.model.num_layers + work.model.num_decoder_layers
-    return Plan(
-        choice, effective_batch(config, machine), machine.budget_bytes, peak, components, totals, seconds, blocks,
-        phase_parts=phases,
-    )  # fmt: skip
+    rows, budget = effective_batch(config, machine), machine.budget_bytes
+    return Plan(choice, rows, budget, peak, components, totals, seconds, blocks, phase_parts=phases)
 
 
 def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:

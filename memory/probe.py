@@ -27,8 +27,8 @@ from typing import Any
 from config import Config
 from devices import processor
 from devices.cores import computing_threads
-from memory.prediction import CORRECTION, FIXED, Choice, changeable
-from memory.shapes import MicroBatchRows
+from memory.cost.prediction import CORRECTION, FIXED, Choice, changeable
+from memory.cost.shapes import MicroBatchRows
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 START = f"""import sys
@@ -37,7 +37,7 @@ from devices.environment import prepare_environment
 prepare_environment()  # before torch is imported
 from memory.probe import limit_processor_time
 limit_processor_time(int(sys.argv[1]))
-from training.probing import serve
+from training.budget.probing import serve
 serve()"""
 KILLED = "killed by the system for its memory"
 WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; after that it hangs
@@ -191,7 +191,7 @@ def fingerprint(request: ProbeRequest) -> str:
 def _code_state() -> list[str]:
     """Digests of the files that decide what a step takes: their change makes old figures worthless."""
     files = sorted(path for wing in ("model", "engine") for path in (Path(ROOT) / wing).rglob("*.py"))
-    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files]
+    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (Path(ROOT) / "limits.py", *files)]
 
 
 def _read(place: Path | None) -> ProbeResult | None:
@@ -199,9 +199,12 @@ def _read(place: Path | None) -> ProbeResult | None:
         return None
     try:
         content: dict[str, Any] = json.loads(place.read_text(encoding="utf8"))
-        return ProbeResult(**{**content, "is_cached": True, "seconds": 0.0})
-    except (OSError, ValueError, TypeError):
+        found = ProbeResult(**{**content, "is_cached": True, "seconds": 0.0})
+    except (OSError, ValueError, TypeError, RecursionError):
         return None  # a broken entry is measured anew, and overwritten
+    sizes = [found.base_bytes, *found.phases.values()] if isinstance(found.phases, dict) and found.phases else [None]
+    are_known = all(type(size) is int and size >= 0 for size in sizes) and type(found.step_seconds) in (int, float)
+    return found if are_known and math.isfinite(found.step_seconds) and found.failed == "" else None
 
 
 def _alone(environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,9 +13,9 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from memory.budget import free_host_bytes
 from memory.cleanup import clean_all
-from memory.units import format_size, parse_size
+from memory.observe.budget import free_host_bytes
+from units import format_size, parse_size
 
 if TYPE_CHECKING:
     from devices.base import Device

@@ -1,1 +1,4 @@
-"""What is trained: a T5 of our own, its loss, its generation, and the Hugging Face folder format."""
+"""What is trained: `t5`, a row of blocks, from `attention`, `layers`, `rows`, `dropout`, and its `loss`.
+In front of the rooms `lora`, `decoding`, `formats` stands `hf_format`: load and save a Hugging Face folder.
+Imports devices and settings alone; engine, training and commands import from here.
+"""

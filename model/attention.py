@@ -25,6 +25,7 @@ from model.compiled_attention import CompiledAttention
 from model.dropout import Dropout
 from model.layers import Linear
 from model.rows import Rows
+from model.shapes import inner_width
 from model.tiled_attention import TiledAttention
 
 
@@ -120,7 +121,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: T5ModelConfig) -> None:
         super().__init__()
-        inner = config.num_heads * config.d_kv
+        inner = inner_width(config)
         self.num_heads, self.d_kv = config.num_heads, config.d_kv
         self.q = Linear(config.d_model, inner)
         self.k = Linear(config.d_model, inner)

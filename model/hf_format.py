@@ -26,10 +26,11 @@ from typing import Any
 import torch
 
 from config import T5ModelConfig
+from model.formats.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
 from model.quantization import fill_int8, is_int8, scale_of
+from model.shapes import hf_names, weight_counts, weights
 from model.t5 import T5, Parts
-from model.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
-from settings import UserError, counted, parse
+from settings.fields import UserError, counted, parse
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 Cut = Callable[[T5], Parts]
@@ -55,34 +56,6 @@ _EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
 _EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 # written by old versions, used by none
 _IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
-_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
-_BLOCK_NAMES = (
-    (r"attention_norm\.", "layer.0.layer_norm."),
-    (r"attention\.", "layer.0.SelfAttention."),
-    (r"cross_norm\.", "layer.1.layer_norm."),
-    (r"cross_attention\.", "layer.1.EncDecAttention."),
-    (r"feed_forward_norm\.", "layer.{last}.layer_norm."),
-    (r"feed_forward\.gate\.", "layer.{last}.DenseReluDense.wi_0."),
-    (r"feed_forward\.wi\.", "layer.{last}.DenseReluDense.{wi}."),
-    (r"feed_forward\.wo\.", "layer.{last}.DenseReluDense.wo."),
-    (r"bias\.table", _BIAS),
-)
-
-
-def hf_name(name: str, config: T5ModelConfig) -> str:
-    """The name in Hugging Face's folders of our parameter `name`, e.g. `encoder.block.0.layer.0.layer_norm.weight`."""
-    if name in ("embedding", "head"):
-        return _EMBEDDING if name == "embedding" else _HEAD
-    stack, rest = name.split(".", 1)
-    if not rest.startswith("blocks."):
-        return f"{stack}.block.0.{_BIAS}" if rest == "bias.table" else f"{stack}.final_layer_norm.weight"
-    _, index, inner = rest.split(".", 2)
-    last = 2 if stack == "decoder" else 1
-    wi = "wi_1" if config.feed_forward_proj.startswith("gated-") else "wi"
-    for ours, theirs in _BLOCK_NAMES:
-        if re.match(ours, inner):
-            return f"{stack}.block.{index}." + re.sub(ours, theirs.format(last=last, wi=wi), inner, count=1)
-    raise AssertionError(f"no Hugging Face name for {name}")
 
 
 def _embedding_name(stored: TensorFolder) -> str:
@@ -167,19 +140,15 @@ def _config_from(path: Path, raw: dict[str, Any], stored: TensorFolder) -> T5Mod
 
 def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorFolder) -> list[str]:
     """Find sizes that the tensors beside a configuration cannot have, before anything is made of such a size."""
-    problems, names = [], len(stored.names)
+    problems, names, size = [], len(stored.names), weight_counts(config)["total"]
     if config.num_layers + config.num_decoder_layers > names:
         problems.append(
             f"{path}: num_layers = {config.num_layers}, num_decoder_layers = {config.num_decoder_layers}, the files hold "
             f"{counted(names, 'tensor')}, fewer than that; use the config.json that belongs to them"
         )
-    width, inner = config.d_model, config.num_heads * config.d_kv
-    block = 4 * width * inner + 2 * width * config.d_ff
-    blocks = config.num_layers + config.num_decoder_layers
-    weights = width * config.vocab_size + blocks * block + config.num_heads * config.relative_attention_num_buckets
-    if weights > LEAST_FILE_SHARE * stored.file_bytes + SMALL_MODEL:
+    if size > LEAST_FILE_SHARE * stored.file_bytes + SMALL_MODEL:
         problems.append(
-            f"{path}: speaks of {weights:,} weights or more (vocab_size {config.vocab_size}, d_model {width}, d_kv "
+            f"{path}: speaks of {size:,} weights (vocab_size {config.vocab_size}, d_model {config.d_model}, d_kv "
             f"{config.d_kv}, d_ff {config.d_ff}, num_heads {config.num_heads}), the files hold {stored.file_bytes:,} bytes; "
             "use the config.json that belongs to them"
         )
@@ -240,7 +209,7 @@ def load(
         _compare(folder, config, expect)
     as_int8 = dtype == torch.int8
     assert not (as_int8 and cut), "int8 weights are whole"
-    sources = _match(stored, T5(expect or config, "meta"))  # before memory is taken for a shape that the tensors lack
+    sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack
     model = T5(expect or config, "meta" if cut or as_int8 else device, torch.float32 if as_int8 else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
@@ -267,14 +236,17 @@ def _compare(folder: str | Path, found: T5ModelConfig, expect: T5ModelConfig) ->
         raise UserError(f"{folder}, is a checkpoint of another shape: {shown}; name the model that it was made with")
 
 
-def _match(stored: TensorFolder, model: T5) -> dict[str, str]:
+def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     """Our name -> stored name of every parameter; each must be there, in its shape, and nothing else."""
-    sources = {name: hf_name(name, model.config) for name, _ in model.named_parameters()}
-    sources["embedding"] = _embedding_name(stored)
+    sources = {**hf_names(config), "embedding": _embedding_name(stored)}
     wanted, found = set(sources.values()), stored.names
-    shapes = {sources[name]: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
     wrong = {name: stored.shape(name) for name in wanted & found if stored.shape(name) != shapes[name]}
     problems = []
+    if bare := [name for name in wanted & found if stored.lacks_scale(name)]:
+        problems.append(
+            f"{stored.path}, holds int8 weights without their scales ({_listed(bare)}); copy the folder again"
+        )
     if missing := wanted - found:
         problems.append(
             f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({_listed(missing)}); use a complete T5 checkpoint"
@@ -321,9 +293,9 @@ def save(model: T5, folder: str | Path, shard_bytes: int | None = None) -> None:
     Memory: one tensor where the weights are not on the CPU, else nothing.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    weights = dict(model.named_parameters())
-    tensors = {hf_name(name, model.config): weight.detach() for name, weight in weights.items()}
-    scales = {hf_name(n, model.config) + SCALE: scale_of(w) for n, w in weights.items() if is_int8(w)}
+    names, parameters = hf_names(model.config), dict(model.named_parameters())
+    tensors = {names[name]: parameter.detach() for name, parameter in parameters.items()}
+    scales = {names[name] + SCALE: scale_of(parameter) for name, parameter in parameters.items() if is_int8(parameter)}
     if scales:
         write_safetensors({**tensors, **scales}, Path(folder) / INT8_FILE)
     else:

@@ -18,6 +18,7 @@ from config import T5ModelConfig
 from devices.kernels.calls import kernels, takes
 from model.dropout import Dropout
 from model.quantization import product, product_back
+from model.shapes import is_gated
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -109,7 +110,7 @@ class _Product(torch.autograd.Function):
 class Linear(nn.Module):
     """Matrix product without a bias; weight (width_out, width_in), as everywhere in T5.
 
-    `adapter`, where there is one (see `model.lora`), changes the result: (x, result, weight, dropout) -> result.
+    `adapter`, where there is one (see `model.lora.adapter`), changes the result: (x, result, weight, dropout) -> result.
     """
 
     adapter: nn.Module | None
@@ -151,7 +152,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: T5ModelConfig) -> None:
         super().__init__()
         self.activation = config.feed_forward_proj.removeprefix("gated-")
-        self.gate = Linear(config.d_model, config.d_ff) if config.feed_forward_proj.startswith("gated-") else None
+        self.gate = Linear(config.d_model, config.d_ff) if is_gated(config) else None
         self.wi = Linear(config.d_model, config.d_ff)
         self.wo = Linear(config.d_ff, config.d_model)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from devices.kernels.calls import kernels, takes
+from limits import loss_chunk_tokens
 from model.quantization import product, product_back
 
 IGNORED = -100  # a label that carries no loss
@@ -34,10 +35,6 @@ class LossSettings:
     chunk_bytes: int = 32 * 2**20
     label_smoothing: float = 0.0
     z_loss: float = 0.0
-
-    def chunk_tokens(self, vocab_size: int) -> int:
-        """C: tokens of a chunk, at least 16."""
-        return max(16, self.chunk_bytes // (4 * vocab_size))
 
 
 def _chunk(
@@ -110,7 +107,7 @@ def loss_and_gradients(
     Memory: C x V x 4 bytes twice, and the gradient of hidden.
     """
     grad_hidden, total = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32)
-    step = settings.chunk_tokens(head.shape[0])
+    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0])
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
         part = None if weights is None else weights[start : start + step]
@@ -131,7 +128,7 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSet
     Shapes and memory as `loss_and_gradients`, without gradients.
     """
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-    step = settings.chunk_tokens(head.shape[0])
+    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0])
     for start in range(0, hidden.shape[0], step):
         part = slice(start, start + step)
         losses[part] = _chunk(hidden[part], head, labels[part], settings, None)[0]

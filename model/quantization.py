@@ -19,8 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from limits import WIDENED_ELEMENTS
+from model.shapes import is_matrix
+
 LEVELS = 127  # largest whole number; -128 stays unused, so that the scale is symmetric
-CHUNK_ELEMENTS = 1 << 19  # of a table widened at a time: 2 MiB in fp32, which stays in cache and in the heap
 
 
 class Int8Weight(nn.Parameter):
@@ -84,7 +86,7 @@ def fill_int8(model: nn.Module, chunks: Callable[[str], Iterator[Tensor]], devic
     Memory: the int8 model and one chunk.
     """
     for name, weight in list(model.named_parameters()):
-        if _goes_to_int8(name, weight):
+        if is_matrix(name, weight.shape):
             rows, columns = weight.shape
             _replace(model, name, empty_int8(rows, columns, device))
     work = torch.empty(0, device=device)
@@ -100,16 +102,12 @@ def quantize_model(model: nn.Module) -> None:
     """Turn the matrices and tables of a loaded model into int8, one by one. Memory: one int8 matrix beside the model."""
     for name in [name for name, _ in model.named_parameters()]:
         weight = model.get_parameter(name)
-        if _goes_to_int8(name, weight):
+        if is_matrix(name, weight.shape):
             rows, columns = weight.shape
-            chunks = iter(weight.detach().split(max(1, CHUNK_ELEMENTS // columns)))
+            chunks = iter(weight.detach().split(max(1, WIDENED_ELEMENTS // columns)))
             _replace(model, name, quantize(chunks, rows, columns, weight.device))
         else:
             _replace(model, name, nn.Parameter(weight.detach().float(), requires_grad=False))
-
-
-def _goes_to_int8(name: str, weight: Tensor) -> bool:
-    return weight.dim() == 2 and not name.endswith("bias.table")
 
 
 def _replace(model: nn.Module, name: str, weight: nn.Parameter) -> None:
@@ -143,8 +141,8 @@ def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def row_pieces(table: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """A table (V, D) in pieces of rows, widened one at a time. Memory: CHUNK_ELEMENTS numbers."""
-    rows = max(1, CHUNK_ELEMENTS // table.shape[1])
+    """A table (V, D) in pieces of rows, widened one at a time. Memory: WIDENED_ELEMENTS numbers."""
+    rows = max(1, WIDENED_ELEMENTS // table.shape[1])
     for start in range(0, table.shape[0], rows):
         yield dequantize(table, dtype, slice(start, start + rows))
 
@@ -179,5 +177,5 @@ def product_back(grad: Tensor, weight: Tensor) -> Tensor:
 
 def _pieces(weight: Tensor) -> list[slice]:
     """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in."""
-    rows = max(1, CHUNK_ELEMENTS // weight.shape[1]) if weight.device.type == "cpu" else len(weight)
+    rows = max(1, WIDENED_ELEMENTS // weight.shape[1]) if weight.device.type == "cpu" else len(weight)
     return [slice(start, start + rows) for start in range(0, len(weight), rows)]

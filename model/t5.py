@@ -11,21 +11,20 @@ R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from config import T5ModelConfig
+from limits import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
 from model.layers import FeedForward, RMSNorm
+from model.lora.form import AdapterInfo
 from model.loss import IGNORED, LossSettings, MeanLoss
 from model.quantization import embed, is_int8, product
 from model.rows import Rows
-
-if TYPE_CHECKING:
-    from model.peft_format import AdapterInfo
+from model.shapes import Role, inner_width, weights
 
 # name of a weight of which a model holds some rows only -> number of the first one, rows of the whole
 Parts = Mapping[str, tuple[int, int]]
@@ -138,7 +137,7 @@ class T5(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.adapter_dropout = 0.0  # share dropped of what adapters read, in the walk; see `model.lora`
+        self.adapter_dropout = 0.0  # share dropped of what adapters read, in the walk; see `model.lora.adapter`
         self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
@@ -175,15 +174,16 @@ class T5(nn.Module):
         Args:
             parts: weights of which this model holds some rows only.
         """
+        roles = {weight.name: weight.role for weight in weights(self.config)}
         for index, (name, weight) in enumerate(self.named_parameters()):
-            if "norm" in name:
+            if roles[name] == "norm":
                 weight.fill_(1.0)
                 continue
             generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
-            deviation = self._initial_deviation(name) * self.config.initializer_factor
+            deviation = self._initial_deviation(roles[name]) * self.config.initializer_factor
             # row chunks: the fp32 draw of a large bf16 matrix is never whole in memory
             first, count = (parts or {}).get(name, (0, weight.shape[0]))
-            step = max(1, (1 << 20) // weight.shape[1])
+            step = max(1, DRAWN_ELEMENTS // weight.shape[1])
             for start in range(0, count, step):
                 drawn = torch.randn(min(step, count - start), weight.shape[1], generator=generator) * deviation
                 low, high = max(start, first), min(start + len(drawn), first + weight.shape[0])
@@ -191,14 +191,15 @@ class T5(nn.Module):
                     weight[low - first : high - first].copy_(drawn[low - start : high - start])
         return self
 
-    def _initial_deviation(self, name: str) -> float:
-        c, kind = self.config, name.rsplit(".", 2)[-2] if "." in name else name
-        return {
+    def _initial_deviation(self, role: Role) -> float:
+        c = self.config
+        deviations: dict[Role, float] = {
             "embedding": 1.0,
             "q": (c.d_model * c.d_kv) ** -0.5,
-            "o": (c.num_heads * c.d_kv) ** -0.5,
+            "o": inner_width(c) ** -0.5,
             "wo": c.d_ff**-0.5,
-        }.get(kind, c.d_model**-0.5)
+        }
+        return deviations.get(role, c.d_model**-0.5)
 
     def shift_right(self, labels: Tensor) -> Tensor:
         """Decoder input for labels (B, T): the start token, then all labels but the last; ignored labels become padding."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from benchmarks.disk_faults import watch_changes
-from benchmarks.mirror_faults import watch_mirrors
+from benchmarks.faults.disk_faults import watch_changes
+from benchmarks.faults.mirror_faults import watch_mirrors
 
 DIED = 77
 

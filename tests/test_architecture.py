@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,43 +12,56 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
-LONGER_FILES = {"config.py": 600}
+LONGER_FILES = {"config.py": 640}
 # wing -> the wings it may import
-GROUND = {"limits", "settings", "precedence", "config", "screen", "memory.units"}
+GROUND = {"limits", "units", "settings", "config", "screen"}
+FACES = ("units", "model.shapes")  # files without torch that others may import than their folder's neighbours
 WINGS: dict[str, set[str]] = {
     "limits": set(),
-    "memory.units": set(),
+    "units": set(),
     "screen": set(),
-    "settings": {"memory.units"},
-    "consistency": {"settings", "config"},  # config only for the types of what is checked
-    "precedence": {"settings", "config"},  # likewise
-    "config": {"consistency", "precedence", "settings", "memory.units"},
+    "settings": {"units", "config"},  # config only for the types of what is checked
+    "config": {"settings", "units"},
     "devices": GROUND,
-    "model": GROUND | {"devices"},
+    "model": GROUND | {"devices", "model.shapes"},
     "data": GROUND | {"devices"},
-    "memory": GROUND | {"devices"},
-    "engine": GROUND | {"devices", "model", "data", "memory"},
-    "training": GROUND | {"devices", "model", "data", "memory", "engine"},
-    "trainer_low_mem": GROUND | {"devices", "model", "data", "memory", "engine", "training"},
-    "train_low_mem": GROUND | {"devices", "training", "trainer_low_mem"},
+    "model.shapes": {"settings", "config"},
+    "memory": GROUND | {"devices", "model.shapes"},
+    "engine": GROUND | {"devices", "model", "model.shapes", "data", "memory"},
+    "training": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine"},
+    "trainer_low_mem": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine", "training"},
+    "commands": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine", "training"},
+    "board": GROUND,  # it talks to runs through files and child processes
+    "train_low_mem": GROUND | {"devices", "training", "commands", "trainer_low_mem", "board"},
 }
-TREES = ("devices", "model", "data", "memory", "engine", "training")
+TREES = ("settings", "devices", "model", "data", "memory", "engine", "training", "commands", "board")
 SOURCES = sorted(
     path
     for path in (*ROOT.glob("*.py"), *(path for tree in TREES for path in (ROOT / tree).rglob("*.py")))
     if "cache" not in path.relative_to(ROOT).parts
 )
 EVERYTHING = SOURCES + sorted(path for tree in ("tests", "docs", "benchmarks") for path in (ROOT / tree).rglob("*.py"))
+FOLDERS = sorted({path.parent for path in EVERYTHING} - {ROOT})
+PACKAGES = {path.parent for path in EVERYTHING if path.name == "__init__.py"}
+# rooms of one wing, each of which may import those before it; the last is what stands in front of them
+ROOMS: tuple[tuple[str, ...], ...] = (
+    ("training.report", "training.processes", "training.evaluation", "training.checkpoints", "training.start",
+     "training.budget", "training"),
+    ("memory.observe", "memory"),
+    ("memory.cost", "memory"),
+)  # fmt: skip
 # module -> the only places that may import it
 ONLY_IN = {
     "fire": {"train_low_mem"},
-    "accelerate": {"trainer_low_mem", "training", "engine"},
+    "accelerate": {"trainer_low_mem", "training", "commands", "engine"},
     "transformers": set(),
     "datasets": set(),
     "peft": set(),
     "sentencepiece": set(),
+    "starlette": {"board"},
+    "uvicorn": {"board"},
 }
 BACKEND_NAMES = re.compile(r"^(torch\.(cuda|mps|xpu)|torch\.backends\.(cuda|mps|cudnn))(\.|$)")
 
@@ -57,7 +71,14 @@ def title(path: Path) -> str:
 
 
 def wing_of(module: str) -> str:
-    return module if module == "memory.units" else module.split(".")[0]
+    """The folder of a module, or the file itself where others may import it alone; also of a name in that file."""
+    return next((face for face in FACES if f"{module}.".startswith(f"{face}.")), module.split(".")[0])
+
+
+def room_of(module: str) -> str:
+    """The folder of a module, with its dots."""
+    parts = module.split(".")
+    return ".".join(parts[:2] if len(parts) > 1 and ROOT.joinpath(*parts[:2]).is_dir() else parts[:1])
 
 
 def module_of(path: Path) -> str:
@@ -70,15 +91,25 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf8"), filename=str(path))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Modules that a file imports, also inside functions; `from memory import units` counts as memory.units."""
-    for node in ast.walk(tree_of(path)):
+def imports_of(path: Path, run: bool = False) -> Iterator[str]:
+    """Modules that a file imports, also inside functions; `from memory import plan` counts as memory.plan."""
+    for node in running_parts(tree_of(path)) if run else ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             for alias in node.names:
-                yield f"{node.module}.{alias.name}" if node.module in WINGS else str(node.module)
+                inner = ROOT.joinpath(*str(node.module).split("."), alias.name)
+                is_module = inner.with_suffix(".py").is_file() or inner.is_dir()
+                yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+
+
+def running_parts(node: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, without what stands under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and dotted(child.test).endswith("TYPE_CHECKING")):
+            yield child
+            yield from running_parts(child)
 
 
 def dotted(node: ast.AST) -> str:
@@ -102,9 +133,46 @@ def test_imports_point_one_way(path: Path) -> None:
     wing = wing_of(module_of(path))
     assert wing in WINGS, f"{wing} has no place in the order of imports"
     for module in imports_of(path):
-        other = "memory.units" if module.startswith("memory.units") else module.split(".")[0]
+        other = wing_of(module)
         if other in WINGS and other != wing:
             assert other in WINGS[wing], f"{title(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=title)
+def test_rooms_import_those_before_them(path: Path) -> None:
+    """Inside training each room stands on the earlier ones; what it costs and what is observed know no planner."""
+    here = room_of(module_of(path))
+    for module in imports_of(path):
+        there = room_of(module)
+        for order in ROOMS:
+            if here in order and there in order:
+                assert order.index(there) <= order.index(here), f"{title(path)} imports {module}"
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    """Also inside functions; an import for types alone is none, as nothing runs then."""
+    known = {module_of(path): path for path in SOURCES}
+    left = {
+        module: {other for other in imports_of(path, run=True) if other in known and other != module}
+        for module, path in known.items()
+    }
+    while free := [module for module, others in left.items() if not others & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, f"circles among {sorted(left)}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=title)
+def test_a_folder_can_be_held_in_mind(folder: Path) -> None:
+    files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= MAX_FOLDER_FILES, f"{title(folder)} has {len(files)} files: which two trades are in it?"
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder in PACKAGES], ids=title)
+def test_a_folder_says_what_is_in_it(folder: Path) -> None:
+    """In three lines: what is there, and who may import what."""
+    text = ast.get_docstring(tree_of(folder / "__init__.py")) or ""
+    assert len(text.splitlines()) >= 3, f"{title(folder)}/__init__.py"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=title)
@@ -126,13 +194,36 @@ def test_only_devices_names_a_backend(path: Path) -> None:
     assert not named, f"{title(path)} names {named}"
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) == "data"], ids=title)
-def test_data_does_not_import_torch(path: Path) -> None:
+TORCHLESS = ("data", "limits", "model.shapes")
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) in TORCHLESS], ids=title)
+def test_data_and_descriptions_do_not_import_torch(path: Path) -> None:
     assert not [module for module in imports_of(path) if module.split(".")[0] == "torch"]
 
 
+@pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) == "board"], ids=title)
+def test_the_page_stays_small(path: Path) -> None:
+    """Its process lives for days beside the runs: the standard library, its web library, and the ground."""
+    known = sys.stdlib_module_names | {"starlette", "uvicorn", "board"} | GROUND
+    units = "units"
+    assert not [name for name in imports_of(path) if name.split(".")[0] not in known and not name.startswith(units)]
+
+
 @pytest.mark.parametrize(
-    "path", [ROOT / f"{name}.py" for name in ("settings", "config", "screen", "train_low_mem")], ids=title
+    "path",
+    [
+        ROOT / f"{name}.py"
+        for name in (
+            "settings/fields",
+            "settings/precedence",
+            "settings/consistency",
+            "config",
+            "screen",
+            "train_low_mem",
+        )
+    ],
+    ids=title,
 )
 def test_flags_are_checked_before_heavy_imports(path: Path) -> None:
     heads = {
@@ -141,7 +232,18 @@ def test_flags_are_checked_before_heavy_imports(path: Path) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for module in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)])
     }
-    assert not heads & {"torch", "pyarrow", "numpy", "fire", "rich", "loguru", "training", "trainer_low_mem", "devices"}
+    assert not heads & {
+        "torch",
+        "pyarrow",
+        "numpy",
+        "fire",
+        "rich",
+        "loguru",
+        "training",
+        "commands",
+        "trainer_low_mem",
+        "devices",
+    }
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=title)
@@ -196,15 +298,24 @@ def test_measured_speeds_decide_nothing(path: Path) -> None:
     if wing_of(module_of(path)) != "devices":
         assert "multiply_rate" not in text and "copy_rate(" not in text, place
     if re.search(r"\bas_measured\(", text):
-        assert place in {"memory/work.py", "memory/plan.py", "memory/alternatives.py", "memory/duration.py"}
+        assert place in {"memory/cost/work.py", "memory/plan.py", "memory/alternatives.py", "memory/cost/duration.py"}
     if place == "memory/plan.py":
         assert text.count("as_measured(") == 1, "of a plan's seconds alone"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=title)
 def test_no_clock_that_can_be_set_decides_anything(path: Path) -> None:
-    """It names things and orders runs, where a jump is provided for; durations come from clocks that only grow."""
-    if title(path) not in ("training/runs.py", "training/ownership.py"):
+    """It names things and orders runs, where a jump is provided for; durations come from clocks that only grow.
+
+    Signs of life and points of charts are read by other processes, which share no other clock.
+    """
+    read_elsewhere = (
+        "board/launching.py",
+        "board/runs.py",
+        "training/report/heartbeat.py",
+        "training/report/journal.py",
+    )
+    if title(path) not in ("training/checkpoints/runs.py", "training/checkpoints/ownership.py", *read_elsewhere):
         assert "time.time(" not in path.read_text(encoding="utf8") and "datetime.now(" not in path.read_text(
             encoding="utf8"
         )
@@ -212,8 +323,8 @@ def test_no_clock_that_can_be_set_decides_anything(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=title)
 def test_sizes_are_shown_in_one_place(path: Path) -> None:
-    """Bytes inside; only memory/units.py turns them into GiB for people."""
-    if title(path) != "memory/units.py":
+    """Bytes inside; only units.py turns them into GiB for people."""
+    if title(path) != "units.py":
         shown = re.search(r"\{[^{}]*/ *(2\*\*30|1024\*\*3|1e9|GIB|GiB)[^{}]*\}", path.read_text(encoding="utf8"))
         assert shown is None, f"{title(path)}: {shown.group(0) if shown else ''}"
 
@@ -224,7 +335,9 @@ def test_tests_are_no_package() -> None:
 
 
 def test_requirements_name_what_is_imported() -> None:
-    wanted = {line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()} - {""}
+    files = ("requirements.txt", "requirements-board.txt")
+    lines = [line.split("#")[0].strip() for file in files for line in (ROOT / file).read_text().splitlines()]
+    wanted = {line for line in lines if line and not line.startswith("-r ")}
     names = {re.split(r"[<>=!~;\[ ]", line)[0].lower() for line in wanted}
     modules = {module.split(".")[0] for path in SOURCES for module in imports_of(path)}
     imported = {name for name in names if {"pyyaml": "yaml"}.get(name, name.replace("-", "_")) in modules}

@@ -10,8 +10,8 @@ import pytest
 
 import config
 from config import COMMANDS, GROUPS, Config, UserError, flags_of, load
-from precedence import model_presets, run_presets
-from settings import allowed, parse
+from settings.fields import allowed, parse
+from settings.precedence import model_presets, run_presets
 
 
 def problems_of(command: str, **flags: object) -> list[str]:
@@ -37,7 +37,8 @@ def test_every_default_is_allowed_and_explained(name: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_its_flags(command: str) -> None:
     flags = flags_of(command)
-    assert {"seed", "log_dir", "output_dir"} <= set(flags)
+    assert {"log_dir", "output_dir"} <= set(flags)
+    assert "seed" in flags or command in ("board", "runs"), "these compute nothing"
     for wanted in COMMANDS[command]:
         assert wanted in GROUPS or wanted in flags, f"{wanted} is neither a group nor a setting"
 
@@ -155,12 +156,24 @@ def test_round_trip(tmp_path: Path) -> None:
         (dict(vocab_size="3", eos_token_id="3"), "--vocab_size = 3"),
         (dict(is_finetune="true", objective="span"), "finetuning learns pairs"),
         (dict(relative_attention_num_buckets="512"), "--relative_attention_max_distance = 128, must be more than"),
+        (dict(model_preset="umt5-small", scale_decoder_outputs="False"), "--scale_decoder_outputs = False"),
+        (dict(offload_boundaries="True", memory_mode="standard"), "--offload_boundaries = True"),
+        (dict(shard_weights="True", max_grad_norm="1"), "--max_grad_norm = 1.0, needs all gradients at once"),
+        (dict(shard_weights="True", mixed_precision="fp16"), "--mixed_precision = fp16, scales the loss"),
+        (dict(shard_weights="True", lora_rank="4"), "--shard_weights = True, is for training all weights"),
         (dict(preset="smaple"), "--preset = smaple"),
         (dict(model_preset="t5-smal"), "t5-small"),
     ],
 )
 def test_wrong_together_or_unknown(flags: dict[str, str], part: str) -> None:
     assert any(part in problem for problem in problems_of("train", **flags))
+
+
+def test_ways_of_writing_that_contradict_each_other() -> None:
+    told = problems_of("generate", num_beams="4", temperature="0.5", min_new_tokens="9", max_new_tokens="8")
+    assert [problem.split(",")[0] for problem in told] == ["--num_beams = 4", "--min_new_tokens = 9"]
+    load("generate", {"num_beams": "4", "min_new_tokens": "8", "max_new_tokens": "8"})
+    load("generate", {"num_beams": "1", "temperature": "0.5"})
 
 
 def test_dpo_learns_preferences() -> None:

@@ -1,17 +1,53 @@
-"""The generated page of settings is the one in the repository."""
+"""The generated pages are the ones in the repository."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+from email.message import Message
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_settings_page_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("make_settings", ROOT / "docs" / "make_settings.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_settings_page_is_up_to_date() -> None:
+    module = script("make_settings")
     committed = (ROOT / "docs" / "settings.md").read_text(encoding="utf8")
     assert committed == module.settings_page(), "run: python docs/make_settings.py"
+
+
+def test_every_requirement_stands_in_the_list_of_licences() -> None:
+    module = script("make_licences")
+    text = (ROOT / "docs" / "licences.md").read_text(encoding="utf8")
+    licences = dict(re.findall(r"^\| (\S+) \| named \| (.+) \|$", text, re.MULTILINE))
+    named = {requirement.name.lower() for file in module.files() for requirement in module.requirements_of(file)}
+    assert named and set(licences) == named, "run: python docs/make_licences.py"
+    assert not [name for name, licence in licences.items() if "not said" in licence]
+
+
+@pytest.mark.parametrize(
+    ("fields", "licence"),
+    [
+        ([("License-Expression", "MIT"), ("License", "else")], "MIT"),
+        ([("Classifier", "License :: OSI Approved :: BSD License"), ("Classifier", "Topic :: x")], "BSD License"),
+        ([("License", "Apache 2.0\n\nthe whole text")], "Apache 2.0"),
+        ([("Classifier", "License :: OSI Approved"), ("License", "A | B")], "A / B"),
+        ([], "not said in its metadata"),
+    ],
+)
+def test_a_licence_is_read_from_metadata(fields: list[tuple[str, str]], licence: str) -> None:
+    metadata = Message()
+    for name, value in fields:
+        metadata[name] = value
+    assert script("make_licences").licence_of(SimpleNamespace(metadata=metadata)) == licence

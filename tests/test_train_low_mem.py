@@ -209,11 +209,15 @@ def test_an_unwritable_log_leaves_the_traceback_on_the_screen(tmp_path: Path, fa
         ("raise KeyboardInterrupt", 130, "interrupted"),
         ("raise KeyboardInterrupt('saved in x')", 130, "saved in x"),
         (
-            "import settings; raise settings.DoesNotFit('needs 5 GiB', 'try --memory_mode=ultra')",
+            "from settings import fields as settings; raise settings.DoesNotFit('needs 5 GiB', 'try --memory_mode=ultra')",
             3,
             "does not fit the memory budget",
         ),
-        ("import settings; raise settings.UserError('--a = 1, is wrong')", 2, "train: 1 problem\n  --a = 1, is wrong"),
+        (
+            "from settings import fields as settings; raise settings.UserError('--a = 1, is wrong')",
+            2,
+            "train: 1 problem\n  --a = 1, is wrong",
+        ),
     ],
 )
 def test_exit_codes(tmp_path: Path, fake_libraries: Path, code: str, exit_code: int, told: str) -> None:

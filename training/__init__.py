@@ -1,0 +1,4 @@
+"""What happens around the step. In front: `opening`, all before the first; `live`, what is in training now, and what
+is done with it: `evaluating`, `saving`, `recovering`, `recording`, `divergence`. Rooms, each of which may import those before it:
+`report`, `processes`, `evaluation`, `checkpoints`, `start`, `budget`. The trainer and the commands import from here, nothing below.
+"""

@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.loader import StepLoader
+from data.batches.loader import StepLoader
 
 MOST_IN_A_ROW = 3  # batches that may be to blame for themselves
 MOST_HALVINGS = 5  # 1/32 of the learning rate asked for
-SHOWN_ROWS = 8
 
 
 @dataclass
@@ -94,13 +93,6 @@ class Divergence:
     def figures(self) -> dict[str, Any]:
         """What the summary of a run says of it."""
         return {"skipped_batches": len(self.skipped), "rate_factor": self.rate_factor}
-
-
-def named_rows(rows: list[int]) -> str:
-    """Some row numbers in words: `row 5`, `rows 5, 9, 12 and 4 more (see metrics.jsonl)`."""
-    shown = ", ".join(str(row) for row in rows[:SHOWN_ROWS])
-    further = f" and {len(rows) - SHOWN_ROWS} more (see metrics.jsonl)" if len(rows) > SHOWN_ROWS else ""
-    return f"row{'s' * (len(rows) > 1)} {shown}{further} of the training data"
 
 
 def why_hopeless(base: Path | None, compute: str) -> str:

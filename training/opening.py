@@ -16,22 +16,30 @@ from accelerate import Accelerator
 from config import Config
 from devices.base import Device
 from devices.kernels.calls import kernels, use
-from memory.budget import Budget, measure_budget
-from memory.disk import bytes_below, disk_need, too_full
-from memory.monitor import Monitor
+from memory.cost.disk import bytes_below, disk_need, too_full
+from memory.observe.budget import Budget, measure_budget
+from memory.observe.monitor import Monitor
 from memory.plan import Plan
-from settings import AUTO, UserError
-from training.checkpoints import Checkpoints
-from training.durable import replace_file
-from training.launch import local_processes
-from training.mirror import Mirror
-from training.ownership import Ownership
-from training.planning import Ahead, look_ahead, make_plan
-from training.preference import is_preference_run
-from training.processes import agree_on, by_main, least_of, most_of
-from training.resuming import goes_on
-from training.runs import RUN_FILE, SETTINGS_FILE, check_new_run, check_writable, create_run, new_run_name, resume_run
-from training.startup import Start, find_run_to_resume, lasting_settings, resolve_schedule, start
+from settings.fields import AUTO, UserError, counted
+from training.budget.planning import Ahead, look_ahead, make_plan
+from training.checkpoints.durable import replace_file
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.mirror import Mirror
+from training.checkpoints.ownership import Ownership
+from training.checkpoints.runs import (
+    RUN_FILE,
+    SETTINGS_FILE,
+    check_new_run,
+    check_writable,
+    create_run,
+    new_run_name,
+    resume_run,
+)
+from training.processes.collectives import agree_on, by_main, least_of, most_of
+from training.processes.launch import local_processes
+from training.start.preference import is_preference_run
+from training.start.resuming import goes_on
+from training.start.startup import Start, find_run_to_resume, lasting_settings, resolve_schedule, start
 
 
 @dataclass
@@ -63,6 +71,16 @@ class Opening:
         return make_plan(
             begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled
         )
+
+
+def headline(opening: Opening) -> str:
+    """What is trained, on what, in one line."""
+    config, loader, budget = opening.start.config, opening.start.loader, opening.budget
+    return (
+        f"{config.run.run_name}: {counted(loader.num_rows, 'row')} ({opening.start.prepared.objective}), "
+        f"{counted(int(config.train.max_steps), 'step')}, {opening.device.describe()}, "
+        f"{counted(opening.num_processes, 'process')}; {budget.describe()}"
+    )
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:

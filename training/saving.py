@@ -1,4 +1,4 @@
-"""How is a checkpoint written? By the main process alone, or by all together where each holds a share of the weights.
+"""When and how is a checkpoint written? By the main process alone, or by all together where each holds a share of the weights.
 
 Before that the model has to show that it is sound: that a step's loss was finite says nothing of what its update has left.
 """
@@ -11,15 +11,46 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from data.tokenizer import Tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from engine.finite import is_finite
 from engine.micro_batches import MicroBatch
+from engine.step import Engine
 from memory.recovery import drop_frames
-from training.building import Engine
-from training.checkpoints import Checkpoints
-from training.processes import sum_over
-from training.sharded_state import save_sharded
-from training.state import TrainingState, write_checkpoint
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.mirror import Mirror
+from training.checkpoints.sharded_state import save_sharded
+from training.checkpoints.state import TrainingState, write_checkpoint
+from training.live import LiveRun
+from training.processes.collectives import sum_over
+
+
+class Saver:
+    """Writes the checkpoints of one run.
+
+    Args:
+        live: the run. mirror: where they are copied; None: nowhere.
+    """
+
+    def __init__(self, live: LiveRun, mirror: Mirror | None) -> None:
+        self.live, self.mirror = live, mirror
+
+    def save(self, is_best: bool) -> bool:
+        """Write a checkpoint, and copy it where a mirror is named; False: the model is not finite, nothing was written."""
+        live, step = self.live, self.live.state.step
+        with live.monitor.phase("evaluation"):
+            micro_batches = [live.engine.micro_batch(batch) for batch in live.batches(max(step, 1))[:1]]
+            if not is_sound(live.engine, micro_batches, live.accelerator):
+                return False
+        state = live.checkpoint_state()
+        with live.monitor.phase("save"):
+            path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best)
+        live.journal.checkpoint(step, path, is_best)
+        if self.mirror is not None and live.is_main:
+            problem = self.mirror.push(live.start.run_dir, path)
+            if problem is not None:
+                live.journal.tell(problem)
+        live.saved()
+        return True
 
 
 def save(checkpoints: Checkpoints, engine: Engine, tokenizer: Tokenizer, state: TrainingState, is_best: bool) -> Path:

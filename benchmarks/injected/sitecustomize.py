@@ -1,5 +1,5 @@
 """How does a fault reach a process that is started anew? Python imports this file first where its folder is on PYTHONPATH."""
 
-from benchmarks.disk_faults import start_as_told
+from benchmarks.faults.disk_faults import start_as_told
 
 start_as_told()

@@ -58,6 +58,14 @@ def is_possible(environ: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
+def describe(environ: Mapping[str, str] = os.environ) -> str:
+    """Whether there are kernels here, in words; nothing is made."""
+    try:
+        return f"by {_ingredients(environ)[1]}"
+    except NoKernels as reason:
+        return f"none: {reason}"
+
+
 def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]]:
     """OpenMP's runtime, the compiler, and its flags for this processor."""
     if sys.platform != "linux":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from devices.kernels.calls import kernels, takes
 from engine.optimizers.base import Optimizer, Step, row_chunks
-from engine.rounding import Stochastic
+from engine.optimizers.rounding import Stochastic
 
 EPSILON_GRADIENT = 1e-30  # added to squared gradients
 EPSILON_SCALE = 1e-3  # least RMS of a weight, so that weights near zero move

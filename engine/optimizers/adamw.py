@@ -19,10 +19,10 @@ from torch import Tensor
 
 from engine.optimizers.adafactor import EPSILON_SCALE
 from engine.optimizers.base import Optimizer, Step, row_chunks
+from limits import STATE_BLOCK
 
 BETA_1, BETA_2 = 0.9, 0.999
 EPSILON = 1e-8
-BLOCK = 128  # elements of a row that share a scale
 LOG_RANGE = 24.0  # powers of two below a block's largest second moment that a byte can tell apart
 
 
@@ -68,12 +68,12 @@ class AdamW8bit(AdamWRMS):
         """Two bytes an element and two fp32 scales a block, for a matrix."""
         if len(shape) != 2:
             return super().state_bytes(shape, name)
-        return 2 * shape[0] * shape[1] + 2 * 4 * shape[0] * -(-shape[1] // BLOCK)
+        return 2 * shape[0] * shape[1] + 2 * 4 * shape[0] * -(-shape[1] // STATE_BLOCK)
 
     def _moments(self, name: str, rows: slice, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         if weight.dim() != 2:
             return super()._moments(name, rows, weight, grad)
-        blocks = (weight.shape[0], -(-weight.shape[1] // BLOCK))
+        blocks = (weight.shape[0], -(-weight.shape[1] // STATE_BLOCK))
         codes = [
             self._state(f"{name}/{k}", weight.shape, weight, d)[rows]
             for k, d in (("first", torch.int8), ("second", torch.uint8))
@@ -88,9 +88,9 @@ class AdamW8bit(AdamWRMS):
 
 
 def in_blocks(x: Tensor) -> Tensor:
-    """(n, m) -> (n, m / BLOCK, BLOCK), padded with zeros: a view where m is a multiple of BLOCK."""
-    missing = -x.shape[1] % BLOCK
-    return (F.pad(x, (0, missing)) if missing else x).unflatten(1, (-1, BLOCK))
+    """(n, m) -> (n, m / STATE_BLOCK, STATE_BLOCK), padded with zeros: a view where m is a multiple of STATE_BLOCK."""
+    missing = -x.shape[1] % STATE_BLOCK
+    return (F.pad(x, (0, missing)) if missing else x).unflatten(1, (-1, STATE_BLOCK))
 
 
 def encode_first(x: Tensor, codes: Tensor, scales: Tensor) -> None:

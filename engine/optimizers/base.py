@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes
-from engine.rounding import Rounding, Stochastic, rounding_key
-from engine.sharding import Part, Shards
+from engine.optimizers.rounding import Rounding, Stochastic, rounding_key
+from engine.sharing.sharding import Part, Shards
+from limits import UPDATE_ELEMENTS
+from model.shapes import is_matrix
 
 REMAINDER = "remainder"  # kind of the state that a rounding keeps
-CHUNK_ELEMENTS = 1 << 19  # of one update: 2 MB a buffer in fp32, so that the few it needs stay in cache
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Optimizer(ABC):
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
         rounding: how bf16 weights are read and written.
         factors: name -> factor on the learning rate of a weight; 1 where absent.
+        shards: where processes hold parts of the weights: which, and how sums are formed.
     """
 
     def __init__(
@@ -50,12 +52,13 @@ class Optimizer(ABC):
         weights: dict[str, nn.Parameter],
         rounding: Rounding | None = None,
         factors: Mapping[str, float] | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.weights, self.rounding, self.factors = weights, rounding or Stochastic(), factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
         self.state: dict[str, Tensor] = {}
-        self.shards: Shards | None = None  # where processes hold parts of the weights: which, and how sums are formed
+        self.shards = shards
 
     @torch.no_grad()
     def update(self, weight: nn.Parameter, step: Step) -> None:
@@ -64,7 +67,9 @@ class Optimizer(ABC):
             name = self.names[id(weight)]
             if (factor := self.factors.get(name, 1.0)) != 1.0:
                 step = replace(step, learning_rate=step.learning_rate * factor)
-            if step.weight_decay and not is_decayed(name, weight):
+            # norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
+            # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
+            if step.weight_decay and not is_matrix(name, weight.shape):
                 step = replace(step, weight_decay=0.0)
             self._update(name, weight.data, weight.grad, step)
 
@@ -145,18 +150,9 @@ class Optimizer(ABC):
             self.state[key] = value
 
 
-def is_decayed(name: str, weight: Tensor) -> bool:
-    """Whether weight decay shrinks a weight: the matrices of products and embeddings, which the norms scale again.
-
-    Norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
-    Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
-    """
-    return weight.dim() == 2 and not name.endswith("bias.table")
-
-
 def row_chunks(tensor: Tensor) -> Iterator[slice]:
-    """Cut the first dimension so that a chunk holds at most CHUNK_ELEMENTS (and at least one row)."""
-    rows = max(1, CHUNK_ELEMENTS // max(1, tensor[0].numel()))
+    """Cut the first dimension so that a chunk holds at most UPDATE_ELEMENTS (and at least one row)."""
+    rows = max(1, UPDATE_ELEMENTS // max(1, tensor[0].numel()))
     for start in range(0, tensor.shape[0], rows):
         yield slice(start, min(start + rows, tensor.shape[0]))
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.optimizers.adafactor import EPSILON_SCALE, Adafactor
 from engine.optimizers.base import Step, row_chunks
+from model.shapes import is_block_matrix
 
 TURNS = 5
 LEAST_SQUARE = 1e-30  # sum of squares below which a row or column counts as empty
@@ -25,11 +26,11 @@ class SinkGD(Adafactor):
 
     @classmethod
     def state_bytes(cls, shape: tuple[int, ...], name: str = "") -> int:
-        """Adafactor's, of what is not normalised."""
-        return 0 if is_normalised(name, shape) else super().state_bytes(shape, name)
+        """Adafactor's, of what is no matrix of a block."""
+        return 0 if is_block_matrix(name, shape) else super().state_bytes(shape, name)
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
-        if not is_normalised(name, tuple(weight.shape)):
+        if not is_block_matrix(name, tuple(weight.shape)):
             return super()._update(name, weight, grad, step)
         row_factor, column_factor = self._balance(name, grad)
         rate = step.learning_rate * max(EPSILON_SCALE, self._root_mean_square(name, weight))
@@ -52,8 +53,3 @@ class SinkGD(Adafactor):
                 total.add_(torch.mv(square.t(), row_square[rows]))
             column_square = n / self._sum(name, total).clamp_(min=LEAST_SQUARE)
         return row_square.sqrt_(), column_square.sqrt_()
-
-
-def is_normalised(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether this is a matrix of a block."""
-    return len(shape) == 2 and name not in ("embedding", "head") and not name.endswith("table")

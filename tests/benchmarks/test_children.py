@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.children import options_of, run
+from benchmarks.parts.children import options_of, run
 
 MIB = 1024**2
 HOLD = "import time; x = bytearray(b'1') * (300 << 20); time.sleep(0.5); print('done')"

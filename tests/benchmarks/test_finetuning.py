@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import finetuning, finetuning_data
+from benchmarks import finetuning
 from benchmarks.finetuning import KINDS, Case, measure, of, ours_words, peer_words, table, verdicts
-from benchmarks.finetuning_data import HELD_OUT, Setting
+from benchmarks.parts import finetuning_data
+from benchmarks.parts.finetuning_data import HELD_OUT, Setting
 from config import load
-from data.tokenizer import Tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 
 MIB = 2**20
 
@@ -71,7 +72,7 @@ def test_too_few_pairs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_peer_accumulates_exactly_and_trains_what_it_says(setting: Setting, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("peft")
-    from benchmarks.finetuning_peer import build, run_step
+    from benchmarks.parts.finetuning_peer import build, run_step
 
     rows = json.loads((setting.folder / "batches.json").read_text(encoding="utf8"))[0]
     base = shutil.copytree(setting.folder / "base", tmp_path / "base")

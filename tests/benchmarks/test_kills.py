@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.disk_faults import Fault, start, state_of
-from benchmarks.kill_cases import Verdict
-from benchmarks.kills import Series, body
+from benchmarks.faults.disk_faults import Fault, start, state_of
+from benchmarks.faults.kill_cases import Verdict
+from benchmarks.faults.kills import Series, body
 from tests.killing import run_child
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="os.fork")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.processes import body
-from memory.units import MIB
+from units import MIB
 
 
 def case(count: int, is_sharded: bool, speed: float, losses: list[float]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import quality, quality_page, results
+from benchmarks import quality
+from benchmarks.parts import quality_page, results
 from benchmarks.quality import (
     REFERENCE,
     TIERS,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recipe_data import description, page_lines, write
-from benchmarks.recipe_peer import collate
+from benchmarks.parts.recipe_data import description, page_lines, write
+from benchmarks.parts.recipe_peer import collate
 from benchmarks.recipes import RECIPES, table
 from config import load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results
+from benchmarks.parts import results
 from devices import processor
 from devices.processor import AVX2, AVX512_BF16, CLASSES, Processor
 

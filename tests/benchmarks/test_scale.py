@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.scale import RANKS, Cluster, half_reduce, main, ring, simulate, table, tree
 from config import load
-from memory.prediction import Choice, Work, step_flops, weight_counts
+from memory.cost.prediction import Choice, Work, step_flops
+from model.shapes import weight_counts
 
 CONFIG = load("train", {"model_preset": "t5-base", "preset": "none"})
 WORK = Work(CONFIG.model, 8, 512, 114, False, "adafactor")

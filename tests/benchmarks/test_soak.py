@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import Sample, body, left_behind, problems_of, quarters_of
-from memory.units import MIB
+from benchmarks.faults.soak import Sample, body, left_behind, problems_of, quarters_of
+from units import MIB
 
 
 def samples(slower: float = 1.0) -> list[Sample]:

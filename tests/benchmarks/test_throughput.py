@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import throughput
 from benchmarks.throughput import WORKS, Work, main, notes, ratio, table
-from precedence import model_presets
+from settings.precedence import model_presets
 
 GIB = 2**30
 

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks import time_promise
 from config import load
-from memory.prediction import Choice, Machine
-from memory.speed import Pace, typical_seconds
-from memory.units import GIB, MIB
-from memory.work import choice_fields
+from memory.cost.prediction import Choice, Machine
+from memory.cost.speed import Pace, typical_seconds
+from memory.cost.work import choice_fields
+from units import GIB, MIB
 
 MACHINE = Machine(GIB, GIB, rates=(("float32", 8e10), ("bfloat16", 1e9)))
 

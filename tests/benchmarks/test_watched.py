@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.watched import WatchedRun, peak_of_process, train
-from memory.units import MIB
+from benchmarks.parts.watched import WatchedRun, peak_of_process, train
+from units import MIB
 
 TINY = {
     "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1, "max_seq_len": 32,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 from config import Config, load
-from data.corpus import SampleCorpus, build_sample_corpus
-from data.tokenizer_training import byte_tokenizer
+from data.sources.corpus import SampleCorpus, build_sample_corpus
+from data.tokenizers.training import byte_tokenizer
 
 Configure = Callable[..., Config]
 settings.register_profile("untimed", deadline=None)  # other work on the machine must not fail a test

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data.cache import NotMade, fingerprint, make_once, only_if_made
-from settings import UserError
+from settings.fields import UserError
 
 
 def test_it_is_made_once(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from data import dataset as dataset_module
-from data import row_access, tables
-from data.child import ROOT
 from data.dataset import LowMemDataset, TokenStream
-from data.row_access import MODES, ROWS_PER_BATCH_KEY
-from settings import UserError
+from data.prepare.child import ROOT
+from data.sources import row_access, tables
+from data.sources.row_access import MODES, ROWS_PER_BATCH_KEY
+from settings.fields import UserError
 
 N = 1000
 TABLE = pa.table(

@@ -8,7 +8,7 @@ import torch
 
 import devices
 from devices import cuda, mps
-from settings import UserError
+from settings.fields import UserError
 
 
 def machine(monkeypatch, cuda_missing="no GPU", gpus=0, mps_missing="no Mac"):
@@ -53,7 +53,7 @@ def test_a_device_that_is_not_here_is_an_error_that_says_what_is(monkeypatch):
 
 def test_choosing_counting_and_cleaning_do_not_import_torch():
     program = (
-        "import sys, devices, devices.environment, devices.malloc, memory.budget, memory.monitor, memory.cleanup,"
+        "import sys, devices, devices.environment, devices.malloc, memory.observe.budget, memory.observe.monitor, memory.cleanup,"
         " memory.recovery; assert 'torch' not in sys.modules and 'pyarrow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -6,8 +6,8 @@ import torch
 from devices import cuda
 from devices.base import Device
 from devices.cuda import CudaDevice
-from memory.budget import Budget
-from training.planning import machine_of
+from memory.observe.budget import Budget
+from training.budget.planning import machine_of
 
 GIB = 2**30
 

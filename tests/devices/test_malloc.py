@@ -8,7 +8,7 @@ import pytest
 
 from devices import malloc
 from devices.malloc import TUNINGS, _libc, trim_malloc, tune_malloc
-from memory.processes import has_proc
+from memory.observe.processes import has_proc
 
 needs_glibc = pytest.mark.skipif(_libc() is None or not has_proc(), reason="no glibc or no /proc here")
 
@@ -67,7 +67,7 @@ def test_every_option_is_set_and_a_refusal_is_told(monkeypatch, tuning):
 PROGRAM = """
 import os
 from devices.malloc import trim_malloc, tune_malloc
-from memory.processes import process_usage
+from memory.observe.processes import process_usage
 
 assert tune_malloc("{tuning}", {{}})
 held = lambda: process_usage(os.getpid()).anon_bytes

@@ -12,10 +12,10 @@ from devices import mps
 from devices.cpu import CpuDevice
 from devices.inventory import look
 from devices.mps import MpsDevice
-from memory import budget
-from memory.budget import Budget, Limit, margin_of, measure_budget
-from settings import UserError
-from training.planning import machine_of
+from memory.observe import budget
+from memory.observe.budget import Budget, Limit, margin_of, measure_budget
+from settings.fields import UserError
+from training.budget.planning import machine_of
 
 GIB = 2**30
 ONE = (1).to_bytes(4, sys.byteorder)

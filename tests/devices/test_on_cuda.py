@@ -16,20 +16,20 @@ import pytest
 import torch
 
 from config import load
-from data.collate import Row, collate
+from data.batches.collate import Row, collate
 from devices import cuda
 from devices.base import Device, place
 from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
-from engine.rounding import ROUNDINGS
+from engine.optimizers.rounding import ROUNDINGS
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from memory.recovery import free_failed
 from model.attention import PositionBias, attend
+from model.decoding.generation import generate
 from model.dropout import Dropout
-from model.generation import generate
 from model.loss import LossSettings
 from model.rows import Rows
 from model.t5 import T5
@@ -286,7 +286,7 @@ def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
 
 
 def test_the_doctor_knows_the_gpu(gpu: Device) -> None:
-    from training.doctor import look_at_devices, machine_of
+    from commands.doctor import look_at_devices, machine_of
 
     found, problem = look_at_devices()
     assert problem == ""

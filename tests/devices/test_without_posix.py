@@ -21,7 +21,7 @@ become_windows()
 """
 IMPORT_ALL = """
 import importlib, pkgutil
-for tree in ("devices", "memory", "data", "model", "engine", "training"):
+for tree in ("settings", "devices", "memory", "data", "model", "engine", "training", "commands"):
     for module in pkgutil.walk_packages(importlib.import_module(tree).__path__, tree + "."):
         if not module.name.startswith("data.cache."):
             importlib.import_module(module.name)
@@ -33,11 +33,11 @@ from pathlib import Path
 import devices
 from devices.environment import prepare_environment
 from devices.malloc import trim_malloc, tune_malloc
-from memory.budget import measure_budget
+from memory.observe.budget import measure_budget
 from memory.cleanup import clean_all
-from memory.high_water import HighWater
-from memory.processes import ProcessTree, has_proc, process_usage
-from training.inventory import take_inventory
+from memory.observe.high_water import HighWater
+from memory.observe.processes import ProcessTree, has_proc, process_usage
+from commands.diagnosis.inventory import take_inventory
 
 device = devices.pick()
 budget = measure_budget("auto", device)

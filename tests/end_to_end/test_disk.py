@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.disk_faults import VARIABLE, Fault
+from benchmarks.faults.disk_faults import VARIABLE, Fault
 from config import load
-from memory.disk import BESIDE_BYTES, disk_need
+from memory.cost.disk import BESIDE_BYTES, disk_need
 from tests.end_to_end import running
 from tests.end_to_end.conftest import SHAPE, WORK, World
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
-from training.checkpoints import Checkpoints
+from training.checkpoints.folder import Checkpoints
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file systems as POSIX has them")
 IN_THE_SECOND_SAVE = 60  # changes of the disk before it

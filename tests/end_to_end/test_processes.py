@@ -94,7 +94,7 @@ def test_wrong_data_on_one_process_ends_all(pretrained: World, tmp_path: Path) -
     script = tmp_path / "breaks.py"
     script.write_text(
         broken.format(root=str(Path(__file__).parents[2]))
-        + "from data.loader import StepLoader\nplain = StepLoader.micro_batches\n"
+        + "from data.batches.loader import StepLoader\nplain = StepLoader.micro_batches\n"
         + "def torn(self, step, **facts):\n"
         + "    if facts['rank'] == 1 and step == 5:\n        raise ValueError('row 7 is torn')\n"
         + "    return plain(self, step, **facts)\n"
@@ -123,7 +123,7 @@ def test_wrong_data_on_one_process_ends_all(pretrained: World, tmp_path: Path) -
 def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_path: Path) -> None:
     """All processes stop at the same block, go back together, and run the same rows again."""
     place = pretrained.beside(tmp_path)
-    script = Path(__file__).with_name("out_of_memory_child.py")
+    script = Path(__file__).parent / "children" / "out_of_memory_child.py"
     command = [*launcher(2), str(script), *place.command("train", *pretrained.train_flags, "--run_name=short")[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -134,7 +134,7 @@ def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_p
 @pytest.mark.parametrize("shards", ["False", pytest.param("True", marks=slow)])
 def test_what_is_not_finite_on_one_process_is_left_out_by_all(pretrained: World, tmp_path: Path, shards: str) -> None:
     place = pretrained.beside(tmp_path)
-    script = Path(__file__).with_name("not_finite_child.py")
+    script = Path(__file__).parent / "children" / "not_finite_child.py"
     words = place.command("train", *pretrained.train_flags, "--run_name=left_out", f"--shard_weights={shards}")
     done = subprocess.run(
         [*launcher(2), str(script), *words[1:]], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150

@@ -15,7 +15,7 @@ import pytest
 from tests.end_to_end import running
 from tests.end_to_end.conftest import STEPS, World
 from tests.end_to_end.running import ENVIRONMENT, Place
-from training.ownership import Ownership
+from training.checkpoints.ownership import Ownership
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memory.duration import RENEWED_STEPS
+from memory.cost.duration import RENEWED_STEPS
 from tests.end_to_end.conftest import STEPS, World
 from tests.end_to_end.running import Place
 

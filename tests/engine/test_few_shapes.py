@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data.collate import Row, collate
+from data.batches.collate import Row, collate
 from engine.checkpointing import Checkpointing
 from engine.micro_batches import to_micro_batch
 from engine.walk import Walk
 from engine.weights import WeightStore
-from memory.shapes import Shapes, Sizes
+from memory.cost.shapes import Shapes, Sizes
 from model.loss import LossSettings
 from tests.engine.small_models import small_model
 

@@ -22,10 +22,9 @@ CUTS = [[0, 1], [2, 3]]
 
 
 def walk_of(model: T5, saved: int, detect_anomaly: bool) -> tuple[Walk, StepChecks]:
-    walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), 0.0)
     checks = checks_of(model, None, detect_anomaly)
-    walk.check_loss = checks.loss
-    return walk, checks
+    store = WeightStore(torch.float32)
+    return Walk(model, Checkpointing(saved), store, LossSettings(), 0.0, check_loss=checks.loss), checks
 
 
 def test_norms_are_those_of_the_whole(compiled: bool) -> None:

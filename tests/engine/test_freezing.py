@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from engine.backward_range import BackwardRange, backward_ranges
 from engine.checkpointing import Checkpointing
+from engine.schedule import BackwardRange, backward_ranges
 from engine.walk import Walk
 from engine.weights import WeightStore
-from model.freezing import freeze
+from model.lora.freezing import freeze
 from model.loss import LossSettings
-from settings import UserError
+from settings.fields import UserError
 from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
 
 CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]]}

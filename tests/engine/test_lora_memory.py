@@ -19,7 +19,7 @@ from engine.weights import weight_store_for
 from engine.update import Update
 from engine.walk import Walk
 from model import hf_format
-from model.lora import LoraSettings, add_adapters
+from model.lora.form import LoraSettings; from model.lora.adapter import add_adapters
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle
 

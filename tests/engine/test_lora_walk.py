@@ -13,7 +13,8 @@ from engine.update import Update
 from engine.walk import Walk
 from engine.weights import Int8WeightStore, weight_store_for
 from model import hf_format
-from model.lora import LoraSettings, adapters_of, add_adapters
+from model.lora.adapter import adapters_of, add_adapters
+from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.quantization import is_int8
 from model.t5 import T5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.collate import Batch, Row, collate
+from data.batches.collate import Batch, Row, collate
 from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.walk import Walk

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import torch
 
 from engine import token_gradients
 from engine.checkpointing import Checkpointing
+from engine.micro_batches import MicroBatch
+from engine.offload import CheckpointedActivations
+from engine.passage import Passage, Policies
+from engine.schedule import Schedule
 from engine.token_gradients import add_token_gradients
-from engine.walk import Walk
 from engine.weights import weight_store_for
-from model.dropout import Dropout
-from model.loss import LossSettings
 from model.rows import Rows
 from tests.engine.small_models import small_model
 
@@ -29,7 +32,7 @@ def draw(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("slab", [1 << 20, 9000, 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_each_row_is_rounded_once(dtype: torch.dtype, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_gradients, "SLAB_ELEMENTS", slab)
+    monkeypatch.setattr(token_gradients, "SUMMED_ELEMENTS", slab)
     parts = [draw(tokens, seed) for seed, tokens in enumerate((3000, 10, 1))]
     table = torch.full((VOCABULARY, WIDTH), 0.25, dtype=dtype)
     add_token_gradients(table, [ids for ids, _ in parts], [grad for _, grad in parts])
@@ -49,10 +52,14 @@ def test_rows_that_no_token_names_are_left() -> None:
 def test_the_walk_loses_no_token_in_bf16() -> None:
     """Of ones that are added to each other in bf16, only the first 256 count."""
     model = small_model().bfloat16()
-    walk = Walk(model, Checkpointing(99), weight_store_for(torch.bfloat16, torch.bfloat16), LossSettings(), 0.0)
-    gradients = [torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2)]
-    ids, drops = [torch.full((1000,), 9)] * 2, [Dropout(0.0, Rows((1000,)))] * 2
-    walk._leave(model.encoder, gradients, ids, drops)
+    store = weight_store_for(torch.bfloat16, torch.bfloat16)
+    policies = Policies(Checkpointing(99), store, CheckpointedActivations(), torch.bfloat16, lambda: None)
+    ids, rows = torch.full((1000,), 9), Rows((1000,))
+    passage = Passage(
+        Schedule(model).encoder, policies, [MicroBatch(ids, ids, ids, rows, rows)] * 2, (0.0, 0.0), 5, True
+    )
+    gradients = deque(torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2))
+    passage.backward(gradients, lambda weights: None)
     assert model.embedding.grad is not None
     assert (model.embedding.grad[9] == 2000).all() and model.embedding.grad.sum() == 2000 * model.config.d_model
     assert not gradients, "they are not held any longer than that"

@@ -7,7 +7,7 @@ import torch
 
 from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
-from engine.reduce import Reducer
+from engine.sharing.reduce import Reducer
 from engine.update import Update, global_norm
 from engine.walk import Walk
 from engine.weights import WeightStore

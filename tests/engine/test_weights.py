@@ -8,7 +8,7 @@ from torch import nn
 
 from config import T5ModelConfig
 from engine.weights import CastWeightStore, WeightStore, weight_store_for
-from model.generation import generate
+from model.decoding.generation import generate
 from model.quantization import quantize_model
 from model.t5 import T5
 

@@ -1,4 +1,4 @@
-"""What memory.monitor asks a device, answered as the CPU does, without importing torch."""
+"""What memory.observe.monitor asks a device, answered as the CPU does, without importing torch."""
 
 
 class NoDevice:

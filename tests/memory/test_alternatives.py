@@ -9,10 +9,10 @@ import pytest
 from config import Config, load
 from devices import processor
 from memory.alternatives import cheapest_changes, other_ways
+from memory.cost.prediction import Machine, peak_of, predict
 from memory.machines import DTYPES
 from memory.plan import make_work, plan
-from memory.prediction import Machine, peak_of, predict
-from memory.units import GIB, MIB
+from units import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 
@@ -47,3 +47,13 @@ def test_a_change_saves_what_it_says() -> None:
     assert changes[0].label == "memory_mode=ultra"
     work = make_work(settings_of(model_preset="t5-small", effective_batch_size=8), where, None, None)
     assert found["optimizer=adafactor"].peak_bytes == peak_of(predict(work, chosen.choice, where))[1]
+
+
+def test_adapters_are_an_idea_for_finetuning_alone() -> None:
+    where = machine(8 * GIB)
+    for is_finetune in (True, False):
+        flags = {"is_finetune": is_finetune, "objective": "pairs", "model_preset": "t5-small", "optimizer": "adamw"}
+        config = settings_of(effective_batch_size=8, **flags)
+        work = make_work(config, where, None, None)
+        changes = cheapest_changes(config, work, where, plan(config, where).choice, 20)
+        assert ("lora_rank=8" in {change.label for change in changes}) == is_finetune

@@ -10,8 +10,8 @@ import pytest
 
 from config import ROOT, UserError
 from memory.machines import MACHINES_FILE, target_machine, this_machine
-from memory.units import GIB, MIB
-from settings import read_settings_file
+from settings.fields import read_settings_file
+from units import GIB, MIB
 
 
 @pytest.mark.parametrize("name", read_settings_file(MACHINES_FILE))

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import Config, DoesNotFit, T5ModelConfig, load
+from config import Config, DoesNotFit, T5ModelConfig, UserError, load
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
-from memory.plan import ULTRA_SECONDS, choices, effective_batch, make_work, plan, table_guess
-from memory.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds, weight_counts
-from memory.units import GIB, MIB
-from model.t5 import T5
-from precedence import model_presets
+from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds
+from memory.first_guess import effective_batch, table_guess
+from memory.plan import ULTRA_SECONDS, choices, make_work, plan
+from units import GIB, MIB
 
 GB = 1000**3
 
@@ -32,18 +31,6 @@ def machine(budget: int, available: int = 16 * GB, kind: Processor | None = None
 
 def settings_of(**flags: Any) -> Config:
     return load("train", {"train_file": "x", **{name: str(value) for name, value in flags.items()}})
-
-
-@pytest.mark.parametrize("name", model_presets())
-def test_weights_are_counted_as_the_model_has_them(name: str) -> None:
-    shape = T5ModelConfig(**model_presets()[name])
-    small = dataclasses.replace(shape, num_layers=2, num_decoder_layers=3)
-    model = T5(small, device="meta")
-    counts = weight_counts(small)
-    assert counts["total"] == sum(weight.numel() for weight in model.parameters())
-    assert counts["encoder"] == sum(weight.numel() for weight in model.encoder.blocks[0].parameters()) - (
-        small.relative_attention_num_buckets * small.num_heads if small.bias_in_every_layer else 0
-    )
 
 
 @pytest.mark.parametrize(("available", "guess"), [(12.9 * GB, (1, 2, 8)), (13.1 * GB, (2, 4, 16))])
@@ -161,3 +148,26 @@ def test_more_work_never_takes_less(
         ),
     ):
         assert peak_of(predict(*more, where))[1] >= peak
+
+
+def test_weights_are_shared_out_where_that_is_asked_for() -> None:
+    here = machine(8 * GIB, processes=2)
+    for asked, expected in (("True", {2}), ("auto", {1, 2}), ("False", {1})):
+        config = settings_of(model_preset="tiny", shard_weights=asked)
+        work = make_work(config, here, None, None)
+        assert {choice.shards for choice in choices(config, here, work)} == expected
+    config = settings_of(model_preset="tiny", shard_weights="True")
+    with pytest.raises(UserError, match="--shard_weights = True, shares the weights out over processes"):
+        plan(config, machine(8 * GIB))
+
+
+def test_the_longest_target_follows_from_the_objective() -> None:
+    here = machine(8 * GIB)
+
+    def target(**flags: Any) -> int:
+        return make_work(settings_of(max_seq_len=400, **flags), here, None, None).target_tokens
+
+    assert target(objective="span", noise_density=0.15, mean_noise_span_length=3) == 104
+    assert target(objective="pairs") == 400 and target(objective="pairs", max_target_len=50) == 50
+    preferences = load("dpo", {"train_file": "x", "max_target_len": "50"})
+    assert make_work(preferences, here, None, None).target_tokens == 100, "two answers to each prompt"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from config import UserError, load
+from memory.cost.prediction import Choice, Machine
 from memory.plan import Plan, plan
-from memory.prediction import Choice, Machine
-from memory.units import GIB, MIB
+from units import GIB, MIB
 
 RATES = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
 EARLIER = Choice(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small")

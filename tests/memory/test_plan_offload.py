@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from config import UserError, load
+from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes, predict
 from memory.plan import plan
-from memory.prediction import Choice, Machine, Work, offloaded_bytes, predict
-from memory.units import GIB, MIB
+from units import GIB, MIB
 
 RATES = (("float32", 1e13), ("bfloat16", 4e13))
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from config import load
-from memory.prediction import Choice, Machine, Work, peak_of, predict
-from memory.probe import ProbeRequest, ProbeResult, correction_of, fingerprint, probe
-from memory.processes import has_proc
-from memory.shapes import Shapes
-from memory.units import GIB, MIB
+from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
+from memory.cost.shapes import Shapes
+from memory.observe.processes import has_proc
+from memory.probe import ProbeRequest, ProbeResult, correction_of, fingerprint, limit_processor_time, probe
+from units import GIB, MIB
 
 CHOICE = Choice(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 
@@ -88,3 +88,13 @@ def test_a_broken_entry_is_measured_anew(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("memory.probe.START", f"import sys; sys.stdin.buffer.read(); print('{answer}')")
     assert probe(request, tmp_path).phases == {"step": 5}
     assert probe(request, tmp_path).is_cached
+
+
+def test_a_child_may_not_compute_for_longer_nor_raise_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda what, pair: limits.append(pair))
+    for most, expected in ((resource.RLIM_INFINITY, 7), (5, 5), (90, 7)):
+        monkeypatch.setattr(resource, "getrlimit", lambda what, most=most: (most, most))
+        limit_processor_time(7)
+        assert limits.pop() == (expected, most)

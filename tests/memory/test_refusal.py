@@ -9,10 +9,10 @@ import pytest
 
 from config import Config, DoesNotFit, load
 from devices import processor
+from memory.cost.prediction import Machine
 from memory.machines import DTYPES
 from memory.plan import plan
-from memory.prediction import Machine
-from memory.units import GIB, MIB, parse_size
+from units import GIB, MIB, parse_size
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from limits import loss_chunk_tokens
 from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, loss_only, token_losses
 from model.quantization import dequantize, quantize
 from tests.measuring import in_child
@@ -36,7 +37,7 @@ def oracle(hidden: Tensor, head: Tensor, labels: Tensor, smoothing: float, z_los
 def test_is_cross_entropy(smoothing: float, z_loss: float, chunk_tokens: int) -> None:
     hidden, head, labels = inputs()
     settings = LossSettings(chunk_tokens * VOCAB * 4, smoothing, z_loss)
-    assert settings.chunk_tokens(VOCAB) == chunk_tokens
+    assert loss_chunk_tokens(settings.chunk_bytes, VOCAB) == chunk_tokens
     grad_head = torch.ones_like(head)
     total, grad_hidden = loss_and_gradients(hidden, head, labels, 0.25, settings, grad_head)
     loss, expected_hidden, expected_head = oracle(hidden, head, labels, smoothing, z_loss)
@@ -126,6 +127,7 @@ def test_bf16_loss_is_summed_in_fp32() -> None:
 
 def test_memory_is_that_of_chunks() -> None:
     (used,) = in_child("""
+from limits import loss_chunk_tokens
 from model.loss import LossSettings, loss_and_gradients
 
 hidden, head = torch.randn(4096, 16), torch.randn(16384, 16)
@@ -140,7 +142,7 @@ print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, gr
 
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.int8])
 def test_a_narrow_head_is_widened_in_pieces(narrow: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.quantization.CHUNK_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
+    monkeypatch.setattr("model.quantization.WIDENED_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
     generator = torch.Generator().manual_seed(0)
     hidden, wide = (torch.randn(n, 11, generator=generator) for n in (9, 29))
     labels = torch.randint(0, 29, (9,), generator=generator)
@@ -159,6 +161,7 @@ def test_a_narrow_head_is_widened_in_pieces(narrow: torch.dtype, monkeypatch: py
 
 def test_memory_of_a_narrow_head() -> None:
     (used,) = in_child("""
+from limits import loss_chunk_tokens
 from model.loss import LossSettings, loss_and_gradients
 
 hidden, head = torch.randn(256, 512), torch.randn(32768, 512).bfloat16()  # 64 MiB in fp32

@@ -12,13 +12,13 @@ from torch import nn
 
 from config import T5ModelConfig
 from model import hf_format
-from model.generation import generate
+from model.decoding.generation import generate
 from model.layers import Linear
 from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, row_pieces
 from model.t5 import T5
-from settings import UserError
+from settings.fields import UserError
 from tests.measuring import in_child
-from tests.model.test_lora import GATED, logits
+from tests.model.lora.test_adapter import GATED, logits
 
 
 def random_matrix(n: int = 13, m: int = 11) -> torch.Tensor:
@@ -139,7 +139,7 @@ print(peak)
 
 @pytest.mark.parametrize("rows", [1, 9])
 def test_products_widen_narrow_weights_in_pieces(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.quantization.CHUNK_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
+    monkeypatch.setattr("model.quantization.WIDENED_ELEMENTS", 44)  # 4 rows of 11: the last piece has one
     x = torch.randn(rows, 11, generator=torch.Generator().manual_seed(1))
     whole = random_matrix()
     for weight in (whole.bfloat16(), quantize(iter([whole]), 13, 11)):

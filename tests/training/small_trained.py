@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from config import T5ModelConfig
-from data.tokenizer_training import byte_tokenizer
+from data.tokenizers.training import byte_tokenizer
 from model import hf_format
 from model.t5 import T5
 

@@ -10,13 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from config import Config, load
-from data.loader import StepLoader
-from engine.objective import Objective
-from settings import UserError
+from config import Config
+from data.batches.loader import StepLoader
+from engine.objectives.objective import Objective
+from settings.fields import UserError
 from tests.end_to_end.running import write_text
+from tests.training import small_runs
+from tests.training.small_runs import events
 from trainer_low_mem import LowMemTrainer
-from training.divergence import MOST_HALVINGS, MOST_IN_A_ROW, Divergence, named_rows
+from training.divergence import MOST_HALVINGS, MOST_IN_A_ROW, Divergence
+from training.recording import Recorder
+from training.report.results import named_rows
 
 STEPS, ROWS = 6, 4
 NAN = float("nan")
@@ -30,19 +34,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configuration(folder: Path, name: str, **flags: object) -> Config:
-    settings = {
-        "train_file": str(folder / "text.txt"), "output_dir": str(folder / "runs"), "log_dir": str(folder / "logs"),
-        "cache_dir": str(folder / "cache"), "run_name": name, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2,
-        "num_layers": 1, "num_decoder_layers": 1, "vocab_size": 512, "max_seq_len": 32, "max_steps": STEPS,
-        "save_steps": 2, "eval_steps": 3, "effective_batch_size": ROWS, "dropout_rate": 0.1, "mixed_precision": "no",
-        "lr_schedule": "constant", "warmup_steps": 0, "learning_rate": 0.01, "sample_rows": 0, "num_threads": 1, **flags,
-    }  # fmt: skip
-    return load("train", {key: str(value) for key, value in settings.items()})
-
-
-def events(folder: Path, name: str, kind: str) -> list[dict]:
-    lines = (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines()
-    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+    rates = {"lr_schedule": "constant", "warmup_steps": 0, "learning_rate": 0.01}
+    sizes = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_decoder_layers": 1,
+        "max_seq_len": 32,
+        "effective_batch_size": ROWS,
+    }
+    return small_runs.configuration(folder, name, **{**rates, **sizes, **flags})
 
 
 def run(folder: Path, name: str, **flags: object) -> tuple[LowMemTrainer, list[float]]:
@@ -91,11 +92,11 @@ def test_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poiso
     trainer, losses = run(folder, "loss")
     (record,) = events(folder, "loss", "recovery")
     assert record["reason"] == "not finite" and record["step"] == 3
-    assert record["rows"] == trainer.start.loader.rows_of_steps(2, 1, ROWS).tolist()
+    assert record["rows"] == trainer.live.start.loader.rows_of_steps(2, 1, ROWS).tolist()
     assert str(record["rows"][0]) in record["report"]
     end = events(folder, "loss", "end")[0]
     assert end["skipped_batches"] == 1 and end["rate_factor"] == 1.0
-    assert trainer.divergence.skipped == [2] and are_finite(folder, "loss")
+    assert trainer.live.divergence.skipped == [2] and are_finite(folder, "loss")
     poison()
     assert run(folder, "undisturbed")[1][:2] == losses[:2]
 
@@ -103,19 +104,19 @@ def test_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poiso
 def test_a_resumed_run_reads_the_rows_of_one_that_was_never_stopped(folder, poison, monkeypatch):
     poison(1, 3)
     _, whole = run(folder, "whole")
-    record = LowMemTrainer._record_step
+    record = Recorder.step
 
-    def killed(self, number, *facts):
-        if number == 5:
+    def killed(self, *facts):
+        if self.live.state.step == 5:
             raise RuntimeError("killed")
-        record(self, number, *facts)
+        record(self, *facts)
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="killed"):
-        patched.setattr(LowMemTrainer, "_record_step", killed)
+        patched.setattr(Recorder, "step", killed)
         LowMemTrainer(configuration(folder, "cut")).train()
     trainer, losses = run(folder, "cut", is_keep_training=True)
     assert losses == whole, "bit for bit"
-    assert trainer.divergence.skipped == [1, 3] and events(folder, "cut", "end")[0]["skipped_batches"] == 2
+    assert trainer.live.divergence.skipped == [1, 3] and events(folder, "cut", "end")[0]["skipped_batches"] == 2
     assert [record["step"] for record in events(folder, "cut", "recovery")] == [2, 3]
 
 
@@ -133,7 +134,7 @@ def test_clipped_gradients_are_looked_at_before_any_is_applied(folder, poison):
     poison(4, gradient=True)
     trainer, _ = run(folder, "clipped", max_grad_norm=1.0)
     assert [record["reason"] for record in events(folder, "clipped", "recovery")] == ["not finite"]
-    assert trainer.divergence.skipped == [4]
+    assert trainer.live.divergence.skipped == [4]
 
 
 def test_several_in_a_row_halve_the_learning_rate_from_the_last_checkpoint_on(folder, poison):

@@ -10,12 +10,12 @@ import pytest
 
 import devices
 from config import load
-from memory.budget import Budget
+from memory.cost.prediction import Machine
+from memory.observe.budget import Budget
 from memory.plan import plan
-from memory.prediction import Machine
-from memory.units import GIB, MIB
-from settings import DoesNotFit
-from training import keeping
+from settings.fields import DoesNotFit
+from training.budget import keeping
+from units import GIB, MIB
 
 MARGIN = 32 * MIB
 
@@ -34,7 +34,7 @@ def test_drift_is_no_smaller_budget(monkeypatch: pytest.MonkeyPatch, lost: int, 
     monkeypatch.setattr(keeping, "measure_budget", lambda *_: replace(budget, host_bytes=budget.host_bytes - lost))
     keeper = keeping.Keeper(
         config, replace(least, budget_bytes=budget.host_bytes), budget, none_fits, device=devices.pick("cpu", 0),
-        monitor=cast(Any, SimpleNamespace(budget_bytes=0)), journal=cast(Any, None),
+        monitor=cast(Any, SimpleNamespace(watch=lambda budget_bytes: None)), journal=cast(Any, None),
     )  # fmt: skip
     keeper._look(1)
     assert (keeper.exhausted is not None) == ends

@@ -1,0 +1,98 @@
+"""What if one of two processes dies, or the machine with both? Runs that torchrun starts, as users start them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.faults.disk_faults import VARIABLE, Fault
+from benchmarks.faults.kill_cases import STEPS, Case, Verdict, Words, World, contents, steps_done
+from benchmarks.parts.results import ROOT
+
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+INJECTED = ROOT / "benchmarks" / "injected"
+POLL_SECONDS = 0.005
+
+
+@dataclass
+class PairCase(Case):
+    """A run of two processes; given again, it is started by torchrun again."""
+
+    changes: int = field(default=0)
+
+    def launch(self, folder: Path, fault: Fault | None = None, words: Words | None = None) -> subprocess.Popen[bytes]:
+        """Start both processes in a session of their own."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{INJECTED}{os.pathsep}{ROOT}"}
+        environment |= {VARIABLE: fault.text()} if fault else {}
+        command = [sys.executable, *LAUNCHER, str(ROOT / "train_low_mem.py"), *(words or self.words(folder))]
+        with folder.with_suffix(".screen").open("wb") as screen:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=screen, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def to_end(self, folder: Path, words: Words) -> tuple[int, str]:
+        """Run the command undisturbed; its exit code and its screen."""
+        assert words[0] == "train"
+        return self.launch(folder, words=words).wait(), folder.with_suffix(".screen").read_text(encoding="utf8")
+
+
+class Pairs:
+    """Kills of runs of two processes."""
+
+    def __init__(self, world: World) -> None:
+        def words(folder: Path) -> Words:
+            return world.train(folder, "--dropout_rate=0.1")
+
+        self.case = PairCase("pairs", world, words, {})
+        self.folder = world.folder
+        log = self.folder / "pairs.trace"
+        whole = self._unbroken("pairs-whole", Fault("trace", log=str(log), below="", rank="0"))
+        self.case.whole = contents(whole)
+        self.case.changes = len(log.read_text().splitlines())
+
+    def kills(self, times: int, draw: random.Random) -> Iterator[tuple[str, Verdict]]:
+        """Kill so many runs: the main process at a change of the disk, either one or both at a step."""
+        for number in range(times):
+            folder = self.folder / "now"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            if number % 2:
+                moment = self._at_change(folder, draw.randrange(self.case.changes))
+            else:
+                moment = self._at_step(folder, draw.randrange(1, STEPS), draw.choice(("one", "both")), draw)
+            yield moment, self.case.judge(folder)
+            shutil.rmtree(folder)
+
+    def _unbroken(self, name: str, fault: Fault | None = None) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        assert self.case.launch(folder, fault).wait() == 0, folder.with_suffix(".screen").read_text()
+        return folder
+
+    def _at_change(self, folder: Path, number: int) -> str:
+        code = self.case.launch(folder, Fault("kill", number, rank="0")).wait()
+        assert code != 0, "the launcher tells of a process that was killed"
+        return f"the main process before change {number}"
+
+    def _at_step(self, folder: Path, step: int, who: str, draw: random.Random) -> str:
+        launched = self.case.launch(folder)
+        while steps_done(folder) < step and launched.poll() is None:
+            time.sleep(POLL_SECONDS)
+        with suppress(psutil.Error):
+            below = psutil.Process(launched.pid).children(recursive=True)
+            workers = [process for process in below if "train_low_mem.py" in " ".join(process.cmdline())]
+            for process in [draw.choice(workers)] if who == "one" else [psutil.Process(launched.pid), *below]:
+                process.send_signal(signal.SIGKILL)
+        launched.wait()
+        return f"{who} at step {step}"

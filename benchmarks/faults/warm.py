@@ -1,0 +1,66 @@
+"""How is the real command run hundreds of times without the two seconds of its imports? In forks of a process that has them.
+
+What is forked has made no tensor and started no thread; everything else (settings, data, plan, model, loop) is the
+command's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.faults.disk_faults import Fault, start
+
+
+def load() -> None:
+    """Import what the commands import."""
+    import torch
+
+    with suppress(ImportError):  # pyarrow does, where it is there
+        importlib.import_module("pandas")
+
+    import train_low_mem
+    import trainer_low_mem
+
+    assert train_low_mem and trainer_low_mem
+    for name in ("chat", "check", "convert", "evaluate", "generate", "merge", "prepare", "quantize", "tokenizer"):
+        importlib.import_module(f"commands.{name}")
+    torch.set_num_threads(1)
+
+
+def run(words: Sequence[str], screen: Path, fault: Fault | None = None) -> int:
+    """Run `train_low_mem.py WORDS` in a fork, and wait for it.
+
+    Args:
+        screen: file for what it shows. fault: what happens to it.
+    Returns:
+        its exit code; of one that a signal has ended, the signal's number, negative.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = _child(words, screen, fault)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _child(words: Sequence[str], screen: Path, fault: Fault | None) -> int:
+    import train_low_mem
+
+    with screen.open("wb") as shown:
+        for stream in (1, 2):
+            os.dup2(shown.fileno(), stream)
+    if fault is not None:
+        start(fault)
+    return train_low_mem.main(list(words))

@@ -1,0 +1,88 @@
+"""How long does a child process run, and how much memory does it take? Every benchmark measures its systems this way.
+
+Peak: anonymous memory of the whole process tree, sampled every 50 ms. VmHWM: the most that the child itself had resident,
+pages of files included, as the kernel counts it; 0 where there is no /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.parts.results import ROOT
+from memory.observe.processes import ProcessTree
+
+SAMPLE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Child:
+    """How a child process went; `output` is what it printed, `messages` what it wrote to stderr."""
+
+    returncode: int
+    output: str
+    messages: str
+    seconds: float
+    peak_bytes: int
+    high_water_bytes: int
+
+    @property
+    def failure(self) -> str:
+        """Why it ended badly, in a line; empty where it did not."""
+        if not self.returncode:
+            return ""
+        if self.returncode == -9:
+            return "killed, most likely for want of memory"
+        last = [line for line in self.messages.strip().splitlines() if line.strip()][-1:]
+        return last[0].strip()[:200] if last else f"exit code {self.returncode}"
+
+
+def run(words: Sequence[str], cwd: Path = ROOT) -> Child:
+    """Run `python WORDS` and watch its memory until it ends.
+
+    Args:
+        words: what follows the name of this Python. cwd: where it runs; modules of the project are found anywhere.
+    """
+    began, peak, high_water = time.perf_counter(), 0, 0
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+", encoding="utf8") as out, tempfile.TemporaryFile("w+", encoding="utf8") as err:
+        child = subprocess.Popen([sys.executable, *words], cwd=cwd, env=environment, stdout=out, stderr=err)
+        tree = ProcessTree(child.pid)
+        while child.poll() is None:
+            peak = max(peak, tree.usage().anon_bytes)
+            high_water = max(high_water, high_water_of(child.pid))
+            time.sleep(SAMPLE_SECONDS)
+        out.seek(0), err.seek(0)
+        return Child(child.returncode, out.read(), err.read(), time.perf_counter() - began, peak, high_water)
+
+
+def high_water_of(pid: int | str = "self") -> int:
+    """VmHWM of a process in bytes: the most that it had resident, pages of files included; 0 where that is not told."""
+    try:
+        match = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def options_of(arguments: Sequence[str], allowed: dict[str, str], about: str) -> tuple[list[str], dict[str, str]]:
+    """Part a command line into words and --name=value options; ends the program with `about` where one is unknown.
+
+    Args:
+        allowed: name -> default.
+    """
+    words = [word for word in arguments if not word.startswith("-")]
+    given = dict(word.lstrip("-").partition("=")[::2] for word in arguments if word.startswith("-"))
+    if {"help", "h"} & set(given):
+        print(about)
+        sys.exit(0)
+    if unknown := [name for name in given if name not in allowed]:
+        sys.exit(f"unknown: --{', --'.join(unknown)}; there are --{' --'.join(allowed)}")
+    return words, {**allowed, **given}

@@ -1,0 +1,104 @@
+"""What the page of benchmarks says of plans, budgets and hard limits: tables and a picture of the cases of `contract`."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.parts.results import markdown, picture_place
+from units import MIB, format_size
+
+ROOM_ABOVE_BUDGET = 0.05  # of the hard limit
+
+
+def deviation(case: dict[str, Any], name: str) -> float:
+    """Predicted over measured, less one."""
+    return float(case[name]) / float(case["measured"]) - 1.0
+
+
+def accuracy_body(cases: list[dict[str, Any]]) -> str:
+    """Table and figures of the accuracy cases."""
+    done = [case for case in cases if case["exit"] == 0]
+    lines = []
+    for name, words in (("unprobed", "before the probe"), ("predicted", "after the probe")):
+        errors = [deviation(case, name) for case in done]
+        lines.append(
+            f"{words}: median error {statistics.median(map(abs, errors)):.1%}, from {min(errors):+.1%} to {max(errors):+.1%}"
+        )
+    rows = [
+        [
+            " ".join(f"{k}={v}" for k, v in case["flags"].items()), format_size(case["measured"]),
+            f"{format_size(case['unprobed'])} ({deviation(case, 'unprobed'):+.1%})",
+            f"{format_size(case['predicted'])} ({deviation(case, 'predicted'):+.1%})",
+        ]
+        for case in done
+    ]  # fmt: skip
+    head = f"{len(done)} configurations; predicted over measured peak (anonymous memory of the process): {'; '.join(lines)}."
+    return f"{head}\n\n![predicted and measured]({picture_place('contract')[1]})\n\n" + markdown(
+        ["configuration", "measured", "predicted before the probe", "after"], rows
+    )
+
+
+def draw_picture(cases: list[dict[str, Any]]) -> None:
+    """Predicted over measured, both ways, as points beside the diagonal."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    done = [case for case in cases if case["exit"] == 0]
+    figure, axes = pyplot.subplots(figsize=(5, 5))
+    measured = [case["measured"] / MIB for case in done]
+    for name, words, mark in (("unprobed", "before the probe", "o"), ("predicted", "after the probe", "x")):
+        axes.plot(measured, [case[name] / MIB for case in done], mark, label=words)
+    ends = [min(measured), max(measured)]
+    axes.plot(ends, ends, "-", color="grey", linewidth=0.8)
+    axes.set(xlabel="measured peak, MiB", ylabel="predicted peak, MiB", xscale="log", yscale="log")
+    axes.legend()
+    picture, _ = picture_place("contract")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120, bbox_inches="tight")
+
+
+def keeping_body(cases: list[dict[str, Any]]) -> str:
+    """Table of the runs under a hard limit."""
+    outcomes = {0: "finished", 3: "refused before training"}
+    rows = [
+        [
+            " ".join(f"{k}={v}" for k, v in case["flags"].items()),
+            outcomes.get(case["exit"], f"exit code {case['exit']}") if case["exit"] != 3 or not case["trained"] else "refused late",
+            format_size(case["measured"]), "" if case["predicted"] is None else format_size(case["predicted"]),
+        ]
+        for case in cases
+    ]  # fmt: skip
+    killed = sum(case["exit"] not in (0, 3) for case in cases)
+    finished = sum(case["exit"] == 0 for case in cases)
+    return (
+        f"{len(cases)} runs under a hard limit of budget + {ROOM_ABOVE_BUDGET:.0%}: {finished} finished, {killed} killed or failed, "
+        f"the others refused.\n\n" + markdown(["configuration", "outcome", "peak", "planned"], rows)
+    )
+
+
+def budgets_body(cases: list[dict[str, Any]]) -> str:
+    """Table of one model's speed under rising budgets."""
+    rows = []
+    for case in cases:
+        c, flags = case["choice"], case["flags"]
+        way = (
+            f"{c['batch_size_per_gpu']} x {c['num_slices'] * c['num_walks']}, {c['kept_blocks']} blocks saved, weights in {c['storage']}"
+            if case["exit"] == 0
+            else f"exit code {case['exit']}"
+        )
+        speed = case["tokens_per_second"] / max(cases[0]["tokens_per_second"], 1e-9)
+        rows.append(
+            [
+                flags["memory_budget"],
+                way,
+                format_size(case["measured"]),
+                f"{case['tokens_per_second']:.0f}",
+                f"{speed:.2f}",
+            ]
+        )
+    return "t5-base, effective batch 16, pairs of up to 256 tokens.\n\n" + markdown(
+        ["budget", "the plan's way", "measured peak", "tokens/s", "beside the smallest budget"], rows
+    )

@@ -1,0 +1,99 @@
+"""How is the study of `benchmarks.quality` shown? A table and a picture of the losses, in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.parts.results import PAGE, markdown, picture_place, write_section
+from settings.fields import counted
+
+DASHES = ("-", "--", "-.", ":")
+BAR = 1.0  # percent of the reference's loss that a default may cost
+
+
+def of_tier(results: Sequence[dict[str, Any]], tier: str) -> list[dict[str, Any]]:
+    """The runs of one tier."""
+    return [run for run in results if run["tier"] == tier]
+
+
+def table(results: Sequence[dict[str, Any]], reference: str) -> str:
+    """A line a tier: what a weight takes, the loss over the seeds, and how far it is from the reference at equal seeds."""
+    base = {run["seed"]: run["loss"] for run in of_tier(results, reference)}
+    rows = []
+    for tier in dict.fromkeys(run["tier"] for run in results):
+        runs = of_tier(results, tier)
+        losses = [run["loss"] for run in runs]
+        distances = [100 * (run["loss"] / base[run["seed"]] - 1) for run in runs if run["seed"] in base]
+        finite = all(map(math.isfinite, losses))
+        rows.append([
+            tier, runs[0]["compute"], f"{mean(run['bytes_per_weight'] for run in runs):.2f}",
+            f"{runs[0]['learning_rate']:.2g}", f"{mean(losses):.4f}" if finite else "diverged",
+            f"{min(losses):.4f}-{max(losses):.4f}" if finite and len(losses) > 1 else "-",
+            f"{mean(distances):+.2f}% ({min(distances):+.2f} to {max(distances):+.2f})" if finite and distances else "-",
+        ])  # fmt: skip
+    header = ["tier", "products in", "bytes a weight", "learning rate", "evaluation loss", "over seeds"]
+    return markdown([*header, "to the reference"], rows)
+
+
+def verdict(results: Sequence[dict[str, Any]], reference: str) -> str:
+    """The tier of the least memory within the bar, in one sentence."""
+    base = mean(run["loss"] for run in of_tier(results, reference))
+    means = {}
+    for tier in dict.fromkeys(run["tier"] for run in results):
+        runs = of_tier(results, tier)
+        means[tier] = (mean(run["bytes_per_weight"] for run in runs), mean(run["loss"] for run in runs))
+    good = {tier: size for tier, (size, loss) in means.items() if loss <= base * (1 + BAR / 100)}
+    least = min(good, key=lambda tier: good[tier])
+    return (
+        f"Least memory within {BAR:g}% of the reference ({reference}): **{least}**, {good[least]:.2f} bytes a weight."
+    )
+
+
+def draw(results: Sequence[dict[str, Any]], heading: str, tokens_per_step: int, path: Path) -> None:
+    """Evaluation losses of the first seed over the tokens seen; dashes keep curves visible that lie on each other."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 5.5), dpi=110)
+    for number, run in enumerate(run for run in results if run["seed"] == 0):
+        steps, losses = zip(*run["evaluations"], strict=True)
+        label, dashes = f"{run['tier']}: {run['loss']:.3f}", DASHES[number % len(DASHES)]
+        axes.plot(
+            [step * tokens_per_step / 1e6 for step in steps], losses, dashes, marker=".", linewidth=1.4, label=label
+        )
+    last = [run["loss"] for run in results if math.isfinite(run["loss"])]
+    first = [loss for run in results for _, loss in run["evaluations"][1:2] if math.isfinite(loss)]
+    axes.set(xlabel="million tokens", ylabel="evaluation loss", title=heading)
+    axes.set_ylim(0.98 * min(last), min(max(first), 1.5 * max(last)))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Software": None})
+    plt.close(figure)
+
+
+def write_page(
+    study: dict[str, Any], results: Sequence[dict[str, Any]], rates: dict[str, float], reference: str, page: Path | None
+) -> None:
+    """Write picture and section, one for each size of model; `page` None: docs/benchmarks.md."""
+    page, name = page or PAGE, f"quality-{study['size']}"
+    picture, link = picture_place(name, page)
+    seeds = len({run["seed"] for run in results})
+    text = Path(study["text"]).name if study["text"] else "the built-in sample"
+    heading = f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {counted(seeds, 'seed')}"
+    draw(results, heading, study["rows"] * study["length"], picture)
+    swept = ", ".join(sorted(rates))
+    found = f"The learning rates of {swept} were found by a sweep on a fifth of the tokens. " if rates else ""
+    body = table(results, reference)
+    body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({link})"
+    print(f"\n{heading}\n{body}")
+    figures = json.loads(json.dumps(list(results)), parse_constant=lambda word: None)  # NaN is no JSON
+    write_section(name, heading, body, {"study": study, "rates": rates, "runs": figures}, page)

@@ -1,0 +1,275 @@
+"""Which addresses does the page have? Each is a few lines: what came in is checked, `board.service` does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from board.form import form
+from board.guard import Guard
+from board.places import DATA_SUFFIXES, Outside, inside
+from board.runs import delete_run, size_of
+from board.service import Board
+from board.streams import overview_events, run_events
+from config import UserError, load
+
+STATIC = Path(__file__).resolve().parent / "static"
+PAGES = ("/", "/run/{name}", "/new", "/plan", "/chat")
+BODY_BYTES, DISK_SPARE = 2**20, 2**28
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
+    """The whole page as an application.
+
+    Args:
+        token: what opens it; empty: nothing is needed. hosts: names of this machine.
+    """
+
+    @contextlib.asynccontextmanager
+    async def living(app: Starlette) -> AsyncIterator[None]:
+        work = [asyncio.create_task(board.launcher.work()), asyncio.create_task(board.talks.work())]
+        yield
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    app = Starlette(
+        routes=[
+            *(Route(path, _page) for path in PAGES),
+            *_api(board),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ],
+        middleware=[Middleware(Guard, token=token, hosts=tuple(hosts)), Middleware(GZipMiddleware, minimum_size=2000)],
+        exception_handlers={UserError: _refused, ValueError: _refused, OSError: _refused},
+        lifespan=living,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _page(request: Request) -> Response:
+    return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, OSError):
+        return JSONResponse({"problems": [error.strerror or "cannot be read or written"]}, 409)
+    code = 404 if isinstance(error, Outside) else 422 if isinstance(error, UserError) else 400
+    return JSONResponse({"problems": getattr(error, "problems", [str(error) or "not understood"])}, code)
+
+
+def _api(board: Board) -> list[Route]:
+    table: dict[str, tuple[str, Callable[[Board, Request], Awaitable[Response]]]] = {
+        "/api/form": ("GET", _form), "/api/runs": ("GET", _runs), "/api/stream": ("GET", _overview_stream),
+        "/api/compare": ("GET", _compare), "/api/runs/{name}": ("GET", _run),
+        "/api/runs/{name}/stream": ("GET", _run_stream), "/api/runs/{name}/window": ("GET", _window),
+        "/api/runs/{name}/log": ("GET", _log), "/api/runs/{name}/size": ("GET", _size),
+        "/api/runs/{name}/wish": ("POST", _wish),
+        "/api/plan": ("POST", _plan), "/api/plans": ("GET", _plans), "/api/start": ("POST", _start),
+        "/api/data": ("GET", _data), "/api/preview": ("GET", _preview), "/api/data/{name}": ("PUT", _upload),
+        "/api/models": ("GET", _models), "/api/talk": ("POST", _talk), "/api/talk/reset": ("POST", _forget),
+    }  # fmt: skip
+
+    def bound(answer: Callable[[Board, Request], Awaitable[Response]]) -> Answer:
+        async def endpoint(request: Request) -> Response:
+            return await answer(board, request)
+
+        return endpoint
+
+    return [Route(path, bound(answer), methods=[method]) for path, (method, answer) in table.items()]
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """A JSON object of bounded size."""
+    held = b""
+    async for chunk in request.stream():
+        held += chunk
+        if len(held) > BODY_BYTES:
+            raise HTTPException(413, "too long")
+    try:
+        content = json.loads(held or b"{}")
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "no JSON") from None
+    if not isinstance(content, dict):
+        raise HTTPException(400, "no JSON object")
+    return content
+
+
+def _flags(body: dict[str, Any]) -> dict[str, Any]:
+    flags = body.get("flags", {})
+    if not isinstance(flags, dict):
+        raise HTTPException(400, "flags are a table")
+    return flags
+
+
+def _known(board: Board, request: Request) -> str:
+    name = str(request.path_params["name"])
+    if not board.is_known(name):
+        raise Outside(f"there is no run {name[:80]!r}")
+    return name
+
+
+def _events(events: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(
+        events, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )
+
+
+# --- runs ---
+
+
+async def _form(board: Board, request: Request) -> Response:
+    return JSONResponse(form())
+
+
+async def _runs(board: Board, request: Request) -> Response:
+    return JSONResponse(await asyncio.to_thread(board.overview))
+
+
+async def _overview_stream(board: Board, request: Request) -> Response:
+    return _events(overview_events(board))
+
+
+async def _run(board: Board, request: Request) -> Response:
+    name = _known(board, request)
+    drawn = await asyncio.to_thread(board.compare, [name])
+    return JSONResponse({**await asyncio.to_thread(board.details, name), "chart": drawn["runs"][name]})
+
+
+async def _run_stream(board: Board, request: Request) -> Response:
+    return _events(run_events(board, _known(board, request)))
+
+
+async def _window(board: Board, request: Request) -> Response:
+    first, last = (int(request.query_params.get(key, "x")) for key in ("first", "last"))
+    if not 0 <= first <= last < 2**40:
+        raise ValueError
+    return JSONResponse(await asyncio.to_thread(board.history(_known(board, request)).window, first, last))
+
+
+async def _log(board: Board, request: Request) -> Response:
+    return PlainTextResponse(await asyncio.to_thread(board.log, _known(board, request)))
+
+
+async def _size(board: Board, request: Request) -> Response:
+    return JSONResponse({"bytes": await asyncio.to_thread(size_of, board.places, _known(board, request))})
+
+
+async def _compare(board: Board, request: Request) -> Response:
+    return JSONResponse(await asyncio.to_thread(board.compare, request.query_params.getlist("name")))
+
+
+async def _wish(board: Board, request: Request) -> Response:
+    name, asked = _known(board, request), await _body(request)
+    word, problem = asked.get("word"), ""
+    if word == "resume":
+        more = asked.get("max_steps")
+        await asyncio.to_thread(board.resume, name, more if type(more) is int and more > 0 else None)
+    elif word == "withdraw":
+        board.launcher.withdraw(name)
+    elif word == "delete":
+        problem = await asyncio.to_thread(delete_run, board.places, name)
+    else:
+        board.launcher.wish(name, str(word))
+    return JSONResponse({"problems": [problem]} if problem else {"done": word}, 409 if problem else 200)
+
+
+# --- new runs ---
+
+
+async def _plan(board: Board, request: Request) -> Response:
+    return JSONResponse(await board.plan(_flags(await _body(request))))
+
+
+async def _plans(board: Board, request: Request) -> Response:
+    """The plans of a model on all machines that have a name, and on this one."""
+    flags = {name: request.query_params.get(name, "") for name in ("model_preset", "memory_mode")}
+    if flags["model_preset"] not in form()["models"] or flags["memory_mode"] not in ("", "standard", "low", "ultra"):
+        raise Outside("no such model or mode")
+    given = {name: value for name, value in flags.items() if value}
+    return JSONResponse(await board.planner.plans_of(given, ["auto", *form()["machines"]]))
+
+
+async def _start(board: Board, request: Request) -> Response:
+    flags = _flags(await _body(request))
+    return JSONResponse({"name": await asyncio.to_thread(board.start, flags)})
+
+
+# --- data and models ---
+
+
+async def _data(board: Board, request: Request) -> Response:
+    files = await asyncio.to_thread(board.places.data_files)
+    return JSONResponse({"files": files, "folder": str(board.places.data_dir), "limit": board.upload_limit})
+
+
+async def _preview(board: Board, request: Request) -> Response:
+    return JSONResponse(await board.preview(request.query_params.get("file", "")))
+
+
+async def _upload(board: Board, request: Request) -> Response:
+    name = str(request.path_params["name"])
+    place = inside(board.places.data_dir, name)
+    if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
+        raise UserError(f"{name[:80]}, is no data file; allowed: {', '.join(DATA_SUFFIXES)}")
+    most = min(board.upload_limit, board.free_disk_bytes() - DISK_SPARE)
+    if place.exists():
+        raise UserError(f"{name}, is there already; rename the new one")
+    partial = place.with_name(f".upload-{secrets.token_hex(8)}")
+    taken = 0
+    try:
+        with partial.open("xb") as file:
+            async for chunk in request.stream():
+                taken += len(chunk)
+                if taken > most:
+                    raise UserError(f"{name}, is larger than {most:,} bytes, which is what may be uploaded")
+                await asyncio.to_thread(file.write, chunk)
+        os.link(partial, place)  # unlike a rename, this never replaces a file that has come meanwhile
+    except ClientDisconnect:
+        return PlainTextResponse("left", 400)
+    finally:
+        partial.unlink(missing_ok=True)
+    return JSONResponse({"name": name, "bytes": taken})
+
+
+async def _models(board: Board, request: Request) -> Response:
+    return JSONResponse({"models": await asyncio.to_thread(board.models)})
+
+
+async def _talk(board: Board, request: Request) -> Response:
+    asked = await _body(request)
+    pane, model, text = (str(asked.get(key, ""))[:20_000] for key in ("pane", "model", "text"))
+    given = asked.get("options") or {}
+    options = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
+    load("chat", options)
+    board.places.model(model)
+    if not text.strip():
+        raise UserError("text, is empty; ask something")
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for told in board.talks.answer(pane[:40], model, text, options):
+            yield json.dumps(told, ensure_ascii=False).encode() + b"\n"
+
+    headers = {"Cache-Control": "no-store", "Content-Encoding": "identity"}  # packed, pieces would wait for more
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
+
+
+async def _forget(board: Board, request: Request) -> Response:
+    await board.talks.forget(str((await _body(request)).get("pane", "")))
+    return JSONResponse({"done": True})

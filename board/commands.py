@@ -1,0 +1,104 @@
+"""What do `board` and `runs` do? Serve the page, and list or delete runs in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from board.places import Outside, Places
+from board.runs import delete_run, list_runs, run_names, size_of
+from config import Config, UserError
+from screen import visible
+from units import format_size
+
+HEAD = ("run", "state", "progress", "loss", "peak / budget", "on disk", "started")
+
+
+def places_of(config: Config) -> Places:
+    """The folders that the settings name."""
+    return Places(
+        *(Path(folder).absolute() for folder in (config.run.log_dir, config.run.output_dir, config.board.data_dir))
+    )
+
+
+def runs(config: Config) -> None:
+    """List the runs, or delete one after a question.
+
+    Raises:
+        UserError: there is no such run, it is alive, or nobody can be asked.
+    """
+    places = places_of(config)
+    if config.listing.delete is not None:
+        _delete(places, config.listing.delete, config.listing.yes)
+        return
+    found = [{**run, "bytes": size_of(places, run["name"])} for run in list_runs(places)]
+    if config.plan.json:
+        print(json.dumps(found, ensure_ascii=False, indent=1))
+        return
+    if not found:
+        print(f"no runs in {config.run.log_dir} and {config.run.output_dir}; start one: python train_low_mem.py train")
+        return
+    for line in _aligned([HEAD, *(_row(run) for run in found)]):
+        print(visible(line))
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    progress = f"{run['step']:,}" + (f" / {run['max_steps']:,}" if run["max_steps"] else "")
+    memory = " / ".join("-" if size is None else format_size(size) for size in (run["peak_bytes"], run["budget_bytes"]))
+    loss = "-" if run["loss"] is None else f"{run['loss']:.3f}"
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"]))
+    return run["name"], run["state"], progress, loss, memory, format_size(run["bytes"]), started
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell + " " * (w - _width(cell)) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _delete(places: Places, name: str, is_sure: bool) -> None:
+    if name not in run_names(places):
+        known = ", ".join(run_names(places)[:20]) or "none"
+        raise UserError(f"--delete = {name}, is no run; there are: {known}")
+    size = format_size(size_of(places, name))
+    if not is_sure:
+        if not sys.stdin.isatty():
+            raise UserError(f"--delete = {name}, nobody can be asked here; add --yes=True to delete {size} for good")
+        if input(f"delete {visible(name)} for good, {size} with model and checkpoints? [y/N] ").strip().lower() not in (
+            "y",
+            "yes",
+        ):
+            print("nothing was deleted")
+            return
+    try:
+        problem = delete_run(places, name)
+    except (OSError, Outside) as error:
+        problem = str(error)
+    if problem:
+        raise UserError(f"--delete = {name}, was not deleted: {problem}")
+    print(f"{visible(name)} is deleted, {size} are free")
+
+
+def board(config: Config) -> None:
+    """Serve the page until Ctrl-C.
+
+    Raises:
+        UserError: its packages are missing, or the address cannot be listened at.
+    """
+    try:
+        from board.server import serve
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"board, needs the package {error.name}; install it with "
+            "pip install -r requirements-board.txt -c constraints.txt, or start with make board"
+        ) from None
+    serve(config, places_of(config))

@@ -1,0 +1,57 @@
+"""What can be set for a new run? The settings of `train`, as `config.py` declares them, for a page to make fields of."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from config import GROUPS, Config, flags_of
+from settings.fields import AUTO, allowed, read_settings_file, show
+from settings.precedence import PRESETS_DIR, model_presets, run_presets
+
+# those that decide most, in the order in which one asks; the words for them stand in the page's texts
+FIRST = (
+    "train_file", "is_finetune", "finetune_from", "model_preset", "lora_rank", "max_steps", "epochs",
+    "effective_batch_size", "max_seq_len", "learning_rate", "memory_budget", "run_name",
+)  # fmt: skip
+# the page decides these, or does not offer them
+OWN = ("log_dir", "output_dir", "cache_dir", "overwrite", "is_keep_training", "checkpoint_mirror")
+
+
+@cache
+def form() -> dict[str, Any]:
+    """Fields by group, and the models there are."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, (group, member) in flags_of("train").items():
+        if name not in OWN:
+            groups.setdefault(group, []).append(_field(name, member))
+    return {
+        "first": list(FIRST),
+        "groups": [
+            {"name": group, "about": (GROUPS[group].__doc__ or "").split("\n")[0], "fields": fields}  # type: ignore[union-attr]
+            for group, fields in groups.items()
+        ],
+        "models": list(model_presets()), "default_model": Config().model_preset, "presets": list(run_presets()),
+        "machines": list(read_settings_file(PRESETS_DIR / "machines.yaml")),
+    }  # fmt: skip
+
+
+def _field(name: str, member: dataclasses.Field[Any]) -> dict[str, Any]:
+    facts = member.metadata
+    kind = facts["kind"] if isinstance(facts["kind"], str) else facts["kind"].__name__
+    return {
+        "name": name, "help": facts["help"], "kind": kind, "unit": facts["unit"],
+        "default": None if member.default is None else show(member, member.default),
+        "choices": [choice for choice in facts["choices"] if choice != AUTO],
+        "auto": facts["auto"], "optional": facts["optional"], "allowed": allowed(facts),
+        "low": facts["low"], "high": facts["high"],
+    }  # fmt: skip
+
+
+def command_line(command: str, flags: Mapping[str, str]) -> str:
+    """The command as one would type it."""
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    return shlex.join(["python", "train_low_mem.py", command, *words])

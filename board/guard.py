@@ -1,0 +1,132 @@
+"""Who may use the page? Whoever sits at this machine; anybody else needs the token.
+
+Every request passes here first. A name of the host that is not ours is refused, which is what DNS rebinding would bring;
+so is a request that another site's page has sent (Origin, Sec-Fetch-Site), and a changing one without JSON's content
+type, which no form of another site can send. The token, where there is one, comes as `Authorization: Bearer`, or once
+in the address (`?token=`), from where it goes into a cookie that scripts cannot read.
+Sources: OWASP cheat sheets on cross-site request forgery and on content security policy.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "frugalt5_token"
+CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+BODY_TYPES = ("application/json", "application/octet-stream")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer", "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-cache",
+}  # fmt: skip
+
+
+class Guard:
+    """Lets a request through, or answers it.
+
+    Args:
+        token: empty: none is needed. hosts: names of this machine beside the loopback's and plain addresses.
+    """
+
+    def __init__(self, app: ASGIApp, token: str = "", hosts: Iterable[str] = ()) -> None:
+        self._app, self._token = app, token
+        self._hosts = {*LOOPBACK_NAMES, *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = self._answer(scope)
+        if answer is not None:
+            await answer(scope, receive, _with_headers(send))
+        else:
+            await self._app(scope, receive, _with_headers(send))
+
+    def _answer(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if not self._is_ours(headers.get("host", "")):
+            return PlainTextResponse("this is not the name of this machine", 421)
+        if not _is_same_site(headers, scope["method"]):
+            return PlainTextResponse("requests of other sites are refused", 403)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] in CHANGING and kind not in BODY_TYPES:
+            return PlainTextResponse("send application/json", 415)
+        return self._ask_for_token(scope, headers) if self._token else None
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return False
+        if name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)  # no foreign name resolves to an address that is written out
+        except ValueError:
+            return False
+        return bool(self._token)  # bound to the loopback, only its own addresses are meant
+
+    def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
+        query = dict(parse_qsl(scope["query_string"].decode("latin1")))
+        given = query.pop("token", None)
+        if given is not None and scope["method"] == "GET":
+            if not self._is_right(given):
+                return PlainTextResponse("wrong token", 401)
+            there = scope["path"] + (f"?{urlencode(query)}" if query else "")
+            moved = RedirectResponse(there if there.startswith("/") and not there.startswith("//") else "/", 303)
+            moved.set_cookie(COOKIE, given, httponly=True, samesite="strict", max_age=30 * 86400)
+            return moved
+        bearer = headers.get("authorization", "").partition(" ")
+        held = bearer[2] if bearer[0].lower() == "bearer" else _cookie(headers)
+        if self._is_right(held.strip()):
+            return None
+        return PlainTextResponse(
+            "This page needs the token that was printed when it was started: open it as http://HOST:PORT/?token=...\n"
+            "本页需要启动时打印的令牌：请以 http://HOST:PORT/?token=... 打开。",
+            401, headers={"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+
+    def _is_right(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf8", "replace"), self._token.encode("utf8"))
+
+
+def _is_same_site(headers: Headers, method: str) -> bool:
+    """Whether a request comes from this page, from no page at all, or merely opens it from a link."""
+    origin = headers.get("origin")
+    if origin is not None:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+    site = headers.get("sec-fetch-site", "none")
+    is_opened = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    return site in ("none", "same-origin") or is_opened
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            held = {name.lower() for name, _ in message["headers"]}
+            added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+            message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in held)]
+        await send(message)
+
+    return sending

@@ -1,0 +1,124 @@
+"""Which files may the page touch? Those of runs, of models and of the chosen data folder, and no others.
+
+Whatever a browser names is a name inside one of three folders. It is resolved, links included, before it is opened: what
+lies outside does not exist for the page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"[^\W.][\w.+=@ -]{0,120}")
+DATA_SUFFIXES = (
+    ".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".text", ".md", ".gz", ".xz", ".zst",
+)  # fmt: skip
+
+
+class Outside(ValueError):
+    """A name that leads out of the folders, or is no name at all."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The three folders of the page.
+
+    Args:
+        log_dir, output_dir: as the runs have them. data_dir: where data files are picked from and uploaded to.
+    """
+
+    log_dir: Path
+    output_dir: Path
+    data_dir: Path
+
+    def logs(self, name: str) -> Path:
+        """The log folder of a run."""
+        return inside(self.log_dir, checked_name(name))
+
+    def saved(self, name: str) -> Path:
+        """The model folder of a run."""
+        return inside(self.output_dir, checked_name(name))
+
+    def data(self, relative: str) -> Path:
+        """A file of the data folder, which is there: no pattern, no list and no address, as a flag could hold.
+
+        Raises:
+            Outside: it is none.
+        """
+        path = inside(self.data_dir, relative)
+        if not path.is_file():
+            raise Outside(f"there is no data file {relative[:80]!r}")
+        return path
+
+    def model(self, relative: str) -> Path:
+        """A model folder: that of a run, or of one of its checkpoints.
+
+        Raises:
+            Outside: it is none.
+        """
+        path = inside(self.output_dir, relative)
+        if not path.is_dir() or path.resolve() == self.output_dir.resolve():
+            raise Outside(f"there is no model {relative[:80]!r}")
+        return path
+
+    def data_files(self, most: int = 500) -> list[dict[str, Any]]:
+        """The data files below the data folder, newest first."""
+        found = []
+        for path in self.data_dir.rglob("*"):
+            relative = path.relative_to(self.data_dir)
+            hidden = any(part.startswith(".") for part in relative.parts)
+            if (
+                path.suffix.lower() in DATA_SUFFIXES
+                and not hidden
+                and path.is_file()
+                and _is_inside(self.data_dir, path)
+            ):
+                facts = path.stat()
+                found.append({"name": relative.as_posix(), "bytes": facts.st_size, "time": facts.st_mtime})
+            if len(found) >= most:
+                break
+        return sorted(found, key=lambda file: -file["time"])
+
+
+def checked_name(name: str) -> str:
+    """A run's name as it came in, if it is one.
+
+    Raises:
+        Outside: it is not.
+    """
+    if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
+        raise Outside(f"{name[:80]!r} is no name of a run; use letters, digits, _ and -")
+    return name
+
+
+def inside(folder: Path, relative: str) -> Path:
+    """A path below a folder, links followed.
+
+    Raises:
+        Outside: it lies elsewhere.
+    """
+    if not relative or "\0" in relative or "\\" in relative or Path(relative).is_absolute():
+        raise Outside(f"{relative[:80]!r} is no path inside {folder}")
+    path = folder / relative
+    if ".." in Path(relative).parts or not _is_inside(folder, path):
+        raise Outside(f"{relative[:80]!r} leads out of {folder}")
+    return path
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a loop of links
+        return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small table that somebody may be replacing; empty where there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

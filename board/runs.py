@@ -1,0 +1,263 @@
+"""Which runs are there, and how do they stand? Told from their files alone, for the page and for the terminal.
+
+A run is a folder of `log_dir` with a `metrics.jsonl` or a `launch.json`, or a folder of `output_dir` with a `run.json`.
+Only the beginning and the end of a file of metrics are read here: a list of runs costs the same at any length.
+
+| state | how it is known |
+|---|---|
+| waiting | asked for, and in the queue until there is memory |
+| starting | its process lives and has not come to its first step: data and tokenizer are prepared |
+| running | its sign of life is younger than 30 s |
+| paused | older, and its process is still there: the machine slept, or the process was halted |
+| done, stopped, failed | its last sign of life says so |
+| died | no sign of life for 30 s, and no process |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from board.history import METRICS_FILE
+from board.places import Places, read_json
+
+HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE, RUN_FILE = "heartbeat.json", "request", "launch.json", "run.json"
+OWNER_FILE = "owner.json"
+SILENT_SECONDS = 30.0
+HEAD_BYTES, TAIL_BYTES = 2**16, 2**15
+ALIVE = ("starting", "running", "paused")
+UNTIMED_STEPS, TIMED_STEPS = 3, 60
+
+
+def run_names(places: Places) -> list[str]:
+    """Names of all runs."""
+    found = {path.parent.name for file in (METRICS_FILE, LAUNCH_FILE) for path in places.log_dir.glob(f"*/{file}")}
+    found |= {path.parent.name for path in places.output_dir.glob(f"*/{RUN_FILE}")}
+    return sorted(name for name in found if not name.startswith("."))
+
+
+def list_runs(places: Places, now: float | None = None) -> list[dict[str, Any]]:
+    """How each run stands, the newest first."""
+    runs = [run_facts(places, name, now) for name in run_names(places)]
+    return sorted(runs, key=lambda run: (run["state"] not in (*ALIVE, "waiting"), -run["started"]))
+
+
+def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, Any]:
+    """How one run stands.
+
+    Args:
+        now: seconds since 1970; the clock unless a test says otherwise.
+    """
+    now = time.time() if now is None else now
+    folder = places.log_dir / name
+    beat, launch = read_json(folder / HEARTBEAT_FILE), read_json(folder / LAUNCH_FILE)
+    record = read_json(places.output_dir / name / RUN_FILE)
+    first, last = _head(folder / METRICS_FILE), list(_tail(folder / METRICS_FILE))
+    by_kind = {event.get("event"): event for event in last}
+    settings = (by_kind.get("start") or first.get("start") or {}).get("settings") or {}
+    plan, end = by_kind.get("plan") or first.get("plan") or {}, by_kind.get("end") or {}
+    state, reason = _state(folder, places.output_dir / name, beat, launch, bool(end), now)
+    steps = [event for event in last if event.get("event") == "step"]
+    step = int(steps[-1]["step"]) if steps else int(end.get("step") or 0)
+    most = beat.get("max_steps") or settings.get("max_steps")
+    most = int(most) if isinstance(most, (int, float)) else None
+    losses = [event["loss"] for event in steps if isinstance(event.get("loss"), (int, float))]
+    return {
+        "name": name, "state": state, "reason": reason,
+        "kind": record.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain"),
+        "model": settings.get("model_preset"), "data": settings.get("train_file"),
+        "started": _started(launch, record, beat, folder), "ended": end.get("time") or beat.get("time"),
+        "step": step, "max_steps": most, "loss": losses[-1] if losses else None,
+        "loss_is_number": not steps or bool(isinstance(steps[-1].get("loss"), (int, float))),
+        "eval_loss": (by_kind.get("eval") or {}).get("loss"), "best_eval_loss": end.get("best_eval_loss"),
+        "learning_rate": steps[-1].get("learning_rate") if steps else None,
+        "tokens_per_second": _speed(steps[-TIMED_STEPS:]),
+        "phase": beat.get("phase") if state in ALIVE else None,
+        "memory_bytes": beat.get("anon_bytes") if state in ALIVE else None,
+        "peak_bytes": end.get("measured_peak_bytes") or beat.get("peak_bytes") or (by_kind.get("memory") or {}).get("peak_bytes"),
+        "budget_bytes": end.get("budget_bytes") or plan.get("budget_bytes") or beat.get("budget_bytes"),
+        "planned_peak_bytes": plan.get("peak_bytes") or launch.get("planned_peak_bytes"),
+        "seconds_left": _seconds_left(steps, most) if state == "running" else None,
+        "has_checkpoint": (places.output_dir / name / "checkpoints").is_dir(),
+    }  # fmt: skip
+
+
+def _started(launch: dict[str, Any], record: dict[str, Any], beat: dict[str, Any], folder: Path) -> float:
+    told = [record.get("resumed"), record.get("started"), launch.get("asked"), beat.get("started")]
+    times = [float(moment) for moment in told if isinstance(moment, (int, float))]
+    if times:
+        return max(times)
+    try:
+        return (folder / METRICS_FILE).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _state(
+    folder: Path, saved: Path, beat: dict[str, Any], launch: dict[str, Any], has_ended: bool, now: float
+) -> tuple[str, str]:
+    asked = launch.get("asked") or 0.0
+    if launch and asked > (beat.get("started") or 0.0):  # newer than what the run's own files tell of
+        return _state_of_launch(folder, launch)
+    if beat:
+        state, reason = str(beat.get("state")), str(beat.get("reason") or "")
+        if state != "running":
+            return state, reason
+        if now - float(beat.get("time") or 0.0) <= SILENT_SECONDS:
+            return state, reason
+        return ("paused" if _lives_here(beat) else "died"), ""
+    if has_ended:
+        return "done", ""
+    try:
+        age = now - (folder / METRICS_FILE).stat().st_mtime
+    except OSError:
+        return "died" if (saved / OWNER_FILE).exists() else "stopped", ""
+    if age <= SILENT_SECONDS:
+        return "running", ""
+    return ("died" if (saved / OWNER_FILE).exists() else "stopped"), ""
+
+
+def _state_of_launch(folder: Path, launch: dict[str, Any]) -> tuple[str, str]:
+    if launch.get("process") is None:
+        return ("failed" if launch.get("refused") else "waiting"), str(launch.get("refused") or launch.get("why") or "")
+    if launch.get("exit_code") is None and _lives_here(launch):
+        return "starting", ""
+    if launch.get("exit_code") == 0:
+        return "done", ""
+    return ("stopped" if launch.get("exit_code") == 130 else "failed"), console_tail(folder)
+
+
+def _lives_here(record: dict[str, Any]) -> bool:
+    """Whether the process of a record still is: on this machine, and as old as it says."""
+    number = record.get("process")
+    if record.get("host") != platform.node() or type(number) is not int or number <= 0:
+        return False
+    return is_alive(number)
+
+
+def is_alive(number: int) -> bool:
+    """Whether a process of this program has this number; one that has ended and waits to be counted has not."""
+    if os.name == "nt":  # where a signal 0 is a Ctrl-C
+        return bool(getattr(ctypes, "windll").kernel32.OpenProcess(0x1000, False, number))  # noqa: B009
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    try:
+        status = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        words = Path(f"/proc/{number}/cmdline").read_bytes()
+    except OSError:
+        return True  # no /proc here
+    return status[:1] != ["Z"] and b"python" in words
+
+
+def console_tail(folder: Path, most: int = 3000) -> str:
+    """The last of what a run printed: why it was refused."""
+    try:
+        with (folder / "console.log").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read().decode("utf8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _head(path: Path) -> dict[str, dict[str, Any]]:
+    """The first event of each kind at the beginning of a file."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        with path.open("rb") as file:
+            content = file.read(HEAD_BYTES)
+    except OSError:
+        return found
+    for event in _events(content.split(b"\n")[:-1]):
+        if event["event"] == "step":
+            break
+        found.setdefault(event["event"], event)
+    return found
+
+
+def _tail(path: Path) -> Iterator[dict[str, Any]]:
+    """The events at the end of a file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            content = file.read()
+    except OSError:
+        return
+    lines = content.split(b"\n")
+    yield from _events(lines[1 if size > TAIL_BYTES else 0 : -1])
+
+
+def _events(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("step", 0), int):
+            yield event
+
+
+def _seconds_left(steps: list[dict[str, Any]], most: int | None) -> float | None:
+    """How long the rest takes, from the last steps; by the clock where it was told, so that evaluations count."""
+    timed = [event for event in steps if event["step"] > UNTIMED_STEPS][-TIMED_STEPS:]
+    if most is None or len(timed) < 2:
+        return None
+    first, last = timed[0], timed[-1]
+    left, between = most - last["step"], max(1, last["step"] - first["step"])
+    if isinstance(first.get("time"), (int, float)) and isinstance(last.get("time"), (int, float)):
+        return float(max(0.0, left * (last["time"] - first["time"]) / between))
+    return float(max(0.0, left * sum(float(event.get("seconds") or 0.0) for event in timed) / len(timed)))
+
+
+def _speed(steps: list[dict[str, Any]]) -> float | None:
+    """Tokens a second of the last steps together; one alone says little on a busy machine."""
+    told = [(event.get("tokens"), event.get("seconds")) for event in steps]
+    known = [(tokens, seconds) for tokens, seconds in told if isinstance(tokens, int) and isinstance(seconds, float)]
+    taken = sum(seconds for _, seconds in known)
+    return sum(tokens for tokens, _ in known) / taken if taken > 0 else None
+
+
+def folder_bytes(folder: Path) -> int:
+    """What a folder takes on the disk; files that hard links share count once."""
+    seen: dict[tuple[int, int], int] = {}
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                facts = os.lstat(os.path.join(root, name))
+            except OSError:
+                continue
+            seen[(facts.st_dev, facts.st_ino)] = facts.st_size
+    return sum(seen.values())
+
+
+def size_of(places: Places, name: str) -> int:
+    """What a run takes on the disk, model and checkpoints and logs."""
+    return folder_bytes(places.log_dir / name) + folder_bytes(places.output_dir / name)
+
+
+def delete_run(places: Places, name: str) -> str:
+    """Remove a run with its model, checkpoints and metrics.
+
+    Returns:
+        why that may not be, empty if it was done.
+    """
+    state = run_facts(places, name)["state"]
+    if state in ALIVE:
+        return f"{name} is {state}; stop it first"
+    for folder in (places.logs(name), places.saved(name)):
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.is_dir():
+            shutil.rmtree(folder)
+    return ""

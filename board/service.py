@@ -1,0 +1,234 @@
+"""What does the page know and do? Everything behind its addresses, without a word of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from board.form import OWN, command_line
+from board.history import History
+from board.launching import Launcher
+from board.places import Outside, Places, checked_name, read_json
+from board.planning import Planner, still_to_take
+from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, RUN_FILE, console_tail, list_runs, run_facts, run_names
+from board.talking import Talks
+from config import ROOT, UserError, load
+
+KEPT_HISTORIES, READ_BYTES = 32, 2**21
+LOG_BYTES, LONGEST_VALUE, MOST_FLAGS = 60_000, 4000, 150
+PREVIEW_SECONDS = 60.0
+MODEL_FILES = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json")
+SHOWN_SETTINGS = 40
+
+
+@dataclass
+class Board:
+    """The state of one page process: nothing that files do not tell, but what was read of them.
+
+    Args:
+        folder: where relative paths begin, as they do for a command typed there.
+        upload_limit: bytes of the largest file that is taken.
+    """
+
+    places: Places
+    folder: Path
+    upload_limit: int = 8 * 2**30
+    planner: Planner = field(init=False)
+    launcher: Launcher = field(init=False)
+    talks: Talks = field(init=False)
+    _histories: OrderedDict[str, History] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.folder)
+        self.launcher = Launcher(self.places, self.planner, self.folder)
+        self.talks = Talks(self.places, self.folder)
+
+    # --- runs ---
+
+    def overview(self) -> dict[str, Any]:
+        """All runs, and what this machine has."""
+        runs = list_runs(self.places)
+        return {"runs": runs, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
+
+    def history(self, name: str) -> History:
+        """What a run has told; the least used ones are forgotten."""
+        path = self.places.logs(name) / "metrics.jsonl"
+        if name not in self._histories:
+            self._histories[name] = History(path)
+            while len(self._histories) > KEPT_HISTORIES:
+                self._histories.popitem(last=False)
+        self._histories.move_to_end(name)
+        return self._histories[name]
+
+    def is_known(self, name: str) -> bool:
+        """Whether there is a run of this name."""
+        return checked_name(name) in run_names(self.places)
+
+    def details(self, name: str) -> dict[str, Any]:
+        """How a run stands, and all that is not drawn."""
+        history, launch = self.history(name), read_json(self.places.logs(name) / LAUNCH_FILE)
+        facts = run_facts(self.places, name)
+        given = launch.get("flags") if isinstance(launch.get("flags"), dict) else None
+        command = command_line(str(launch.get("command", "train")), given) if given else None
+        with history.lock:
+            plan = {key: value for key, value in history.first_plan.items() if key not in ("phase_parts", "event")}
+            return {
+                **facts, "command": command, "settings": history.settings, "plan": plan, "end": history.end,
+                "planned_parts": plan.get("components", {}), "phase_peaks": dict(history.phase_peaks),
+                "best_eval": history.best_eval, "last_eval": history.last_eval, "cleanups": list(history.cleanups),
+                "saves": list(history.saves), "notes": list(history.notes), "samples": list(history.samples),
+            }  # fmt: skip
+
+    def log(self, name: str) -> str:
+        """The last lines of a run's log; of one that has none yet, what it printed."""
+        path = self._log_of(name)
+        if path is None:
+            return console_tail(self.places.logs(name), LOG_BYTES)
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LOG_BYTES))
+            text = file.read().decode("utf8", "replace")
+        return text.partition("\n")[2] if size > LOG_BYTES else text
+
+    def _log_of(self, name: str) -> Path | None:
+        told = str(read_json(self.places.logs(name) / HEARTBEAT_FILE).get("log", ""))
+        path = self.places.log_dir / Path(told).name
+        if told and path.is_file() and not path.is_symlink() and path.suffix == ".log":
+            return path
+        for path in sorted(self.places.log_dir.glob("chat_trainer_low_mem_*.log"), reverse=True):
+            with path.open(encoding="utf8", errors="replace") as file:
+                if file.readline(400).rstrip().endswith(f"| run {name}"):
+                    return path
+        return None
+
+    def compare(self, names: list[str]) -> dict[str, Any]:
+        """The losses of several runs."""
+        found = {}
+        for name in names[:8]:
+            history = self.history(checked_name(name))
+            history.refresh()
+            with history.lock:
+                found[name] = history.grid.drawn()
+        return {"runs": found}
+
+    # --- new runs ---
+
+    def settled(self, flags: Mapping[str, Any]) -> dict[str, str]:
+        """Flags as they came from a browser, with names of files turned into paths.
+
+        Raises:
+            UserError: a flag is not one that the page sets. Outside: a path leads elsewhere.
+        """
+        if len(flags) > MOST_FLAGS:
+            raise UserError("too many settings")
+        settled: dict[str, str] = {}
+        for name, value in flags.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            if name in (*OWN, "config", "shards_dir") or len(text) > LONGEST_VALUE:
+                raise UserError(f"--{name}, is not set from the page; use the command line")
+            if name in ("train_file", "validation_file") and text:
+                settled[name] = self._typed(self.places.data(text))
+            elif name in ("finetune_from", "tokenizer_dir") and text not in ("", "auto"):
+                settled[name] = self._typed(self.places.model(text))
+            elif text != "" and name != "run_name":
+                settled[name] = text
+        return settled
+
+    def _typed(self, path: Path) -> str:
+        """A path as one would type it here."""
+        return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
+
+    def new_name(self, flags: Mapping[str, Any]) -> str:
+        """The name of a run: the one that was given, or one made of its data and the time."""
+        given = str(flags.get("run_name") or "").strip()
+        if given and given != "auto":
+            return checked_name(given)
+        kind = "finetune" if str(flags.get("is_finetune", "")).lower() == "true" else "pretrain"
+        return f"{kind}_{time.strftime('%Y%m%d_%H%M%S')}"
+
+    async def plan(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Whether a run would fit beside those that live, and the command for it."""
+        try:
+            flags = self.settled(raw)
+            load("train", flags)
+        except (UserError, Outside) as error:
+            return {"problems": getattr(error, "problems", [str(error)]), "exit_code": 2}
+        runs = await asyncio.to_thread(list_runs, self.places)
+        found = await self.planner.plan(flags, still_to_take(runs))
+        given = str(raw.get("run_name") or "").strip()
+        shown = {**flags, **({"run_name": given} if given else {})}
+        return {**found, "command": command_line("train", shown), "machine_memory": machine_memory()}
+
+    def start(self, raw: Mapping[str, Any]) -> str:
+        """Put a new run into the queue. Returns its name."""
+        flags, name = self.settled(raw), self.new_name(raw)
+        self.launcher.ask(name, "train", flags)
+        return name
+
+    def resume(self, name: str, max_steps: int | None = None) -> None:
+        """Let a run go on from its last checkpoint, further than it was meant to where `max_steps` says so."""
+        more = {} if max_steps is None else {"max_steps": str(max_steps)}
+        self.launcher.ask(checked_name(name), "train", {"is_keep_training": "True", **more})
+
+    # --- data and models ---
+
+    async def preview(self, relative: str) -> dict[str, Any]:
+        """Columns, first rows and lengths of a data file, read by a child process."""
+        path = self.places.data(relative)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "data.sources.preview", str(path), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            told, _ = await asyncio.wait_for(child.communicate(), PREVIEW_SECONDS)
+            return dict(json.loads(told))
+        except (asyncio.TimeoutError, ValueError):
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+            return {"problems": [f"{relative} cannot be read as rows"]}
+
+    def models(self) -> list[dict[str, Any]]:
+        """Trained models: those of runs, and of their checkpoints; the newest first."""
+        found = []
+        if not self.places.output_dir.is_dir():
+            return []
+        for run in self.places.output_dir.iterdir():
+            for folder in (run, *sorted(run.glob("checkpoints/step_*"), reverse=True)):
+                weights = next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
+                if weights is not None and not run.name.startswith("."):
+                    relative = folder.relative_to(self.places.output_dir).as_posix()
+                    facts = weights.stat()
+                    found.append({
+                        "name": relative, "run": run.name, "kind": read_json(run / RUN_FILE).get("kind"), "time": facts.st_mtime, "bytes": facts.st_size,
+                        "is_checkpoint": folder is not run, "is_adapter": weights.name.startswith("adapter"),
+                    })  # fmt: skip
+        return sorted(found, key=lambda model: (model["is_checkpoint"], -model["time"]))
+
+    def free_disk_bytes(self) -> int:
+        """What the disk of the data folder has left."""
+        self.places.data_dir.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(self.places.data_dir).free
+
+
+def machine_memory() -> dict[str, int | None]:
+    """RAM of this machine and what of it is free, in bytes; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
+        return {"total_bytes": kib["MemTotal"] * 1024, "free_bytes": kib["MemAvailable"] * 1024}
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return {"total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "free_bytes": None}
+    except (AttributeError, OSError, ValueError):
+        return {"total_bytes": None, "free_bytes": None}

@@ -1,0 +1,161 @@
+"""How does the page talk with a trained model? Through a child process a pane, `chat --json`, kept while it is used.
+
+A model is loaded once and answers as long as somebody asks; after ten quiet minutes, or when other models are wanted,
+its process ends and its memory is free. Two may be there at a time, so that two checkpoints can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from board.places import Places
+from board.planning import PROGRAM
+
+MOST_TALKS, QUIET_SECONDS, LOAD_SECONDS, INTERRUPT_SECONDS = 2, 600.0, 300.0, 20.0
+LONGEST_LINE = 2**20
+OPTIONS = ("temperature", "top_p", "max_new_tokens", "num_beams", "history_turns")
+
+
+class TalkFailed(Exception):
+    """The model's process ended; the text is what it said."""
+
+
+@dataclass
+class Talk:
+    """One model's process, and the turns that it remembers."""
+
+    child: asyncio.subprocess.Process
+    key: tuple[str, ...]
+    used: float = field(default_factory=time.monotonic)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_ready: bool = False
+    ending: asyncio.Task[None] | None = None  # of an answer that nobody waits for
+
+    async def read(self, seconds: float) -> dict[str, Any]:
+        """The next line that it says.
+
+        Raises:
+            TalkFailed: it has ended.
+        """
+        assert self.child.stdout is not None and self.child.stderr is not None
+        while True:
+            line = await asyncio.wait_for(self.child.stdout.readline(), seconds)
+            if not line:
+                said = (await self.child.stderr.read(4000)).decode("utf8", "replace")
+                raise TalkFailed("\n".join(said.strip().splitlines()[-6:]) or "the model's process has ended")
+            with suppress(ValueError):
+                return dict(json.loads(line))
+
+    async def say(self, record: dict[str, Any]) -> None:
+        """Send it a line."""
+        assert self.child.stdin is not None
+        self.child.stdin.write(json.dumps(record).encode() + b"\n")
+        await self.child.stdin.drain()
+
+
+@dataclass
+class Talks:
+    """All talks of the page.
+
+    Args:
+        folder: where the program is run.
+    """
+
+    places: Places
+    folder: Path
+    program: tuple[str, ...] = PROGRAM
+    _talks: dict[str, Talk] = field(default_factory=dict)
+    _seat: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def answer(self, pane: str, model: str, text: str, options: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+        """Ask a model, and give the pieces of its answer as they come.
+
+        Args:
+            pane: whose conversation it is. model: folder below the model folder. options: of `OPTIONS`, as flags.
+        """
+        talk = await self._talk(pane, model, options)
+        if talk.ending is not None:
+            await asyncio.wait([talk.ending])
+            talk = await self._talk(pane, model, options)
+        async with talk.lock:
+            try:
+                if not talk.is_ready:
+                    yield {"loading": True}
+                    while not (await talk.read(LOAD_SECONDS)).get("ready"):
+                        pass
+                    talk.is_ready = True
+                await talk.say({"text": text})
+                while True:
+                    told = await talk.read(LOAD_SECONDS)
+                    talk.used = time.monotonic()
+                    yield told
+                    if told.get("end"):
+                        return
+            except (TalkFailed, asyncio.TimeoutError, ConnectionError) as error:
+                await self._close(pane)
+                yield {"problem": str(error) or "no answer"}
+            except (asyncio.CancelledError, GeneratorExit):  # whoever asked has left: the answer is of no use
+                talk.ending = asyncio.create_task(self._until_end(talk, pane) if talk.is_ready else self._close(pane))
+                raise
+
+    async def _until_end(self, talk: Talk, pane: str) -> None:
+        try:
+            talk.child.send_signal(signal.SIGINT)
+            while not (await talk.read(INTERRUPT_SECONDS)).get("end"):
+                pass
+        except (TalkFailed, asyncio.TimeoutError, ProcessLookupError):
+            await self._close(pane)
+
+    async def forget(self, pane: str) -> None:
+        """Begin a conversation anew."""
+        talk = self._talks.get(pane)
+        if talk is not None and talk.is_ready and not talk.lock.locked():
+            await talk.say({"reset": True})
+
+    async def _talk(self, pane: str, model: str, options: dict[str, str]) -> Talk:
+        folder = self.places.model(model)
+        words = [f"--{name}={value}" for name, value in sorted(options.items()) if name in OPTIONS]
+        key = (str(folder), *words)
+        async with self._seat:
+            talk = self._talks.get(pane)
+            if talk is not None and (talk.key != key or talk.child.returncode is not None):
+                await self._close(pane)
+                talk = None
+            if talk is None:
+                while len(self._talks) >= MOST_TALKS:
+                    await self._close(min(self._talks, key=lambda name: self._talks[name].used))
+                child = await asyncio.create_subprocess_exec(
+                    *self.program, "chat", f"--model={folder}", "--json=True", *words, cwd=self.folder,
+                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                    limit=LONGEST_LINE, start_new_session=True,
+                )  # fmt: skip
+                talk = self._talks[pane] = Talk(child, key)
+            talk.used = time.monotonic()
+            return talk
+
+    async def work(self) -> None:
+        """End the talks that are quiet, until cancelled; then all."""
+        try:
+            while True:
+                await asyncio.sleep(QUIET_SECONDS / 20)
+                for pane in list(self._talks):
+                    if time.monotonic() - self._talks[pane].used > QUIET_SECONDS:
+                        await self._close(pane)
+        finally:
+            for pane in list(self._talks):
+                await self._close(pane)
+
+    async def _close(self, pane: str) -> None:
+        talk = self._talks.pop(pane, None)
+        if talk is not None:
+            with suppress(ProcessLookupError):
+                talk.child.kill()
+            await talk.child.wait()

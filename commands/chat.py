@@ -1,0 +1,275 @@
+"""How does one talk with a model? Line by line in the terminal; the answer appears as it is written.
+
+A conversation is a list of turns, put into the encoder by the template that the model was finetuned with; where it grows
+longer than the model reads, the oldest turns leave first. Lines that begin with a slash are commands. Ctrl-C stops an
+answer, Ctrl-D leaves. Where standard input is no terminal, questions are read from it and answers alone are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from commands.loading import Trained, check_one_process, find_model, load_trained, writing_of
+from config import Config, UserError
+from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
+from data.tokenizers.tokenizer import Tokenizer
+from model.decoding.generation import stream
+from settings.fields import counted
+from training.report.progress import Progress
+from training.start.adapters import AdapterSet
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for a letter whose bytes are not all there yet
+LONGEST_LETTER = 4  # bytes, so as many tokens at most
+HELP = """\
+/reset      forget the conversation
+/save FILE  write the conversation as one JSON line
+/adapter X  let the adapter of that name be on (none: the base alone)
+/help       this
+/exit       leave (or Ctrl-D); Ctrl-C stops an answer"""
+
+
+def chat(config: Config) -> None:
+    """Talk until the user leaves.
+
+    Raises:
+        UserError: the model is not usable. DoesNotFit: the budget does not hold one answer.
+    """
+    check_one_process("chat")
+    writing = writing_of(config, 1)
+    trained = load_trained(config, find_model(config), writing)
+    trained.rows_at_once(1, writing)
+    session = Session(Writer(trained, config), config.chat.system_prompt, config.chat.history_turns, trained.adapters)
+    if config.plan.json:
+        converse(session, sys.stdin, sys.stdout)
+        return
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        Progress(1).note(f"{trained.folder}; /help lists commands, Ctrl-D leaves")
+    run(session, _lines(is_terminal), sys.stdout, is_terminal)
+
+
+def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool = True) -> None:
+    """Answer each line until there are no more, or one says /exit.
+
+    Args:
+        lines: raises KeyboardInterrupt where the user interrupts; on a terminal that begins a new line.
+    """
+    while True:
+        try:
+            line = next(lines, None)
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print(file=out, flush=True)
+            continue
+        if line is None:
+            return
+        text = line.strip()
+        if text.startswith("/"):
+            if text == "/exit":
+                return
+            print(session.command(text), file=out, flush=True)
+        elif text:
+            session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
+            print(file=out, flush=True)
+
+
+def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
+    """Talk with a program: one JSON object a line, both ways. Lines with a slash are no commands here.
+
+    Args:
+        lines: `{"text": question}`, or `{"reset": true}` to begin anew; others are passed over.
+        out: `{"ready": true}` first; of each question the pieces of its answer, `{"piece": text}`, and `{"end": true}`.
+    """
+
+    def tell(record: dict[str, object]) -> None:
+        print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
+
+    tell({"ready": True})
+    for line in lines:
+        try:
+            asked = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(asked, dict) and asked.get("reset"):
+            session.command("/reset")
+        elif isinstance(asked, dict) and isinstance(asked.get("text"), str):
+            session.ask(asked["text"], lambda piece: tell({"piece": piece}))
+            tell({"end": True})
+
+
+def _lines(is_terminal: bool) -> Iterator[str]:
+    if is_terminal:
+        import contextlib
+
+        with contextlib.suppress(ImportError):  # not on every system
+            import readline  # noqa: F401  # gives input() arrow keys, and the right width of Chinese letters
+    return _Lines(is_terminal)
+
+
+class _Lines:
+    """What the user types, line by line; may be asked again after an interrupt, as a generator may not."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        self._prompt = "> " if is_terminal else ""
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            return input(self._prompt)
+        except EOFError:
+            if self._prompt:
+                print()
+            raise StopIteration from None
+        except UnicodeDecodeError:
+            raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
+
+
+@dataclass
+class Session:
+    """A conversation.
+
+    Args:
+        write: gives the pieces of the answer to turns; it may be stopped by KeyboardInterrupt at any piece.
+        history_turns: earlier questions with their answers that are shown to the model.
+        adapters: those that were loaded.
+    """
+
+    write: Callable[[list[Turn], str | None], Iterator[str]]
+    system: str | None = None
+    history_turns: int = 0
+    adapters: AdapterSet | None = None
+    turns: list[Turn] = field(default_factory=list)
+    _saved: dict[Path, bytes] = field(default_factory=dict)  # file -> the line in it that is this conversation
+
+    def ask(self, text: str, show: Callable[[str], None]) -> None:
+        """Answer a question piece by piece, and remember both. An answer that is stopped is remembered as far as it went."""
+        seen = self.turns[-2 * self.history_turns :] if self.history_turns else []
+        pieces: list[str] = []
+        try:
+            for piece in self.write([*seen, (USER, text)], self.system):
+                pieces.append(piece)
+                show(piece)
+        except KeyboardInterrupt:
+            show(" ...")
+        self.turns += [(USER, text), (ASSISTANT, "".join(pieces))]
+
+    def command(self, line: str) -> str:
+        """Do what a line with a slash says; returns what to tell the user."""
+        name, _, argument = line.partition(" ")
+        if name == "/reset" and not argument:
+            self.turns.clear()
+            self._saved.clear()
+            return "the conversation starts over"
+        if name == "/save":
+            return self._save(argument.strip())
+        if name == "/adapter":
+            return self._change_adapter(argument.strip())
+        if name == "/help":
+            return HELP
+        return f"{line} is no command\n{HELP}"
+
+    def _change_adapter(self, name: str) -> str:
+        if self.adapters is None:
+            return "no adapters were loaded; name them with --adapter"
+        if not name:
+            return f"/adapter needs a name: {', '.join(self.adapters.by_name)}, or none"
+        try:
+            self.adapters.set_adapter(None if name == "none" else name)
+        except UserError as error:
+            return str(error)
+        return f"{name} is on"
+
+    def _save(self, name: str) -> str:
+        if not name:
+            return "/save needs the name of a file"
+        if not self.turns:
+            return "there is nothing to save yet"
+        spoken = ([(SYSTEM, self.system)] if self.system else []) + self.turns
+        line = json.dumps({"messages": [{"role": role, "content": text} for role, text in spoken]}, ensure_ascii=False)
+        try:
+            self._write(Path(name).expanduser().resolve(), f"{line}\n".encode())
+        except OSError as error:
+            return f"{name} cannot be written: {error.strerror}"
+        return f"{name} holds this conversation, {counted(len(self.turns) // 2, 'question')} with answers"
+
+    def _write(self, path: Path, line: bytes) -> None:
+        """Put a line in the place of the one that this conversation has in the file; where it has none, after all others.
+
+        Memory: the file, the second time.
+        """
+        earlier, after = self._saved.get(path), b""
+        with path.open("a+b") as file:  # writes at the end, wherever it has been read
+            if earlier is not None:
+                file.seek(0)
+                content = file.read()
+                begin = (b"\n" + content).rfind(b"\n" + earlier)
+                if begin >= 0:
+                    after = content[begin + len(earlier) :]
+                    file.truncate(begin)
+            file.write(line + after)
+        self._saved[path] = line
+
+
+@dataclass
+class Writer:
+    """Writes answers with a trained model."""
+
+    trained: Trained
+    config: Config
+    asked: int = 0
+
+    def __call__(self, turns: list[Turn], system: str | None) -> Iterator[str]:
+        """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered anew."""
+        self.asked += 1
+        ids = self._fitted(turns, system)
+        weight_store = self.trained.walk.weight_store
+        tokens = stream(
+            self.trained.walk.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
+            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
+        )  # fmt: skip
+        return pieces(self.trained.tokenizer, tokens)
+
+    def _fitted(self, turns: list[Turn], system: str | None) -> list[int]:
+        """The turns as token ids; the oldest leave until the rest fits, and a question alone is cut."""
+        tokenizer, longest = self.trained.tokenizer, self.config.data.max_seq_len - 1
+        while True:
+            text = self.trained.template.prompt(turns, system)
+            ids = tokenizer.encode_batch([text], special=True)[0].tolist()
+            if len(ids) > longest and len(turns) < 3:
+                note = f"the question is longer than --max_seq_len={longest + 1} tokens and was cut"
+                print(note, file=sys.stderr, flush=True)
+            if len(ids) <= longest or len(turns) < 3:
+                return [*ids[:longest], tokenizer.eos_id]
+            turns = turns[2:]
+
+
+def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
+    """Text as its tokens come, never with a part of a letter; all pieces together are the decoded text.
+
+    Memory: the tokens. Only those since the last piece are decoded, after the piece before, as a word's first token may
+    stand for a space that a text does not begin with.
+    """
+    written: list[int] = []
+    before = shown = 0  # tokens after which the window begins, and those whose text was given
+    whole = stuck = 0  # letters of the window that are whole, and tokens since there were more of them
+    for token in tokens:
+        written.append(token)
+        known = tokenizer.decode(written[before:shown])
+        text = tokenizer.decode(written[before:])
+        now = len(text.rstrip(BROKEN))  # a token may end one letter and begin the next
+        whole, stuck = max(whole, now), 0 if now > whole else stuck + 1
+        is_whole = not text.endswith(BROKEN) or stuck > LONGEST_LETTER
+        if len(text) > len(known) and is_whole:
+            yield text[len(known) :]
+            before, shown, whole, stuck = shown, len(written), 0, 0
+    rest = tokenizer.decode(written[before:])[len(tokenizer.decode(written[before:shown])) :]
+    if rest:
+        yield rest

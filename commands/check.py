@@ -1,0 +1,57 @@
+"""Is a folder whole? Every file against the sum it was written with; where there are no sums, the weights' own headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from commands.loading import find_model
+from config import Config, UserError
+from model.formats.checksums import damages, read_sums
+from model.formats.peft import is_adapter, read_info
+from model.formats.tensor_files import TensorFolder
+from settings.fields import counted
+from training.report.progress import Progress
+
+
+def check(config: Config) -> list[tuple[str, str]]:
+    """Compare the files of `--model`: of a run's model and all of its checkpoints, of one checkpoint, or of any model folder.
+
+    Returns:
+        folder and what was found, of each.
+    Raises:
+        UserError: each file that is damaged or missing; or no such folder.
+    Memory: 1 MiB. Time: one reading of all files.
+    """
+    named = Path(config.checkpoint.model)
+    whole, problems = [], []
+    for folder in _folders(named if named.is_dir() else find_model(config)):
+        found = damages(folder)
+        problems += [f"--model = {named}, {damage}; copy it again, or use another folder" for damage in found]
+        if not found:
+            try:
+                whole.append((str(folder), _describe(folder)))
+            except UserError as error:
+                problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    Progress(1).table("whole", whole)
+    return whole
+
+
+def _folders(named: Path) -> Iterator[Path]:
+    """The folder itself, if it holds a model, and the checkpoints of a run, newest first."""
+    checkpoints = sorted((named / "checkpoints").glob("step_*"), reverse=True)
+    if not checkpoints or any(named.glob("*.safetensors")) or read_sums(named) is not None:
+        yield named
+    yield from checkpoints
+
+
+def _describe(folder: Path) -> str:
+    sums = read_sums(folder)
+    if sums is not None:
+        return f"{counted(len(sums['files']), 'file')} as written"
+    if is_adapter(folder):
+        read_info(folder)
+        return "no sums to compare; the adapter can be opened"
+    return f"no sums to compare; {counted(len(TensorFolder(folder).names), 'tensor')} can be opened"

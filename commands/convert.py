@@ -1,0 +1,127 @@
+"""How does a checkpoint of the T5 family become a folder that everybody loads?
+
+Read whatever it is (one file or shards, safetensors or, where allowed, pickles, old configurations, a SentencePiece
+tokenizer, a run of this program), written as one plain Hugging Face folder: safetensors, configuration, generation
+settings, `tokenizer.json`. What was written is loaded again, and both must give the same logits for fixed ids; only then
+does the folder appear under its name. Our runs are such folders themselves, so one direction serves both ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from commands.loading import find_model
+from commands.new_folder import copy_companions, new_folder
+from config import Config, T5ModelConfig, UserError
+from engine.weights import weight_store_for
+from model import hf_format
+from model.decoding.kv_cache import Decoding
+from model.formats.checksums import refuse_damaged
+from model.t5 import T5
+from training.report.progress import Progress
+from units import format_size
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# largest distance of logits, as a share of their norm, that rounding to a dtype explains; kept dtypes are exact but
+# for the order of sums
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+SOURCE_LENGTHS, STEPS = (24, 9), 6
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was done.
+
+    Args:
+        output: the folder. dtype: of its matrices. difference: of the logits before and after, as a share of their norm.
+        size: bytes of its files. tokenizer: its number of ids, None where the folder had none.
+    """
+
+    output: Path
+    dtype: torch.dtype
+    difference: float
+    size: int
+    tokenizer: int | None
+
+
+def convert(config: Config) -> Conversion:
+    """Write `--model` as a plain Hugging Face folder `--output`, and tell how equal both are.
+
+    Raises:
+        UserError: the checkpoint is not usable, its numbers do not survive `--dtype`, or the folder cannot be written.
+    Memory:
+        the larger of both models, and a chunk of one tensor.
+    """
+    done = convert_folder(config, find_model(config))
+    rows = [
+        ("folder", f"{done.output}, {format_size(done.size)}"),
+        ("weights", str(done.dtype).removeprefix("torch.")),
+        ("logits", f"differ by {done.difference:.1e} of their norm"),
+        ("tokenizer", "none in the source" if done.tokenizer is None else f"{done.tokenizer:,} ids"),
+        ("next", f'python train_low_mem.py generate --model={done.output} --input="..."'),
+    ]
+    Progress(1).table("converted", rows)
+    return done
+
+
+def convert_folder(config: Config, source: Path) -> Conversion:
+    """Convert one folder into `--output`; it appears once it is whole and checked. Raises as `convert`."""
+    refuse_damaged(source, "model")
+    with new_folder(config.answer.output, config.run.overwrite, source) as partial:
+        dtype, difference = _write_weights(config, source, partial)
+        tokenizer = copy_companions(source, source, partial)
+    output = Path(str(config.answer.output))
+    size = sum(path.stat().st_size for path in output.iterdir())
+    return Conversion(output, dtype, difference, size, tokenizer)
+
+
+def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dtype, float]:
+    """Write model and configuration, read them back, and compare; dtype and difference."""
+    settings, pickles = config.convert, config.convert.allow_pickle
+    native = hf_format.stored_dtype(source, pickles)
+    native = native if native in DTYPES.values() else torch.float32
+    target = DTYPES.get(settings.dtype, native)
+    model = hf_format.load(source, dtype=native, allow_pickle=pickles)
+    expected = probe_logits(model)
+    if target != native:
+        del model
+        model = hf_format.load(source, dtype=target, allow_pickle=pickles)
+    hf_format.save(model, folder, settings.shard_size)
+    del model
+    written = probe_logits(hf_format.load(folder, dtype=target))
+    difference = float((written - expected).norm() / expected.norm())
+    tolerance = TOLERANCES[torch.float32 if target == native else target]
+    if not difference <= tolerance:  # a difference that is no number fails as well
+        raise UserError(
+            f"--dtype = {settings.dtype}, changes the logits by {difference:.1e} of their norm, allowed: {tolerance:.0e}; "
+            "keep the weights unchanged, or use fp32"
+        )
+    return target, difference
+
+
+@torch.no_grad()
+def probe_logits(model: T5) -> Tensor:
+    """Logits (rows, steps, V) fp32 for fixed ids, computed in fp32 whatever the weights are stored as.
+
+    Memory: one block in fp32, and the logits.
+    """
+    weight_store = weight_store_for(model.embedding.dtype, torch.float32)
+    sources, targets = _fixed_ids(model.config)
+    decoding = Decoding(model, sources, weight_store.in_compute_dtype, torch.float32, limit=STEPS)
+    return torch.stack([decoding.step(ids) for ids in targets], dim=1)
+
+
+def _fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:
+    """The same ids for the same vocabulary: sources of two lengths, and the decoder's tokens step by step."""
+    generator = torch.Generator().manual_seed(0)
+    sources = [
+        [*torch.randint(0, shape.vocab_size, (length - 1,), generator=generator).tolist(), shape.eos_token_id]
+        for length in SOURCE_LENGTHS
+    ]
+    count = len(SOURCE_LENGTHS)
+    steps = [torch.randint(0, shape.vocab_size, (count,), generator=generator) for _ in range(STEPS - 1)]
+    return sources, [torch.full((count,), shape.pad_token_id), *steps]

@@ -1,0 +1,127 @@
+"""What should the user of this machine know? Plain sentences, chosen by facts that were measured.
+
+Each piece of advice names the fact, what it means for a run, and what to do about it; where nothing stands out there is
+nothing to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from units import GIB, format_size
+
+CROWDED = 1.5  # runnable processes per core from which speeds mean little
+HELD_SHARE = 0.2  # of a GPU's memory; its driver and our own context take some
+SLOW_DISK = 100e6  # bytes a second
+USED_SWAP_BYTES, FULL_DISK_BYTES = GIB // 4, 5 * GIB
+TRUSTED = 0.05  # deviation of a prediction
+
+
+def advice_for(report: dict[str, Any]) -> list[str]:
+    """Choose what to say.
+
+    Args:
+        report: `machine` (of `commands.diagnosis.inventory`), `torch` and `devices` (of `devices.inventory`; empty where torch
+            failed), `problem` (why it failed), `trials` (of `commands.diagnosis.trials`, as plain values).
+    """
+    machine = report["machine"]
+    return [
+        *([f"torch cannot be used: {report['problem']}"] if report["problem"] else []),
+        *_about_memory(machine["memory"], machine["others"]),
+        *_about_cores(machine["system"], report["torch"]),
+        *_about_devices(report["devices"], report["torch"], machine["system"]["bf16_units"]),
+        *_about_surroundings(machine),
+        *_about_trials(report["trials"]),
+    ]
+
+
+def _about_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:
+    budget = format_size(memory["budget_bytes"])
+    if memory["binding"] != "available RAM":
+        yield (
+            f"{memory['binding']} limits this process, not the RAM: {budget} are left to a run; overrunning it means being "
+            "killed, so plan with it or raise it"
+        )
+    if memory["swap_used_bytes"] > USED_SWAP_BYTES:
+        used = format_size(memory["swap_used_bytes"])
+        yield f"{used} of swap is in use: memory is short already, and a run that swaps is many times slower; close programs"
+    if memory["swap_total_bytes"] == 0 and memory["binding"] == "available RAM":
+        yield "there is no swap: what goes beyond the RAM is killed at once; --memory_budget=auto stays below it"
+    for other in others:
+        if other["bytes"] > 0.1 * memory["total_bytes"]:
+            held = format_size(other["bytes"])
+            yield f"{other['name']} (process {other['pid']}) holds {held}: end it and a run may take that much more"
+
+
+def _about_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[str]:
+    cores, quota = system["cores"], system["core_quota"]
+    threads = torch.get("threads", cores)
+    if quota is not None and threads > quota + 0.5:
+        yield f"a quota leaves {quota:g} of {cores} cores, and torch uses {threads} threads: set --num_threads={max(1, int(quota))}"
+    elif threads < cores:
+        yield f"torch uses {threads} of {cores} cores (OMP_NUM_THREADS or the launcher says so); more are faster: --num_threads={cores}"
+    if system["load"] is not None and system["load"] > CROWDED * cores:
+        yield f"{system['load']:g} processes want {cores} cores: the speeds above are of a busy machine and mean little"
+
+
+def _about_devices(devices: list[dict[str, Any]], torch: dict[str, Any], bf16_units: str | None) -> Iterator[str]:
+    here = [device for device in devices if not device["missing"]]
+    if not here:
+        return
+    best = here[0]
+    rates = best["rates"]
+    if best["compute"] == "bfloat16":
+        times = rates["bfloat16"] / rates["float32"]
+        yield f"{best['name']} multiplies bf16 {times:.1f} times as fast as fp32: mixed_precision=auto computes in bf16"
+    else:
+        times = max(1.0, rates["float32"] / rates["bfloat16"])
+        is_x86 = best["name"] == "cpu" and torch.get("cpu_capability", "").startswith("AVX")
+        units = "no AMX or AVX512-BF16 units" if is_x86 and not bf16_units else "no fast bf16 units"
+        yield (
+            f"{best['name']} has {units}: bf16 products take {times:.0f} times as long as fp32 ones, so products are fp32; "
+            "weights may still rest in bf16 (--mixed_precision=bf16), which halves them"
+        )
+    held = best["total_bytes"] - best["free_bytes"]
+    if best["is_separate_memory"] and held > HELD_SHARE * best["total_bytes"]:
+        yield (
+            f"{format_size(held)} of {best['about']} are held by other processes: end them and a run may take that much more"
+        )
+    if torch.get("mac") == "rosetta":
+        yield "this Python runs under Rosetta: an arm64 Python and torch would use the GPU and be several times faster"
+    reasons = [device for device in devices if device["missing"] and "build of torch" in device["missing"]]
+    if best["name"] == "cpu" and torch.get("mac") == "apple_silicon" and reasons:
+        yield "this build of torch has no MPS: install torch from PyPI to use the GPU"
+
+
+def _about_surroundings(machine: dict[str, Any]) -> Iterator[str]:
+    disk, malloc, variables = machine["disk"], machine["malloc"], machine["environment"]
+    if disk["free_bytes"] < FULL_DISK_BYTES:
+        yield f"{disk['folder']} has {format_size(disk['free_bytes'])} free: a checkpoint takes the model's size and more; see --output_dir"
+    if disk["read_rate"] is not None and disk["read_rate"] < SLOW_DISK:
+        rate = format_size(disk["read_rate"])
+        yield f"the disk reads {rate}/s: keep token shards in RAM-backed or faster storage (--cache_dir)"
+    if not malloc["is_glibc"]:
+        yield f"the allocator is {malloc['library']}: freed memory cannot be trimmed, so peaks lie a little above the plan"
+    elif malloc["set_by_user"]:
+        yield f"{', '.join(malloc['set_by_user'])} set malloc, so the plan's own tuning of it is left out"
+    if "expandable_segments" not in variables.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments"):
+        yield "PYTORCH_CUDA_ALLOC_CONF is set without expandable_segments:True, which keeps rows of many lengths from fragmenting"
+
+
+def _about_trials(trials: list[dict[str, Any]]) -> Iterator[str]:
+    failed = [trial for trial in trials if trial["outcome"] and not trial["outcome"].startswith("not tried")]
+    if failed:
+        labels = ", ".join(f"{trial['kind']} {trial['label']}" for trial in failed)
+        yield f"did not go through: {labels}; a run with these settings would not either"
+    micro_batch_trials = [trial for trial in trials if trial["kind"] == "micro-batch" and trial["seconds"]]
+    if len(micro_batch_trials) > 1:
+        best = max(micro_batch_trials, key=lambda trial: trial["tokens"] / trial["seconds"])
+        speed = best["tokens"] / best["seconds"]
+        yield f"the fastest micro-batch tried is {best['label']}, {speed:,.0f} tokens/s"
+    pairs = [(t["measured_bytes"], t["predicted_bytes"]) for t in trials if t["kind"] != "model load"]
+    off = [measured / predicted - 1 for measured, predicted in pairs if measured and predicted]
+    if off and max(off) > TRUSTED:
+        yield f"predictions were up to {max(off):.0%} too low here: where memory is short, name a --memory_budget that is lower by as much"
+    elif off:
+        yield f"predictions held: measured peaks were {min(off):+.0%} to {max(off):+.0%} beside them"

@@ -1,0 +1,161 @@
+"""How does the report of `doctor` look? Tables that fit a terminal of 80 columns, and a picture of the trials."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from commands.diagnosis.chart import Bars, bar_chart
+from screen import raw
+from settings.fields import counted
+from units import format_size
+
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def print_report(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print everything for people."""
+    console = console or Console(highlight=False, file=raw(sys.stdout))
+    console.print(_table("this machine", list(machine_rows(report))))
+    if report["devices"]:
+        console.print(_device_table(report["devices"]))
+    if report["trials"]:
+        console.print(_trial_table(report))
+    advice = report["advice"] or ["nothing stands out: this machine does what it can"]
+    console.print(_table("advice", [("-", sentence) for sentence in advice]))
+
+
+def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The machine as two columns."""
+    machine = report["machine"]
+    system, memory, disk = machine["system"], machine["memory"], machine["disk"]
+    quota = "" if system["core_quota"] is None else f", a quota of {system['core_quota']:g}"
+    load = "" if system["load"] is None else f", load {system['load']:g}"
+    yield "system", f"{system['platform']}, Python {system['python']}"
+    yield "processor", f"{system['processor']}, {counted(system['cores'], 'core')}{quota}{load}"
+    yield "", f"class: {system['class']} ({system['instructions']})"
+    yield "compiled kernels", system["kernels"]
+    yield "RAM", f"{format_size(memory['total_bytes'])}, {format_size(memory['available_bytes'])} available"
+    used = f"{format_size(memory['swap_used_bytes'])} of {format_size(memory['swap_total_bytes'])} in use"
+    yield "swap", used if memory["swap_total_bytes"] else "none"
+    for limit in memory["limits"]:
+        mark = " (binds)" if limit["what"] == memory["binding"] else ""
+        yield "limit", f"{limit['what']}: {format_size(limit['bytes'])}{mark}"
+    free = f"{format_size(memory['budget_bytes'])}, {format_size(memory['margin_bytes'])} left free"
+    yield "a run may take", free
+    for other in machine["others"]:
+        yield "held by others", f"{format_size(other['bytes'])} by {other['name']} ({other['pid']})"
+    yield "disk", f"{disk['folder']}: {format_size(disk['free_bytes'])} free{_disk_speed(disk)}"
+    yield "allocator", machine["malloc"]["library"]
+    if report["torch"]:
+        yield "torch", _torch_words(report["torch"])
+    yield "packages", ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if name != "torch")
+    for name, value in machine["environment"].items():
+        yield "variable", f"{name}={value}"
+
+
+def trial_chart(report: dict[str, Any]) -> str:
+    """The trials as an SVG document: predicted beside measured peak memory."""
+    lines = []
+    for trial in report["trials"]:
+        if trial["predicted_bytes"] is None:
+            words = trial["outcome"]
+        elif trial["measured_bytes"] is None:
+            words = f"{format_size(trial['predicted_bytes'])}: {trial['outcome']}"
+        else:
+            words = ", ".join(
+                word for word in (_size(trial["measured_bytes"]), _deviation(trial), _speed(trial)) if word
+            )
+        values = trial["predicted_bytes"], trial["measured_bytes"]
+        lines.append(Bars(trial["kind"], trial["label"], values, words, bool(trial["outcome"])))
+    title = f"peak memory of {report['model']}, predicted and measured"
+    budget = report["budget_bytes"]
+    return bar_chart(title, ("predicted", "measured"), lines, (budget, f"budget {format_size(budget)}"))
+
+
+def _device_table(devices: list[dict[str, Any]]) -> Table:
+    table = Table(title="devices, measured", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("device", *(f"{short} FLOP/s" for short in DTYPES.values()), "copy B/s", "computes in"):
+        table.add_column(name, overflow="fold")
+    for device in devices:
+        if device["missing"]:
+            continue
+        rates = [_metric(device["rates"][dtype]) for dtype in DTYPES]
+        table.add_row(_device_words(device), *rates, _metric(device["copy_rate"]), DTYPES[device["compute"]])
+    table.caption = "\n".join(f"{d['name']} is missing: {d['missing']}" for d in devices if d["missing"])
+    table.caption_justify = "left"
+    return table
+
+
+def _device_words(device: dict[str, Any]) -> str:
+    if not device["total_bytes"]:
+        return str(device["about"])
+    return f"{device['about']}, {format_size(device['free_bytes'])} of {format_size(device['total_bytes'])} free"
+
+
+def _trial_table(report: dict[str, Any]) -> Table:
+    title = f"{report['model']}, each in a process of its own, budget {format_size(report['budget_bytes'])}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    for name in ("predicted", "measured", "off", "s/step", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    kind = ""
+    for trial in report["trials"]:
+        if trial["kind"] != kind and kind:
+            table.add_row()
+        kind = trial["kind"]
+        seconds = f"{trial['seconds']:.2f}" if trial["seconds"] else ""
+        table.add_row(
+            f"{kind} {trial['label']}", _size(trial["predicted_bytes"]), _size(trial["measured_bytes"]), _deviation(trial),
+            seconds, _speed(trial).partition(" ")[0], Text(trial["outcome"], "red"),
+        )  # fmt: skip
+    return table
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, words in rows:
+        table.add_row(name, Text(words))
+    return table
+
+
+def _torch_words(torch: dict[str, Any]) -> str:
+    parts = [f"CUDA {torch['cuda']}" if torch["cuda"] else "", f"ROCm {torch['hip']}" if torch["hip"] else ""]
+    parts += [torch["cpu_capability"], *(name for name in ("mkl", "onednn") if torch[name])]
+    return f"{torch['version']}, {', '.join(part for part in parts if part)}, {counted(torch['threads'], 'thread')}"
+
+
+def _disk_speed(disk: dict[str, Any]) -> str:
+    speeds = [(word, disk[f"{word}_rate"]) for word in ("write", "read")]
+    told = [f"{word}s {_metric(rate)}B/s" for word, rate in speeds if rate is not None]
+    return f", {', '.join(told)}" if told else ""
+
+
+def _metric(rate: float) -> str:
+    """A rate with the prefix that people read: `95 G`."""
+    for factor, prefix in PREFIXES:
+        if rate >= factor:
+            return f"{rate / factor:.3g} {prefix}"
+    return f"{rate:.3g} "
+
+
+def _size(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else format_size(size_bytes)
+
+
+def _deviation(trial: dict[str, Any]) -> str:
+    measured, predicted = trial["measured_bytes"], trial["predicted_bytes"]
+    return f"{measured / predicted - 1:+.0%}" if measured and predicted else ""
+
+
+def _speed(trial: dict[str, Any]) -> str:
+    return f"{trial['tokens'] / trial['seconds']:,.0f} tokens/s" if trial["seconds"] else ""

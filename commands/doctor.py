@@ -1,0 +1,137 @@
+"""What does `doctor` report? The machine and its limits, what a model really takes here, and what to do about it.
+
+Everything that could fail or be killed runs in a process of its own: torch itself, which may not even be importable, and
+each trial of a model. So the report always comes to its end, and a failure is a line of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from commands.diagnosis.advice import advice_for
+from commands.diagnosis.inventory import take_inventory
+from commands.diagnosis.page import print_report, trial_chart
+from commands.diagnosis.trials import run_trials, trials_of
+from config import Config, UserError
+from memory.cost.prediction import Machine
+from memory.machines import this_machine
+from settings.fields import AUTO
+
+ROOT = str(Path(__file__).resolve().parent.parent)
+START = f"""import json, os, sys
+sys.path.insert(0, {ROOT!r})
+from devices.environment import prepare_environment
+prepare_environment()  # before torch is imported
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # whatever a library prints must not mix with the answer
+from devices.inventory import look
+answers.write(json.dumps(look(sys.argv[1])))"""
+DEVICE_SECONDS = 60.0
+
+
+def doctor(config: Config) -> None:
+    """Examine, and print it: as tables, or as JSON for programs; with `output` also as a picture.
+
+    Raises:
+        UserError: `output` is no SVG file, or there is nothing to draw.
+    """
+    measures = config.given("model_preset")
+    picture = _picture_place(config, measures)
+    report = examine(config, measures)
+    if config.plan.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_report(report)
+    if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_text(trial_chart(report), encoding="utf8")
+        print(f"picture: {picture}", file=sys.stderr)
+
+
+def examine(config: Config, measures: bool) -> dict[str, Any]:
+    """Everything that is told, as plain values.
+
+    Args:
+        measures: whether to try the model of `model_preset`, too.
+    Returns:
+        `machine`, `torch`, `devices`, `problem` ("" where torch works), `model`, `budget_bytes`, `trials`, `advice`.
+    """
+    report: dict[str, Any] = {"machine": take_inventory(Path(config.run.output_dir))}
+    found, problem = look_at_devices(config.run.device)
+    report |= {"torch": found.get("torch", {}), "devices": found.get("devices", []), "problem": problem, "trials": []}
+    if measures and not problem:
+        machine = machine_of(config, report["devices"])
+        trials = trials_of(config, machine)
+        report |= {"model": config.model_preset, "budget_bytes": machine.budget_bytes}
+        for number, result in enumerate(run_trials(trials, machine)):
+            report["trials"].append(result.as_dict())
+            if sys.stderr.isatty():  # a trial may take a minute
+                print(f"measured {number} of {len(trials)}: {result.kind} {result.label}", file=sys.stderr)
+    return {**report, "advice": advice_for(report)}
+
+
+def look_at_devices(requested: str = AUTO) -> tuple[dict[str, Any], str]:
+    """Ask torch in a child process: (`torch`, `devices`), and why there is no answer, else ""."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", START, requested], capture_output=True, timeout=DEVICE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"it did not answer within {DEVICE_SECONDS:.0f} s"
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return {}, lines[-1] if lines else f"its process ended with exit code {done.returncode}"
+    return json.loads(done.stdout), ""
+
+
+def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
+    """What a plan needs to know of the device that a run would take: nominal rates, and beside them those measured there.
+
+    Raises:
+        UserError: the device asked for is not here.
+    """
+    here = [device for device in devices if not device["missing"]]
+    asked = config.run.device
+    chosen = next((device for device in here if asked in (AUTO, device["name"])), None)
+    if chosen is None:
+        names = ", ".join(dict.fromkeys(device["name"] for device in here))
+        raise UserError(f"--device = {asked}, is not here; here: {names}; use one of them or auto")
+    machine = this_machine(config.memory.memory_budget)
+    nominal = chosen["nominal"]
+    machine = replace(
+        machine,
+        rates=tuple(nominal.items()),
+        measured=tuple((name, rate) for name, rate in chosen["rates"].items() if name in nominal),
+        speed_class=chosen["class"],
+        pads_attention=chosen["name"] == "cuda",
+        widens_whole=chosen["name"] != "cpu",
+        has_kernels=machine.has_kernels and chosen["name"] == "cpu",
+    )
+    if not chosen["is_separate_memory"]:
+        return machine
+    asked_bytes = config.memory.memory_budget
+    offered = int(chosen["free_bytes"])
+    budget = offered if asked_bytes == AUTO else min(offered, int(asked_bytes))
+    host = machine.budget_bytes if chosen["copies_beside"] else 0
+    return replace(machine, base_bytes=0, budget_bytes=budget, host_bytes=host)
+
+
+def _picture_place(config: Config, measures: bool) -> Path | None:
+    output = config.answer.output
+    if output is None:
+        return None
+    problems = []
+    if Path(output).suffix != ".svg":
+        problems.append(f"--output = {output}, is no SVG picture; allowed: a file that ends in .svg")
+    if not measures:
+        problems.append(
+            f"--output = {output}, there is nothing to draw without a model; add --model_preset, such as t5-small"
+        )
+    if problems:
+        raise UserError(*problems)
+    return Path(output)

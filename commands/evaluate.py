@@ -1,0 +1,152 @@
+"""How good is a trained model on rows that the user names? Loss and perplexity, and scores of the answers that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from commands.loading import Trained, check_one_adapter, find_model, load_trained
+from config import Config, GenerateConfig, UserError, load, training_command
+from data.batches.loader import StepLoader
+from data.prepare.preparing import Prepared, evaluation_in_child
+from data.shards.store import PAIRS, check_shards
+from memory.cost.generation import MOST_ROWS, Writing
+from memory.observe.monitor import Monitor
+from model import hf_format
+from settings.fields import AUTO, read_settings_file
+from training.checkpoints.runs import SETTINGS_FILE
+from training.evaluation.losses import evaluate as measure_loss
+from training.evaluation.samples import SHOWN, generate_metrics
+from training.evaluation.scores import metric_names
+from training.report.progress import Progress
+from training.report.results import Evaluation, Sample
+from training.start.adapters import base_of, tokenizer_folder
+from training.start.startup import PLACES
+from units import format_size
+
+EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
+ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto
+
+
+def evaluate(config: Config) -> Evaluation:
+    """Measure on `validation_file`, or on the rows that the model's run held out.
+
+    Returns:
+        loss and perplexity; its `metrics` hold the scores of the answers, in percent.
+    Raises:
+        UserError: model or data are not usable. DoesNotFit: the budget does not hold the work.
+    """
+    names, folder = metric_names(config.metrics.metrics), find_model(config)
+    check_one_adapter(config, folder)
+    config, prepared, loader = evaluation_rows(config, folder)
+    rows, answered = _row_counts(config, loader, prepared.objective)
+    asked = config.train.eval_batch_size_per_gpu
+    batch_size = EVALUATION_BATCH if asked == AUTO else int(asked)
+    how = _generation(config, loader)
+    trained = load_trained(config, folder, Writing(batch_size, *loader.longest))
+    accelerator = Accelerator(cpu=trained.device.name == "cpu")
+    with Monitor(trained.room.budget.host_bytes, trained.device, config.memory.monitor_seconds) as monitor:
+        batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
+        result = measure_loss(trained.walk, batches, accelerator, trained.device.torch_device)
+        samples: list[Sample] = []
+        if answered:
+            writing = Writing(
+                min(answered, MOST_ROWS), loader.longest[0], how.max_new_tokens, how.num_beams, how.temperature > 0
+            )
+            at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing)
+            scores, samples = generate_metrics(
+                trained.walk, loader, trained.tokenizer, how, accelerator,
+                rows=answered, batch_size=at_once, names=names, shown=SHOWN,
+            )  # fmt: skip
+            result.metrics.update(scores)
+    table = _table(result, loader, prepared, min(answered, loader.num_rows))
+    _show(trained, table, samples, monitor.peak_bytes, accelerator.is_main_process)
+    return result
+
+
+def evaluation_rows(config: Config, folder: Path) -> tuple[Config, Prepared, StepLoader]:
+    """The rows that a model is measured on, and the settings by which they are read.
+
+    Args:
+        folder: of the model, or of an adapter.
+    Raises:
+        UserError: the data are not usable.
+    """
+    config = _data_settings(config, folder)
+    prepared = evaluation_in_child(config)
+    check_shards(prepared.validation_dir, forget_pages=config.data.drop_page_cache)
+    loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
+    return config, prepared, loader
+
+
+def _row_counts(config: Config, loader: StepLoader, objective: str) -> tuple[int, int]:
+    """Rows whose loss is measured, and rows that are answered."""
+    wanted = config.given("eval_rows") or not config.given("validation_file")
+    rows = config.train.eval_rows if wanted else loader.num_rows
+    asked = config.metrics.eval_generate_rows
+    if asked != AUTO:
+        return rows, int(asked)
+    return rows, min(rows, ANSWERED_ROWS) if objective == PAIRS else 0
+
+
+def _generation(config: Config, loader: StepLoader) -> GenerateConfig:
+    """How answers are written: not much longer than the longest right one, unless the user says so."""
+    how = config.generate
+    if not config.given("max_new_tokens"):
+        how.max_new_tokens = max(1, min(how.max_new_tokens, loader.longest[1]), how.min_new_tokens)
+    return how
+
+
+def _table(result: Evaluation, loader: StepLoader, prepared: Prepared, answered: int) -> list[tuple[str, str]]:
+    cut = prepared.counts.get("validation_cut_rows", 0)
+    told = f"{result.rows:,} of {loader.num_rows:,} ({prepared.objective})"
+    rows = [
+        ("rows", told + (f", {cut:,} were cut to the longest length" if cut else "")),
+        ("target tokens", f"{result.tokens:,}"),
+        ("loss", f"{result.loss:.4f}"),
+        ("perplexity", f"{result.perplexity:,.2f}"),
+    ]
+    rows += [("answers", f"{answered:,}, scores in percent")] if answered else []
+    return rows + [(f"  {name}", f"{score:.2f}") for name, score in result.metrics.items()]
+
+
+def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
+    progress = Progress(1, is_main)
+    memory = f"{format_size(peak)} of {format_size(trained.room.budget.host_bytes)}"
+    progress.table(f"evaluation of {trained.folder}", [*table, ("peak memory", memory)])
+    for sample in samples:
+        progress.sample(sample.prompt, sample.answer, sample.reference)
+
+
+def _answers_to_measure(config: Config, saved: Path) -> dict[str, str]:
+    """Settings by which a model that learnt preferences is measured on the answers that were chosen."""
+    settings = read_settings_file(saved)
+    if training_command(settings) != "dpo":
+        return {}
+    chosen = str(settings.get("chosen_column", config.data.chosen_column))
+    column = {} if config.given("validation_file") else {"response_column": chosen}
+    return {"objective": "pairs", **column}
+
+
+def _data_settings(config: Config, folder: Path) -> Config:
+    """The run's own data settings under the flags of now; a validation file given is the only one that is read."""
+    flags = {name: value for name, value in config.as_dict().items() if config.given(name)}
+    saved = next(
+        (place / SETTINGS_FILE for place in (folder, *folder.parents[:2]) if (place / SETTINGS_FILE).is_file()), None
+    )
+    if saved is not None:
+        places = {name: config.as_dict()[name] for name in PLACES}
+        flags = {"config": str(saved), **_answers_to_measure(config, saved), **places, **flags}
+    others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
+    merged = load("train", {name: value for name, value in flags.items() if name not in others})
+    home = base_of(folder)
+    merged.data.tokenizer_dir, merged.model = str(tokenizer_folder(folder, home)), hf_format.read_config(home)
+    merged.checkpoint, merged.generate, merged.metrics = config.checkpoint, config.generate, config.metrics
+    for name in ("validation_file", "max_new_tokens"):
+        merged.origins[name] = "flag" if config.given(name) else ""
+    if not config.given("validation_file"):
+        return merged
+    if merged.data.validation_file is None:
+        raise UserError("--validation_file = none, is no file; name one, or leave the flag out")
+    return merged

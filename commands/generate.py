@@ -1,0 +1,225 @@
+"""How are prompts answered: one text on the screen, or a file of them into another?
+
+Prompts are taken by windows. Inside a window they are answered longest first, as many at once as the budget allows, and
+then written in the order of the input. A run that was killed continues where its output ends: beside an unfinished output
+lies a file that says what it was begun with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import Any
+
+from commands.loading import Trained, check_one_adapter, check_one_process, find_model, load_trained, writing_of
+from config import Config, UserError
+from data.cache import fingerprint
+from data.sources.files import KIND_BY_SUFFIX, find, sources_fingerprint
+from data.sources.lines import BadRows
+from data.sources.prompts import PROMPT, Prompt, read_prompts
+from data.text.templates import USER
+from memory.cost.generation import MOST_ROWS
+from settings.fields import AUTO, counted
+from training.checkpoints.runs import check_writable
+from training.report.progress import Progress
+from training.start.adapters import base_of
+
+WINDOW_BATCHES = 8  # batches of one window
+ANSWER, REFERENCE = "response", "reference"
+UNFINISHED = ".unfinished"  # beside an output that is still being written
+
+
+def generate(config: Config) -> None:
+    """Answer one text on the screen, or a file of prompts as JSON lines.
+
+    Raises:
+        UserError: model, input or output are not usable. DoesNotFit: the budget does not hold a single answer.
+    """
+    check_one_process("generate")
+    given = config.answer.input
+    if given is None:
+        raise UserError("--input = none, there is nothing to answer; give a text, or a file of prompts")
+    folder, bad_rows = find_model(config), BadRows(config.data.skip_bad_rows)
+    adapters = check_one_adapter(config, folder)
+    prompts = _prompts(config, given, bad_rows)
+    output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
+    if output is not None:
+        done = sum(1 for _ in islice(prompts, output.rows))
+        if done:
+            Progress(1).note(f"{config.answer.output} holds {counted(done, 'answer')} already; continuing after them")
+    asked = config.answer.generate_batch_size
+    trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
+    encoder = Encoder(trained, config)
+    answered = answers(trained, config, encoder, prompts)
+    if output is None:
+        for _, answer in answered:
+            print(answer, flush=True)
+    else:
+        with output:
+            for prompt, answer in answered:
+                output.write(prompt, answer)
+    for note in encoder.notes(bad_rows):
+        Progress(1).note(note)
+
+
+def answers(
+    trained: Trained, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
+) -> Iterator[tuple[Prompt, str]]:
+    """Answer prompts in windows: prompt and answer, in their order.
+
+    Memory: one window of prompts, and one batch of answers being written.
+    """
+    asked = config.answer.generate_batch_size
+    size = trained.rows_at_once(asked, writing_of(config, MOST_ROWS)) * WINDOW_BATCHES
+    while window := list(islice(prompts, size)):
+        inputs = [encoder.encode(prompt) for prompt in window]
+        yield from zip(window, answer_all(trained, config, inputs), strict=True)
+
+
+def answer_all(trained: Trained, config: Config, inputs: list[list[int]]) -> list[str]:
+    """Answer encoded prompts, longest first and as many at once as fit; the answers stand in the order of the prompts."""
+    order = sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
+    texts, asked = [""] * len(inputs), config.answer.generate_batch_size
+    while order:
+        longest = len(inputs[order[0]])
+        rows = trained.rows_at_once(asked, writing_of(config, len(order), longest))
+        places, order = order[:rows], order[rows:]
+        written = trained.answer([inputs[place] for place in places], config)
+        for place, ids in zip(places, written, strict=True):
+            texts[place] = trained.tokenizer.decode(ids)
+    return texts
+
+
+@dataclass
+class Encoder:
+    """Turns prompts into the model's input, and counts those that are too long."""
+
+    trained: Trained
+    config: Config
+    cut: int = 0
+    first_cut: str = field(default="")
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of the prompt in the model's template, with the end token.
+
+        Raises:
+            UserError: it is too long, and `long_prompts` refuses such.
+        """
+        text = self.trained.template.prompt([(USER, prompt.text)])
+        return self.encode_text(text, prompt.place)
+
+    def encode_text(self, text: str, place: str) -> list[int]:
+        """The same for the encoder's whole text."""
+        longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
+        ids = tokenizer.encode_batch([text], special=True)[0]  # a prompt may hold sentinels to fill in
+        if len(ids) >= longest:
+            if self.config.answer.long_prompts == "refuse":
+                raise UserError(
+                    f"{place}: the prompt has {len(ids) + 1} tokens, --max_seq_len = {longest} allows no more; raise it, "
+                    "or take --long_prompts=cut"
+                )
+            self.cut, self.first_cut = self.cut + 1, self.first_cut or place
+        return [*ids[: longest - 1].tolist(), tokenizer.eos_id]
+
+    def notes(self, bad_rows: BadRows) -> list[str]:
+        """What the user should know in the end."""
+        longest, notes = self.config.data.max_seq_len, []
+        if self.cut:
+            notes.append(
+                f"cut to --max_seq_len={longest}: {counted(self.cut, 'prompt')}, the first is {self.first_cut}"
+            )
+        if bad_rows.count:
+            notes.append(f"passed over: {counted(bad_rows.count, 'row')}, such as {bad_rows.examples[0]}")
+        return notes
+
+
+def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
+    """The prompts of a file, or the text itself where no such file exists."""
+    if not is_file(given):
+        if names_file(given):
+            raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
+        return iter([Prompt("--input", given, {PROMPT: given})])
+    data = config.data
+    return read_prompts(find(given, "--input"), data.prompt_column, data.text_column, bad_rows)
+
+
+def is_file(given: str) -> bool:
+    """Whether the input names a file or folder; a long text names none."""
+    with suppress(OSError, ValueError):
+        return os.path.exists(given)
+    return False
+
+
+def names_file(text: str) -> bool:
+    """Whether a text can only be meant as a file: one word with the ending of one."""
+    return len(text.split()) == 1 and PurePath(text.strip()).suffix.lower() in KIND_BY_SUFFIX
+
+
+class Output:
+    """A JSONL file of answers that a second run can continue with; a context while it is written.
+
+    Args:
+        folders: of weights; model, input and settings must be those that the output was begun with.
+    Raises:
+        UserError: it exists and is complete, belongs to other settings, or cannot be written.
+    """
+
+    def __init__(self, config: Config, folders: list[Path], given: str) -> None:
+        self.path = Path(str(config.answer.output))
+        self.marker = self.path.with_name(self.path.name + UNFINISHED)
+        self._identity = _identity(config, folders, given)
+        self.rows = 0
+        if problems := check_writable("output", self.path.parent):
+            raise UserError(*problems)
+        if self.path.exists() and not config.run.overwrite:
+            self._take_up()
+
+    def __enter__(self) -> Output:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.marker.write_text(self._identity + "\n", encoding="utf8")
+            self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
+        except OSError as error:
+            raise UserError(f"--output = {self.path}, cannot be written: {error.strerror}; name another file") from None
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._file.close()
+        if kind is None:  # nothing is missing
+            self.marker.unlink(missing_ok=True)
+
+    def _take_up(self) -> None:
+        """Cut a torn last line off, and count the others."""
+        begun = self.marker.read_text(encoding="utf8").strip() if self.marker.is_file() else None
+        if begun != self._identity:
+            what = "holds answers already" if begun is None else "was begun with another model, input or settings"
+            raise UserError(f"--output = {self.path}, {what}; name another file, or replace it with --overwrite=True")
+        with self.path.open("rb+") as file:
+            end = 0
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self.rows, end = self.rows + 1, end + len(line)
+            file.truncate(end)
+
+    def write(self, prompt: Prompt, answer: str) -> None:
+        """Append one answer: the row's columns, `response`, and what was there as `reference`."""
+        row: dict[str, Any] = {REFERENCE if name == ANSWER else name: value for name, value in prompt.columns.items()}
+        self._file.write(json.dumps({**row, ANSWER: answer}, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+def _identity(config: Config, folders: list[Path], given: str) -> str:
+    """Everything that shapes the answers."""
+    files = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
+    data, answer = config.data, config.answer
+    settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
+    columns = [data.prompt_column, data.text_column, data.skip_bad_rows, answer.long_prompts]
+    return fingerprint([weights, source, settings, columns])

@@ -1,0 +1,236 @@
+"""How is a trained model made ready for use, inside the budget?
+
+Its weights are held in the dtype of the folder, computed in what this device multiplies fast. Where a chip multiplies
+only fp32 fast, bf16 weights would have to be widened each time a block runs, for every token: they are loaded as
+fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter, its base is loaded and the adapter put on.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import devices
+from config import Config, T5ModelConfig, UserError
+from data.text.templates import Template, template_of
+from data.tokenizers.tokenizer import Tokenizer
+from devices.base import Device, DtypeChoice
+from devices.kernels.calls import use
+from devices.malloc import tune_malloc
+from engine.checkpointing import Checkpointing
+from engine.walk import Walk
+from engine.weights import weight_store_for
+from memory.cost.generation import Weights, Writing, most_rows, predict_generation
+from memory.observe.budget import Budget, measure_budget
+from memory.observe.processes import ProcessTree
+from model import hf_format
+from model.decoding.generation import generate
+from model.formats.checksums import refuse_damaged
+from model.loss import LossSettings
+from model.shapes import weight_counts
+from settings.fields import AUTO, DoesNotFit, counted
+from training.checkpoints.runs import model_folder, newest_run
+from training.processes.launch import num_processes, rank
+from training.report.progress import Progress
+from training.start.adapters import AdapterSet, adapter_folders, attach, base_of, tokenizer_folder
+from units import format_size
+
+
+@dataclass
+class Room:
+    """What may be taken, and by whom it is taken before the model is there. Bytes."""
+
+    budget: Budget
+    total_bytes: int
+    base_bytes: int
+
+    @classmethod
+    def measure(cls, config: Config, device: Device) -> Room:
+        """The room on the device if it has memory of its own, else on the host."""
+        budget = measure_budget(config.memory.memory_budget, device)
+        if device.is_separate_memory and budget.device_bytes is not None:
+            return cls(budget, budget.device_bytes, 0)
+        return cls(budget, budget.host_bytes, ProcessTree().usage().anon_bytes)
+
+
+@dataclass
+class Trained:
+    """A model ready to use, and what goes with it."""
+
+    folder: Path
+    walk: Walk
+    tokenizer: Tokenizer
+    template: Template
+    device: Device
+    weights: Weights
+    room: Room
+    adapters: AdapterSet | None = None
+
+    def predict(self, writing: Writing) -> dict[str, int]:
+        """What writing takes at its highest: component -> bytes."""
+        return predict_generation(self.walk.model.config, self.weights, writing, self.room.base_bytes)
+
+    def rows_at_once(self, asked: int | str, writing: Writing) -> int:
+        """How many prompts are answered together.
+
+        Args:
+            asked: a number is kept; auto: as many as fit, `writing.rows` at most.
+        Raises:
+            DoesNotFit: not even one fits, or not so many as were asked for.
+        """
+        if asked == AUTO:
+            least, rows = replace(writing, rows=1), most_rows(self._fits, writing)
+        else:
+            least = replace(writing, rows=int(asked))
+            rows = least.rows if self._fits(least) else 0
+        if not rows:
+            raise _too_little(self, least)
+        return rows
+
+    def _fits(self, writing: Writing) -> bool:
+        return sum(self.predict(writing).values()) <= self.room.total_bytes
+
+    def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
+        """Token ids of the answers to prompts, by the settings of `config.generate`."""
+        weight_store = self.walk.weight_store
+        return generate(
+            self.walk.model, inputs, config.generate, seed=config.run.seed,
+            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
+        )  # fmt: skip
+
+
+def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing:
+    """What `config` asks to be written, for prompts of at most `longest` tokens, by default max_seq_len."""
+    how = config.generate
+    source = min(longest or config.data.max_seq_len, config.data.max_seq_len)
+    return Writing(rows, source, how.max_new_tokens, how.num_beams, how.temperature > 0.0)
+
+
+def find_model(config: Config) -> Path:
+    """The folder that `--model` names; auto: the base of the adapter that is named, else the newest run's model.
+
+    Raises:
+        UserError: there is none.
+    """
+    named, adapters = config.checkpoint.model, config.checkpoint.adapter
+    if named == AUTO and adapters is not None:
+        return base_of(adapter_folders(Path(), adapters)[0])
+    if named == AUTO:
+        run = newest_run(config.run.output_dir, needs_model=True)
+        if run is None:
+            raise UserError(
+                f"--model = auto, there is no trained model in {config.run.output_dir}; name a folder, or train first"
+            )
+        named = str(run)
+    folder = model_folder(named) or Path(named)
+    if not folder.is_dir():
+        raise UserError(
+            f"--model = {named}, no such folder; name one with config.json, model.safetensors and tokenizer.json"
+        )
+    return folder
+
+
+def check_one_process(command: str) -> None:
+    """Refuse to do the same work several times over.
+
+    Raises:
+        UserError: a launcher has started several processes.
+    """
+    if num_processes() > 1:
+        raise UserError(f"{command}, works with one process; start it by python, without accelerate launch or torchrun")
+
+
+def check_one_adapter(config: Config, folder: Path) -> list[Path]:
+    """The adapter over a model, if any; several are refused where nobody could change between them.
+
+    Raises:
+        UserError: several adapters, or a folder that holds none.
+    """
+    adapters = adapter_folders(folder, config.checkpoint.adapter)
+    if len(adapters) > 1:
+        names = ",".join(map(str, adapters))
+        raise UserError(f"--adapter = {names}, only one can be on here; name one (chat changes between several)")
+    return adapters
+
+
+def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
+    """Load a model for use.
+
+    Args:
+        writing: the least that will be written with it.
+    Raises:
+        UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
+    """
+    tune_malloc("fast")
+    use(config.run.compiled_kernels is not False)
+    device = devices.pick(config.run.device)
+    home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)
+    for place in dict.fromkeys((folder, home, *adapters)):
+        refuse_damaged(place, "adapter" if place in adapters else "model")
+    shape = hf_format.read_config(home)
+    texts = tokenizer_folder(folder, home)
+    tokenizer = Tokenizer.load(texts)
+    if tokenizer.size > shape.vocab_size:
+        raise UserError(
+            f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {shape.vocab_size}: they do not match"
+        )
+    room = Room.measure(config, device)
+    storage, chosen = _choose_dtypes(config, device, shape, home, writing, room)
+    if not chosen.as_requested:  # beside the answers, which a script may read from standard output
+        told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"
+        Progress(1, rank() == 0, stream=sys.stderr).note(told)
+    compute = chosen.dtype
+    weights = _weights(shape, storage, compute)
+    if weights.bytes + room.base_bytes > room.total_bytes:
+        raise DoesNotFit(
+            f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model's {format_size(weights.bytes)} of "
+            f"weights beside {format_size(room.base_bytes)} of the program; raise it, or try --mixed_precision=bf16"
+        )
+    model = hf_format.load(home, dtype=storage, device=device.torch_device)
+    adapter_set = attach(model, adapters, home) if adapters else None
+    weight_store = weight_store_for(storage, compute, (model.embedding, model.output_weight))
+    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
+    return Trained(folder, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
+
+
+def _choose_dtypes(
+    config: Config, device: Device, shape: T5ModelConfig, folder: Path, writing: Writing, room: Room
+) -> tuple[torch.dtype, DtypeChoice]:
+    """Dtype of the weights at rest, and that of products; fp16 gives way to what the device multiplies fast."""
+    asked, stored = config.memory.mixed_precision, hf_format.stored_dtype(folder)
+    is_wide = stored not in (torch.bfloat16, torch.int8)
+    chosen = device.choose_compute_dtype("no" if asked == AUTO and is_wide else asked)
+    if stored == torch.int8:
+        return stored, chosen
+    if asked == "no" or (is_wide and asked != "bf16" and chosen.dtype == torch.float32):
+        return torch.float32, chosen
+    wide = _weights(shape, torch.float32, torch.float32)
+    fits_wide = sum(predict_generation(shape, wide, writing, room.base_bytes).values()) <= room.total_bytes
+    if chosen.dtype == torch.float32 and asked != "bf16" and fits_wide:
+        return torch.float32, chosen
+    return torch.bfloat16, chosen
+
+
+def _weights(shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype) -> Weights:
+    count = weight_counts(shape)["total"]
+    return Weights(count * storage.itemsize, storage != compute, str(compute).removeprefix("torch."))
+
+
+def _too_little(trained: Trained, writing: Writing) -> DoesNotFit:
+    """What writing would need, and the changes that help."""
+    parts = trained.predict(writing)
+    shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+    hints = [f"--memory_budget={format_size(sum(parts.values()))} or more"]
+    hints += [f"--generate_batch_size={writing.rows // 2}"] if writing.rows > 1 else []
+    hints += [f"--num_beams={writing.beams // 2}"] if writing.beams > 1 else []
+    hints += [
+        f"--max_seq_len={max(8, writing.source_tokens // 2)}",
+        f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
+    ]
+    return DoesNotFit(
+        f"--memory_budget = {format_size(trained.room.total_bytes)}, does not hold {counted(writing.rows, 'answer')} of up to "
+        f"{writing.new_tokens} tokens to prompts of up to {writing.source_tokens}: {shown}; try {', '.join(hints)}"
+    )

@@ -1,0 +1,75 @@
+"""How does an adapted model become a plain one again? Each adapter is added into its matrix; logits are compared.
+
+The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, which the logits show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from commands.convert import probe_logits
+from commands.loading import find_model
+from commands.new_folder import copy_companions, new_folder
+from config import Config, UserError
+from model import hf_format
+from model.formats.checksums import refuse_damaged
+from model.lora.adapter import merge as merge_adapters
+from model.quantization import is_int8
+from model.t5 import T5
+from training.report.progress import Progress
+from training.start.adapters import adapter_folders, attach, base_of, tokenizer_folder
+
+
+def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]:
+    """Load a model with the first of its adapters on, its weights as they are stored.
+
+    Args:
+        folder: a model, or an adapter whose base is known. named: the setting `adapter`.
+    Returns:
+        model, folder of its base, folders of its adapters.
+    Raises:
+        UserError: the folders do not go together.
+    Memory: the model.
+    """
+    home, adapters = base_of(folder), adapter_folders(folder, named)
+    for place in dict.fromkeys((home, *adapters)):
+        refuse_damaged(place, "adapter" if place in adapters else "model")
+    model = hf_format.load(home, dtype=hf_format.stored_dtype(home))
+    if adapters:
+        attach(model, adapters[:1], home)
+    return model, home, adapters
+
+
+def merge(config: Config) -> float:
+    """Write `--adapter` and its base as one plain Hugging Face folder.
+
+    Returns:
+        the largest distance of a logit before and after, as a share of the logits' norm.
+    Raises:
+        UserError: no adapter, one for another base, a base in int8, or a folder that cannot be written.
+    Memory: the model, and one matrix in fp32 twice.
+    """
+    folder = find_model(config)
+    model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+    if len(adapters) != 1:
+        named = config.checkpoint.adapter or "none"
+        raise UserError(f"--adapter = {named}, merging takes one adapter; name its folder")
+    if is_int8(model.embedding):
+        raise UserError(f"--model = {home}, has int8 weights, which hold no sum; name the model that it was made from")
+    before = probe_logits(model)
+    merge_adapters(model)
+    model.adapter_info = None
+    difference = float((probe_logits(model) - before).norm() / before.norm())
+    with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+        hf_format.save(model, made)
+        copy_companions(tokenizer_folder(adapters[0], home), home, made)
+    output = config.answer.output
+    rows = [
+        ("folder", str(output)),
+        ("base", str(home)),
+        ("weights", str(model.embedding.dtype).removeprefix("torch.")),
+        ("logits", f"differ by {difference:.1e} of their norm"),
+        ("next", f"python train_low_mem.py generate --model={output} --input='...'"),
+    ]
+    Progress(1).table(f"merged {adapters[0]}", rows)
+    return difference

@@ -1,0 +1,99 @@
+"""How does a folder that a command writes appear whole, or not at all?
+
+It is filled under a hidden name beside its own, and renamed. A folder that exists is kept unless overwriting is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from data.durable import sync, sync_folder
+from data.tokenizers.published import FILE_NAME, VOCABULARY
+from data.tokenizers.tokenizer import Tokenizer
+from model.formats.checksums import seal
+from model.hf_format import GENERATION_FILE
+from settings.fields import UserError
+from training.checkpoints.durable import TEMPORARY
+from training.checkpoints.folder import REPLACED
+
+TOKENIZER_FILES = (FILE_NAME, "*.model", VOCABULARY, "tokenizer_config.json")  # any of these tells of a tokenizer
+
+
+@contextmanager
+def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[Path]:
+    """An empty folder to fill; it becomes `named` when the context ends without an error.
+
+    Args:
+        named: the setting `output`. overwrite: whether it may replace one that exists.
+        sources: folders that are read, which it may not be.
+    Raises:
+        UserError: no name, one that exists or is read, or a disk that cannot be written.
+    """
+    if named is None:
+        raise UserError("--output = none, is needed: the folder to write")
+    output = Path(named)
+    partial, aside = (output.with_name(f"{sign}{output.name}") for sign in (TEMPORARY, REPLACED))
+    _bring_back(aside, output)
+    if any(output.resolve() == source.resolve() for source in sources):
+        raise UserError(f"--output = {output}, is the folder that is read; name another one")
+    if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(f"--output = {output}, exists; name another folder or use --overwrite=True")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        seal(partial)
+        sync(partial)
+        if output.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(output, aside)
+        os.replace(partial, output)
+        sync_folder(output.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"--output = {output}, cannot be written: {error.strerror}; name another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        _bring_back(aside, output)
+
+
+def _bring_back(aside: Path, output: Path) -> None:
+    """Give an old folder its name again where the new one has not taken it: killed, or failed, between two renames."""
+    if aside.is_dir() and not os.path.lexists(output):
+        with suppress(OSError):  # it lies beside, whole
+            os.replace(aside, output)
+
+
+def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
+    """Put the tokenizer and the published generation settings of a model beside its new weights.
+
+    Args:
+        tokenizer, home: folders of the tokenizer and of the model. folder: where `hf_format.save` has written.
+    Returns:
+        the tokenizer's number of ids; None where there is none.
+    Raises:
+        UserError: the tokenizer is broken.
+    """
+    _keep_generation_settings(home, folder)
+    if not any(any(tokenizer.glob(kind)) for kind in TOKENIZER_FILES):
+        return None
+    read = Tokenizer.load(tokenizer)
+    read.save(folder)
+    return read.size
+
+
+def _keep_generation_settings(home: Path, folder: Path) -> None:
+    """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
+    try:
+        published = json.loads((home / GENERATION_FILE).read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(published, dict):
+        path = folder / GENERATION_FILE
+        ours = json.loads(path.read_text(encoding="utf8"))
+        path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")

@@ -1,0 +1,101 @@
+"""What does a model lose with int8 weights, and what does it save? Written as a folder, and measured beside the original.
+
+The folder holds one byte a weight (`model.int8.safetensors`); `generate`, `evaluate`, `chat` and adapters load it. Loss
+is measured on validation rows: those of `--validation_file`, those held out by the model's run, or of the built-in sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+
+from commands.convert import probe_logits
+from commands.evaluate import EVALUATION_BATCH, evaluation_rows
+from commands.loading import find_model
+from commands.merge import open_adapted
+from commands.new_folder import copy_companions, new_folder
+from config import Config, UserError
+from data.batches.loader import StepLoader
+from engine.checkpointing import Checkpointing
+from engine.walk import Walk
+from engine.weights import weight_store_for
+from model import hf_format
+from model.lora.adapter import merge as merge_adapters
+from model.loss import LossSettings
+from model.quantization import is_int8, quantize_model
+from model.t5 import T5
+from settings.fields import AUTO, counted
+from training.evaluation.losses import evaluate
+from training.report.progress import Progress
+from training.start.adapters import note_origin, tokenizer_folder
+from units import format_size
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One of the two models.
+
+    Args:
+        loss: mean over the labels of the validation rows. logits: (rows, steps, V) for fixed ids. size: bytes of its weights.
+    """
+
+    loss: float
+    logits: torch.Tensor
+    size: int
+
+
+def quantize(config: Config) -> tuple[Measured, Measured]:
+    """Write `--model`, an adapter merged in, with int8 weights as `--output`, and tell how near both are.
+
+    Returns:
+        the model as it was and in int8, on the same rows.
+    Raises:
+        UserError: the model or the data are not usable, or the folder cannot be written.
+    Memory: the model as it is stored, one block in fp32 while it is measured.
+    """
+    folder = find_model(config)
+    settings, prepared, loader = evaluation_rows(config, folder)
+    model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+    if is_int8(model.embedding):
+        raise UserError(f"--model = {home}, has int8 weights already; use it as it is")
+    merge_adapters(model)
+    model.adapter_info = None
+    before = _measure(model, settings, loader)
+    with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+        quantize_model(model)
+        hf_format.save(model, made)
+        if not adapters:
+            note_origin(made, home)
+        copy_companions(tokenizer_folder(folder, home), home, made)
+        del model
+        after = _measure(hf_format.load(made, torch.int8), settings, loader)
+    rows = min(settings.train.eval_rows, loader.num_rows)
+    _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output))
+    return before, after
+
+
+def _measure(model: T5, config: Config, loader: StepLoader) -> Measured:
+    """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
+    weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
+    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
+    asked = config.train.eval_batch_size_per_gpu
+    batches = loader.evaluation_batches(config.train.eval_rows, EVALUATION_BATCH if asked == AUTO else int(asked))
+    result = evaluate(walk, batches, Accelerator(cpu=True), torch.device("cpu"))
+    return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
+
+
+def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
+    largest = float((after.logits - before.logits).abs().max())
+    share = float((after.logits - before.logits).norm() / before.logits.norm())
+    Progress(1).table(
+        "int8 weights",
+        [
+            ("folder", output),
+            ("weights", f"{format_size(before.size)} -> {format_size(after.size)}"),
+            ("loss", f"{before.loss:.4f} -> {after.loss:.4f} ({after.loss - before.loss:+.4f}) on {rows}"),
+            ("logits", f"differ by at most {largest:.3f}, {share:.1e} of their norm"),
+            ("next", f"python train_low_mem.py generate --model={output} --input='...'"),
+        ],
+    )

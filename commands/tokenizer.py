@@ -1,0 +1,53 @@
+"""How does `tokenizer` train one and tell how well it cuts text?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from config import Config, UserError
+from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
+from settings.fields import AUTO
+from training.report.progress import Progress
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def tokenizer(config: Config) -> None:
+    """Train a tokenizer on `train_file` and write it to `tokenizer_dir`, by default `output_dir`/tokenizer.
+
+    Raises:
+        UserError: there is one already, the data cannot be read, or the folder cannot be written.
+    Memory:
+        a few times `tokenizer_sample`.
+    """
+    given = config.data.tokenizer_dir
+    folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)
+    if (folder / TOKENIZER_FILE).exists() and not config.run.overwrite:
+        raise UserError(f"--tokenizer_dir = {folder}, holds a tokenizer; name another folder or use --overwrite=True")
+    task = decide(config)
+    if task.shards is not None:
+        raise UserError(f"--train_file = {task.shards}, holds token shards, no text; name the text they were made from")
+    trained = train_task_tokenizer(config, task)
+    partial = folder.with_name(f".tmp-{folder.name}")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        trained.save(partial)
+        folder.mkdir(exist_ok=True)
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
+            os.replace(path, folder / path.name)
+    except OSError as error:
+        raise UserError(
+            f"--tokenizer_dir = {folder}, cannot be written: {error.strerror}; name another folder"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    source = "" if config.data.train_file is None else f" --train_file={config.data.train_file}"
+    rows = [
+        ("folder", str(folder)),
+        ("ids", f"{trained.size:,}, {trained.num_sentinels} of them sentinels"),
+        *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
+        ("next", f"python train_low_mem.py train{source} --tokenizer_dir={folder}"),
+    ]
+    Progress(1).table(f"{config.tokenizer.tokenizer_type} tokenizer", rows)

@@ -1,0 +1,219 @@
+"""Which batches does one process see at one step?
+
+A pure function of (step, process, micro-batch size): step s reads the places s x N .. (s + 1) x N of the endless order,
+whatever the number of processes and the micro-batch. So an automatic decision about the micro-batch, a resume, or
+another number of processes changes no row, no mask and no dropout. Nothing runs ahead: a row costs some ten
+microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from config import Config, DataConfig
+from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
+from data.batches.mixture import Mixture, temperature_weights
+from data.batches.objectives import corrupt, corrupted_lengths, lengths_of, pairs, preferences
+from data.batches.order import Order, row_keys
+from data.dataset import LowMemDataset, TokenStream
+from data.shards.store import COLUMNS, PAIRS, PREFERENCES, STREAM, TRAIN, Manifest
+from data.shards.token_rows import TokenRows
+from data.sources.row_access import FILE, REOPEN
+from settings.fields import AUTO, UserError, counted
+
+BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
+AUTO_BLOCK_ROWS = 256
+AnyRow = Row | PreferenceRow
+EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
+
+
+class StepLoader:
+    """Batches of a split.
+
+    Args:
+        split_dir: `train_dir` or `validation_dir` of `Prepared`.
+        objective: span, ul2, prefix, pairs or preferences.
+        config: lengths, masking, order, mixture, `group_by_length`, `batch_tokens` and seed.
+        ultra_low_mem: open the shard anew for every read.
+    Raises:
+        UserError: the shards are incomplete or broken, here or when a row is read. Their checksums: see `check_shards`.
+    Memory:
+        the rows of one step.
+
+    With preferences, micro-batches are `PreferenceBatch`.
+    """
+
+    def __init__(self, split_dir: Path, objective: str, config: Config, ultra_low_mem: bool = False) -> None:
+        data = config.data
+        manifest = Manifest.of(Path(split_dir))
+        self.objective, self.special, self.seed = objective, manifest.special, config.run.seed
+        self.density, self.mean_span = data.noise_density, data.mean_noise_span_length
+        self.lengths = lengths_of(data, objective, len(self.special.sentinels))
+        split = Path(split_dir).name
+        files, mode = manifest.files(split), REOPEN if ultra_low_mem else FILE
+        stored = LowMemDataset(files, COLUMNS[manifest.kind], mode=mode, drop_page_cache=data.drop_page_cache)
+        rows = TokenRows(stored, manifest.vocab_size, split_dir)
+        self._pairs = None if manifest.kind == STREAM else rows
+        self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
+        self.num_rows = len(rows) if self._windows is None else len(self._windows)
+        self.longest = self._longest(manifest, split)
+        self._order = self._make_order(manifest, split, data)
+        self.sorts_rows = data.group_by_length and self._pairs is not None
+        self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem
+        self.reference: NDArray[np.float32] | None = None
+
+    def attach(self, reference: NDArray[np.float32]) -> None:
+        """Let the log-probabilities of both answers of each row (rows, 2) under the reference model ride along."""
+        self.reference = reference
+
+    def _longest(self, manifest: Manifest, split: str) -> tuple[int, int]:
+        """Encoder and decoder tokens of the longest rows that can come; both answers count."""
+        bounds = self.lengths.input_tokens, self.lengths.target_tokens
+        if self._windows is None:
+            inputs, *targets = (int(facts["longest"]) for facts in manifest.lengths(split).values())
+            return min(inputs, bounds[0]), sum(min(target, bounds[1]) for target in targets)
+        if self.objective == "span":
+            return corrupted_lengths(
+                self._windows.window_tokens, self.density, self.mean_span, len(self.special.sentinels)
+            )
+        return bounds
+
+    def _make_order(self, manifest: Manifest, split: str, data: DataConfig) -> Order | Mixture:
+        block_rows = int(data.shuffle_block_rows) if data.shuffle_block_rows != AUTO else 0
+        if data.shuffle_block_rows == AUTO:  # by the data alone: another machine must give the same order
+            size = sum(file.stat().st_size for file in manifest.files(split))
+            block_rows = AUTO_BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
+        weights = _weights(data.mixture_weights)
+        if split != TRAIN or (weights is None and data.mixture_temperature == 1.0):
+            return Order(self.num_rows, self.seed, block_rows)
+        names, sizes = self._part_sizes(manifest, split)
+        if weights is not None and len(weights) != len(names):
+            raise UserError(
+                f"--mixture_weights = {data.mixture_weights}, has {counted(len(weights), 'weight')} for "
+                f"{counted(len(names), 'part')} of the training data ({', '.join(names)}); give one for each part of --train_file, separated by commas"
+            )
+        weights = weights or temperature_weights(sizes, data.mixture_temperature)
+        used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
+        return Mixture([size for size, _ in used], [weight for _, weight in used], self.seed, block_rows)
+
+    def _part_sizes(self, manifest: Manifest, split: str) -> tuple[list[str], list[int]]:
+        """Names of the parts and their rows; a window of a stream belongs to the part that it begins in."""
+        parts = manifest.parts(split)
+        names = [part["name"] for part in parts]
+        if self._windows is None:
+            return names, [part["rows"] for part in parts]
+        ends = np.cumsum([part["tokens"] for part in parts])
+        windows = np.minimum(-(-ends // self._windows.window_tokens), self.num_rows)
+        return names, np.diff(np.concatenate(([0], windows))).tolist()
+
+    def micro_batches(
+        self,
+        step: int,
+        *,
+        effective_batch_size: int,
+        batch_size: int,
+        rank: int = 0,
+        num_processes: int = 1,
+        max_tokens: int | None = None,
+    ) -> list[Batch]:
+        """Give the batches of one process at one step.
+
+        Args:
+            step: 0-based, counted over all epochs.
+            effective_batch_size: rows of the step over all processes; batch_size: most rows of one batch.
+            max_tokens: most encoder and decoder tokens of one batch (a longer row is a batch of its own); None: by
+            `batch_tokens`, or any.
+        Returns:
+            batches that hold, over all processes, each row of the step once; none where there are fewer rows than
+            processes. With `group_by_length`, rows of a batch are of like length.
+        """
+        row_numbers, keys = self._places(step, effective_batch_size)
+        if self.sorts_rows:
+            rows = self._rows(row_numbers, keys)
+            rows = sorted(rows, key=lambda row: row.lengths)[rank::num_processes]  # ties stay in the order of places
+        else:
+            share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
+            rows = self._rows(row_numbers[share], keys[share])
+        return [self._collate(group) for group in filled(rows, batch_size, max_tokens or self.max_tokens)]
+
+    def _places(self, step: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Row numbers and keys of one step, (count,) each."""
+        first = step * count
+        return self._order.rows(first, count), row_keys(self.seed, np.arange(first, first + count))
+
+    def evaluation_batches(
+        self, max_rows: int, batch_size: int, rank: int = 0, num_processes: int = 1
+    ) -> Iterator[Batch]:
+        """Give this process's part of the first `max_rows` rows, in file order, with masks that never change."""
+        numbers = np.arange(min(max_rows, self.num_rows))[rank::num_processes]
+        for start in range(0, len(numbers), batch_size):
+            yield self.batch_of(numbers[start : start + batch_size])
+
+    def batch_of(self, numbers: NDArray[np.int64]) -> Batch:
+        """Give the rows of these numbers as one batch, with the keys of evaluation."""
+        return self._collate(self._rows(numbers, row_keys(EVALUATION_SEED, numbers)))
+
+    def rows_of_steps(self, first: int, count: int, effective_batch_size: int) -> NDArray[np.int64]:
+        """Numbers of the rows that `count` steps see from step `first` on; a row may come more than once."""
+        return self._order.rows(first * effective_batch_size, count * effective_batch_size)
+
+    def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> list[AnyRow]:
+        places = zip(numbers.tolist(), keys.tolist(), strict=True)
+        if self.objective == PREFERENCES:
+            return [self._preference(number, key) for number, key in places]
+        return [self._row(number, key) for number, key in places]
+
+    def _preference(self, number: int, key: int) -> PreferenceRow:
+        assert self._pairs is not None
+        row = self._pairs[number]
+        prompt, good, bad = (row[name].astype(np.int64) for name in COLUMNS[PREFERENCES])
+        (prompt, chosen), (_, rejected) = preferences(prompt, good, bad, self.special, self.lengths)
+        known = None if self.reference is None else np.array(self.reference[number])
+        return PreferenceRow(prompt, chosen, rejected, key, known)
+
+    def _row(self, number: int, key: int) -> Row:
+        if self._pairs is not None:
+            row = self._pairs[number]
+            prompt, response = (row[name].astype(np.int64) for name in COLUMNS[PAIRS])
+            return Row(*pairs(prompt, response, self.special, self.lengths), key)
+        assert self._windows is not None
+        window = self._windows[number]
+        return Row(*corrupt(self.objective, window, key, self.special, self.lengths, self.density, self.mean_span), key)
+
+    def _collate(self, rows: Sequence[AnyRow]) -> Batch:
+        if self.objective == PREFERENCES:
+            return collate_preferences(cast(Sequence[PreferenceRow], rows), self.special.pad)
+        return collate(cast(Sequence[Row], rows), self.special.pad)
+
+
+def filled(rows: Sequence[AnyRow], batch_size: int, max_tokens: int | None) -> list[Sequence[AnyRow]]:
+    """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow."""
+    if max_tokens is None:
+        return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    groups: list[Sequence[AnyRow]] = []
+    begin = tokens = 0
+    for place, row in enumerate(rows):
+        size = sum(row.lengths)
+        if place > begin and (place - begin == batch_size or tokens + size > max_tokens):
+            groups.append(rows[begin:place])
+            begin, tokens = place, 0
+        tokens += size
+    return [*groups, rows[begin:]] if rows else []
+
+
+def _weights(text: str | None) -> list[float] | None:
+    """Read weights separated by commas."""
+    if text is None:
+        return None
+    try:
+        weights = [float(word) for word in str(text).strip("()[] ").split(",")]
+    except ValueError:
+        weights = []
+    if not weights or not all(0 < weight < float("inf") for weight in weights):
+        raise UserError(f"--mixture_weights = {text}, is not a list of weights above 0; write it as 0.7,0.3")
+    return weights

@@ -1,0 +1,65 @@
+"""Which source does each row of a run come from, where several sources are mixed by weight?
+
+Places are cut into turns of 65,536, and each source has a fixed quota of a turn, by its weight. Which place of a turn
+belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it, and a
+pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all came once.
+Weights follow from sizes by temperature as in T5 and mT5 (Raffel et al. 2020, section 3.5.2; Xue et al. 2021, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.batches.order import Order, mix, permute
+
+TURN = 2**16
+
+
+def temperature_weights(sizes: Sequence[int], temperature: float) -> list[float]:
+    """Weights by size^(1 / temperature): 1 is by size, large is even."""
+    return [size ** (1 / temperature) for size in sizes]
+
+
+def quotas(weights: Sequence[float], turn: int = TURN) -> list[int]:
+    """Part a turn by weights: at least 1 for each, the largest remainders get what is left."""
+    shares = np.array(weights, np.float64) / sum(weights) * turn
+    parts = np.maximum(np.floor(shares).astype(np.int64), 1)
+    for place in np.argsort(-(shares - parts), kind="stable")[: max(0, turn - int(parts.sum()))]:
+        parts[place] += 1
+    parts[int(np.argmax(parts))] += turn - int(parts.sum())
+    return [int(part) for part in parts]
+
+
+class Mixture:
+    """The order of rows over several sources, one after the other.
+
+    Args:
+        sizes: rows of each source, 1 or more.
+        weights: one for each source, above 0.
+        seed, block_rows: as of `Order`.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, block_rows: int = 0) -> None:
+        assert len(sizes) == len(weights) and min(weights) > 0
+        self.num_rows, self.seed = sum(sizes), seed
+        self.quotas = quotas(weights)
+        self._begins = np.cumsum([0, *self.quotas])
+        self._firsts = np.cumsum([0, *sizes])
+        seeds = mix(np.arange(len(sizes), dtype=np.uint64) ^ mix(np.full(len(sizes), seed, np.uint64)))
+        self._orders = [Order(size, int(own), block_rows) for size, own in zip(sizes, seeds, strict=True)]
+
+    def rows(self, position: int, count: int) -> NDArray[np.int64]:
+        """Say which rows stand at places position .. position + count, counted through all sources: (count,) int64."""
+        turns, inside = np.divmod(np.arange(position, position + count, dtype=np.int64), TURN)
+        keys = mix(mix(np.full(count, self.seed, np.uint64)) ^ turns.astype(np.uint64))
+        slots = permute(inside.astype(np.uint64), TURN, keys)
+        sources = np.searchsorted(self._begins, slots, side="right") - 1
+        found = np.empty(count, np.int64)
+        for number in np.unique(sources):
+            here = sources == number
+            places = turns[here] * self.quotas[number] + slots[here] - self._begins[number]
+            found[here] = self._firsts[number] + self._orders[number].rows_at(places)
+        return found

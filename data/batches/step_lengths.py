@@ -1,0 +1,140 @@
+"""How long are the rows that each step of a run will see? Known before it starts, for the plan of its memory.
+
+The order of the rows is a pure function of the step, so the lengths that the shards tell (the offsets of their lists, no
+token is read) give every batch of the run in advance. Where that would take too long, evenly spaced steps stand for all;
+where lengths depend on random masks (ul2, prefix), the steps that are looked at are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data.batches.loader import StepLoader
+from data.shards.store import COLUMNS, STREAM, Manifest
+
+MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
+MOST_PLACES = 1_000_000  # of the order that are computed
+MOST_MADE_ROWS = 2_000  # that are read or made one by one
+
+
+@dataclass(frozen=True)
+class StepLengths:
+    """Tokens of the rows of steps, in the order in which one process cuts its micro-batches; a 0 is no row.
+
+    Args:
+        sources, targets: (S, R) int64; with several processes, each one's share of a step is a row of its own.
+        is_complete: whether no step is missing.
+    """
+
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    is_complete: bool
+
+
+def step_lengths(
+    loader: StepLoader, split_dir: Path, steps: range, effective_batch_size: int, num_processes: int = 1
+) -> StepLengths:
+    """Look ahead at the steps of a run.
+
+    Args:
+        split_dir: the folder that the loader reads. steps: 0-based, as `StepLoader.micro_batches` counts them.
+    Memory: 16 bytes a row of the data or a place of the order, up to the limits above.
+    """
+    manifest = Manifest.of(Path(split_dir))
+    if loader.objective == "span":  # every window gives the same lengths
+        shares = [len(part) for part in np.array_split(np.arange(effective_batch_size), num_processes)]
+        longest = np.full((1, max(shares)), 1)
+        return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
+    if manifest.kind == STREAM or loader.num_rows > MOST_ROWS:
+        chosen = _spaced(steps, max(1, MOST_MADE_ROWS // effective_batch_size))
+        return _made(loader, chosen, effective_batch_size, num_processes, len(chosen) == len(steps))
+    chosen = _spaced(steps, max(1, MOST_PLACES // effective_batch_size))
+    lengths = _stored_lengths(manifest, Path(split_dir).name, loader)
+    numbers = np.stack([loader.rows_of_steps(step, 1, effective_batch_size) for step in chosen])
+    sources, targets = lengths[0][numbers], lengths[1][numbers]
+    if loader.sorts_rows:
+        order = np.argsort(sources * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
+        sources, targets = np.take_along_axis(sources, order, 1), np.take_along_axis(targets, order, 1)
+    parts = _shares(effective_batch_size, num_processes, loader.sorts_rows)
+    return StepLengths(_of_ranks(sources, parts), _of_ranks(targets, parts), len(chosen) == len(steps))
+
+
+def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1) -> StepLengths:
+    """The same of the rows of an evaluation, as one step."""
+    rows = min(max_rows, loader.num_rows)
+    if loader.objective == "span":
+        ones = np.ones((1, max(1, -(-rows // num_processes))), np.int64)
+        return StepLengths(ones * loader.longest[0], ones * loader.longest[1], True)
+    found = [
+        [
+            (int(source), int(target))
+            for batch in loader.evaluation_batches(min(rows, MOST_MADE_ROWS), 64, rank, num_processes)
+            for source, target in zip(batch.input_lengths, batch.decoder_lengths, strict=True)
+        ]
+        for rank in range(num_processes)
+    ]
+    sources, targets = (_filled([[row[side] for row in rank] for rank in found]) for side in (0, 1))
+    return StepLengths(sources, targets, rows <= MOST_MADE_ROWS)
+
+
+def _spaced(steps: range, most: int) -> Sequence[int]:
+    """At most so many of the steps, evenly spread over the run."""
+    if len(steps) <= most:
+        return steps
+    return [steps[int(place)] for place in np.linspace(0, len(steps) - 1, most)]
+
+
+def _made(
+    loader: StepLoader, steps: Sequence[int], effective_batch_size: int, num_processes: int, is_complete: bool
+) -> StepLengths:
+    sources, targets = [], []
+    for step in steps:
+        for rank in range(num_processes):
+            batches = loader.micro_batches(
+                step, effective_batch_size=effective_batch_size, batch_size=effective_batch_size, rank=rank,
+                num_processes=num_processes,
+            )  # fmt: skip
+            sources.append([int(length) for batch in batches for length in batch.input_lengths])
+            targets.append([int(length) for batch in batches for length in batch.decoder_lengths])
+    return StepLengths(_filled(sources), _filled(targets), is_complete)
+
+
+def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Encoder and decoder tokens of every row, (rows,) each; both answers of a preference count."""
+    columns: list[list[NDArray[np.int64]]] = [[] for _ in COLUMNS[manifest.kind]]
+    for path in manifest.files(split):
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+            for number in range(file.num_record_batches):
+                batch = file.get_batch(number)
+                for column, name in zip(columns, COLUMNS[manifest.kind], strict=True):
+                    column.append(np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64))
+    inputs, *targets = (np.concatenate(parts) for parts in columns)
+    longest = loader.lengths
+    cut = [np.minimum(target, longest.target_tokens) for target in targets]
+    return np.minimum(inputs, longest.input_tokens), np.sum(cut, axis=0)
+
+
+def _shares(count: int, num_processes: int, is_sorted: bool) -> list[NDArray[np.int64]]:
+    """Which places of a step each process takes."""
+    places = np.arange(count)
+    if is_sorted:
+        return [places[rank::num_processes] for rank in range(num_processes)]
+    return list(np.array_split(places, num_processes))
+
+
+def _of_ranks(lengths: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """(S, R) of all processes -> (S x processes, R / processes)."""
+    most = max(len(part) for part in parts)
+    padded = [np.pad(lengths[:, part], ((0, 0), (0, most - len(part)))) for part in parts]
+    return np.concatenate(padded)
+
+
+def _filled(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    most = max(1, max(map(len, rows)))
+    return np.array([[*row, *[0] * (most - len(row))] for row in rows], np.int64)

@@ -1,0 +1,116 @@
+"""How does a batch of text rows become a batch of id rows? This is the work that preparing gives to its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.text.clean import Dropped
+from data.text.conversations import Examples, Prompt, Row
+from data.tokenizers.tokenizer import Tokenizer
+
+Ids = NDArray[np.int32]
+Counts = NDArray[np.int64]
+
+
+@dataclass
+class Encoded:
+    """Rows of ids, end to end.
+
+    Args:
+        columns: per column the ids of all rows, each row with end of text, and the length of each row.
+        uncut: per column the length of each row before it was cut.
+        unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
+        empty: blank rows that were left out; dropped: those that cleaning left out.
+        text_bytes: UTF-8 of what came in.
+    """
+
+    columns: list[tuple[Ids, Counts]]
+    uncut: list[Counts]
+    unknown: Counts
+    places: Counts
+    empty: int
+    text_bytes: int
+    dropped: Dropped = field(default_factory=Dropped)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are left."""
+        return len(self.unknown)
+
+    def select(self, rows: NDArray[np.bool_]) -> Encoded:
+        """Keep some rows."""
+        if rows.all():
+            return self
+        columns = [(ids[np.repeat(rows, lengths)], lengths[rows]) for ids, lengths in self.columns]
+        uncut = [lengths[rows] for lengths in self.uncut]
+        return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Cleans, words, encodes and cuts batches of rows.
+
+    Args:
+        tokenizer: how texts become ids; examples: how rows become texts.
+        longest: per column, most tokens with end of text; None: any.
+    """
+
+    tokenizer: Tokenizer
+    examples: Examples
+    longest: tuple[int | None, ...]
+
+    def __call__(self, rows: Sequence[Row]) -> Encoded:
+        left, places, empty, dropped = self.examples.usable(rows)
+        texts = [row[place] for place in range(len(self.longest)) for row in left]
+        encoded = self.tokenizer.encode_batch(texts)
+        columns, uncut, unknown = [], [], np.zeros(len(left), np.int64)
+        for place, longest in enumerate(self.longest):
+            sides = encoded[place * len(left) : (place + 1) * len(left)]
+            uncut.append(_lengths(sides))
+            if longest is not None:
+                sides = [self._shortened(row[place], ids, longest) for row, ids in zip(left, sides, strict=True)]
+            lengths = _lengths(sides)
+            columns.append(self._ended(sides, lengths, longest))
+            unknown += self._unknown(sides, lengths)
+        size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
+        return Encoded(columns, uncut, unknown, np.array(places, np.int64), empty, size, dropped)
+
+    def _shortened(self, text: str, ids: Ids, longest: int) -> Ids:
+        """Leave out the oldest turns of a conversation until it fits, or only its newest question is left."""
+        if len(ids) < longest or not isinstance(text, Prompt):
+            return ids
+        while len(ids) >= longest and (shorter := text.shorter()) is not None:
+            text, ids = shorter, self.tokenizer.encode_batch([shorter])[0]
+        return ids
+
+    def _ended(self, sides: list[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
+        """Lay rows end to end, each cut and with end of text."""
+        cut = lengths if longest is None else np.minimum(lengths, longest)
+        ids = np.full(int(cut.sum()), self.tokenizer.eos_id, np.int32)
+        begin = 0
+        for row, length in zip(sides, cut.tolist(), strict=True):
+            ids[begin : begin + length - 1] = row[: length - 1]
+            begin += length
+        return ids, cut
+
+    def _unknown(self, sides: list[Ids], lengths: Counts) -> Counts:
+        if not sides:
+            return np.zeros(0, np.int64)
+        found = np.flatnonzero(np.concatenate(sides) == self.tokenizer.unk_id)
+        ends = np.cumsum(lengths - 1)
+        return np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides)).astype(np.int64)
+
+
+def _lengths(sides: list[Ids]) -> Counts:
+    """Tokens of each row, with end of text."""
+    return np.array([len(ids) + 1 for ids in sides], np.int64)
+
+
+def make_encoder(tokenizer_dir: Path, examples: Examples, longest: tuple[int | None, ...]) -> Encoder:
+    """Build the encoder in the process that uses it."""
+    return Encoder(Tokenizer.load(tokenizer_dir), examples, longest)

@@ -1,0 +1,61 @@
+"""How far is preparing, and how fast? One line on the screen that renews itself, or a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from screen import raw, visible
+from settings.fields import counted
+
+FIRST_SECONDS = 2.0  # quick work needs no display
+TERMINAL_SECONDS, PLAIN_SECONDS = 0.5, 10.0
+
+
+class Pace:
+    """Counts rows and bytes and shows their speed on standard error.
+
+    Args:
+        what: what is done, the beginning of the line.
+        rows: rows done by an earlier attempt.
+        stream, clock: where to write, and seconds that only grow.
+    """
+
+    def __init__(
+        self, what: str, rows: int = 0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.what, self.rows, self.bytes = what, rows, 0
+        self._stream = raw(stream or sys.stderr)
+        self._clock, self._earlier = clock, rows
+        self._is_terminal = self._stream.isatty()
+        self._began = clock()
+        self._next = self._began + FIRST_SECONDS
+        self._shown = False
+
+    def add(self, rows: int, text_bytes: int, where: str = "") -> None:
+        """Count rows that are done; `where` names the file."""
+        self.rows += rows
+        self.bytes += text_bytes
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + (TERMINAL_SECONDS if self._is_terminal else PLAIN_SECONDS)
+            self._show(where, now)
+
+    def _show(self, where: str, now: float) -> None:
+        seconds = max(now - self._began, 1e-9)
+        line = (
+            f"{self.what}: {counted(self.rows, 'row')}, {(self.rows - self._earlier) / seconds:,.0f} rows/s, "
+            f"{self.bytes / seconds / 1e6:.1f} MB/s{', ' + where if where else ''}"
+        )
+        line = visible(line)
+        self._stream.write(f"\r{line[:118]:<118}" if self._is_terminal else line + "\n")
+        self._stream.flush()
+        self._shown = True
+
+    def close(self) -> None:
+        """Leave the screen clean for what follows."""
+        if self._shown and self._is_terminal:
+            self._stream.write(f"\r{'':<118}\r")
+            self._stream.flush()

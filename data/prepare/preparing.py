@@ -1,0 +1,327 @@
+"""How does text become token shards, once for all runs?
+
+`prepare` decides the task, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
+cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings. The
+same question a second time is answered at once; an attempt that was killed or interrupted is continued where it stopped.
+Reading and encoding take memory that training wants, so `prepare_in_child` lets another process do it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from config import Config
+from data.batches.objectives import lengths_of
+from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remove
+from data.durable import put_in_place, sync
+from data.prepare.child import call_in_child
+from data.prepare.encoding import Job, Writing, clear
+from data.prepare.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
+from data.shards import store as shards
+from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
+from data.sources.files import Source, find, source_facts, sources_fingerprint
+from data.text.templates import Template, template_of
+from data.tokenizers.tokenizer import Tokenizer
+from devices.cores import usable_cores
+from settings.fields import AUTO, UserError
+
+FORMAT = 2  # raise it when the same text would give other shards
+IDENTITY = "identity"
+MOST_WORKERS = 4  # each takes about 70 MB; `auto` keeps the whole below 400 MB
+SMALL_BYTES = 8 * 1024**2  # less text than this is encoded before a process has started
+Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Shards ready to train on.
+
+    Args:
+        train_dir, validation_dir: splits of a shards folder; tokenizer_dir: the tokenizer they were written with.
+        objective: span, ul2, prefix or pairs, decided.
+        counts: `train_rows`, `train_tokens`, `train_texts`, `train_bad_rows`, `train_empty_rows`, `train_cut_rows`,
+            `train_cut_tokens`, `train_unknown_tokens`, `train_dropped_rows`, `train_duplicate_rows`, and the same with
+            `validation_`.
+    """
+
+    train_dir: Path
+    validation_dir: Path
+    tokenizer_dir: Path
+    objective: str
+    counts: dict[str, int]
+
+
+def prepare(config: Config) -> Prepared:
+    """Give shards for these settings: given ones, those of the cache, or new ones.
+
+    Raises:
+        UserError: the data, the tokenizer or a folder is not usable.
+    Memory:
+        a few hundred MB at any size of the data; training a tokenizer adds a few times `--tokenizer_sample`.
+    """
+    with _all_cores(config):
+        return _prepare(config, make_once)
+
+
+def find_prepared(config: Config) -> Prepared | None:
+    """Look for finished shards; None if something has to be made first.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    try:
+        return _prepare(config, only_if_made)
+    except NotMade:
+        return None
+
+
+def prepare_in_child(config: Config) -> Prepared:
+    """Do the same as `prepare`, in a process of its own if something has to be made.
+
+    Raises:
+        UserError: as `prepare`. DoesNotFit: the process was killed, most likely for its memory.
+    """
+    return find_prepared(config) or call_in_child(prepare, config)
+
+
+def evaluation_in_child(config: Config) -> Prepared:
+    """Do the same as `prepare_evaluation`, in a process of its own if something has to be made.
+
+    Raises:
+        UserError: as `prepare`. DoesNotFit: the process was killed, most likely for its memory.
+    """
+    try:
+        return prepare_evaluation(config, only_if_made)
+    except NotMade:
+        return call_in_child(prepare_evaluation, config)
+
+
+def prepare_evaluation(config: Config, once: Once = make_once) -> Prepared:
+    """Give shards with all rows of `validation_file` for evaluation alone; without one, those that `prepare` holds out.
+
+    Returns:
+        `validation_dir` holds the rows; `train_dir` is the same folder if there is a `validation_file`.
+    Raises:
+        UserError: as `prepare`.
+    """
+    if config.data.validation_file is None:
+        with _all_cores(config):
+            return _prepare(config, once)
+    data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
+    alone = replace(config, data=data)
+    with _all_cores(config):
+        task = decide(alone, once)
+        if task.shards is not None:
+            place = _place(task.shards, VALIDATION)
+        else:
+            folder = tokenizer_folder(alone, task, once)
+            place = (_make_shards(alone, task, folder, [], task.sources, once), VALIDATION)
+        return _prepared(task, place, place)
+
+
+@contextmanager
+def _all_cores(config: Config) -> Iterator[None]:
+    """Let the tokenizers library use its threads while preparing."""
+    name, before = "TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ[name] = "true"
+    if config.run.num_threads != AUTO:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(config.run.num_threads))
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+def _prepare(config: Config, once: Once) -> Prepared:
+    task, given, raw = _inputs(config, once)
+    check_heeded(config.data, task.kind, None if task.shards is not None else task.columns)
+    if task.shards is not None:
+        if config.data.max_samples is not None:
+            raise UserError(
+                f"--max_samples = {config.data.max_samples}, shards are used whole; prepare the text with --max_samples"
+            )
+        train = _place(task.shards, TRAIN)
+        tokenizer_dir = train[0].root / TOKENIZER
+        if config.data.tokenizer_dir != AUTO:
+            _check_same_tokenizer(train[0], Tokenizer.load(config.data.tokenizer_dir), config.data.tokenizer_dir)
+        _check_same_template(config, train[0])
+        made = _make_shards(config, task, tokenizer_dir, [], raw, once) if raw else train[0]
+    else:
+        made = _make_shards(config, task, tokenizer_folder(config, task, once), task.sources, raw, once, given is None)
+        train = (made, TRAIN)
+    if given is not None:
+        _check_same_tokenizer(given[0], Tokenizer.load(train[0].root / TOKENIZER), train[0].root / TOKENIZER)
+        _check_same_template(config, given[0], train[0].root / TOKENIZER)
+    return _prepared(task, train, given or (made, VALIDATION))
+
+
+def _inputs(config: Config, once: Once) -> tuple[Task, Place | None, list[Source]]:
+    """The task, and rows to validate with: shards or sources. Of all that is named, what is missing is told at once."""
+    validation_file = config.data.validation_file
+    try:
+        task = decide(config, once)
+        given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
+        raw = find(validation_file, "--validation_file") if validation_file and not given else []
+    except UserError as error:
+        raise UserError(*dict.fromkeys([*error.problems, *file_problems(config.data)])) from None
+    return task, given, raw
+
+
+def _place(path: str | Path, split: str) -> Place:
+    """Read a path as a shards folder with its `split`, or as one split of it."""
+    manifest = Manifest.of(Path(path))
+    names = list(manifest.content["splits"])
+    return manifest, Path(path).name if manifest.root != Path(path) else split if split in names else names[0]
+
+
+def _check_same_tokenizer(manifest: Manifest, tokenizer: Tokenizer, name: str | Path) -> None:
+    if manifest.content["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+        raise UserError(
+            f"{manifest.root}: was written with another tokenizer than {name}; "
+            f"use --tokenizer_dir={manifest.root / TOKENIZER}, or prepare the text again"
+        )
+
+
+def _check_same_template(config: Config, manifest: Manifest, beside: Path | None = None) -> None:
+    """Refuse shards of pairs that were written with another template than the one asked for, or that lies elsewhere."""
+    folder = manifest.root / TOKENIZER
+    written = Template.read(folder) or Template()
+    if manifest.kind != STREAM and template_of(config.data, beside or folder) != written:
+        raise UserError(
+            f"{manifest.root}: was written with --prompt_template={written.name!r} and "
+            f"--source_prefix={written.prefix!r}; use the same for all, or prepare the text again"
+        )
+
+
+def _make_shards(
+    config: Config,
+    task: Task,
+    tokenizer_dir: Path,
+    train: Sequence[Source],
+    validation: Sequence[Source],
+    once: Once,
+    wants_validation: bool = True,
+) -> Manifest:
+    data = config.data
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    if task.kind == STREAM and not tokenizer.num_sentinels and task.objective != "prefix":
+        raise UserError(
+            f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
+        )
+    columns = task.columns or columns_of(data, task.kind, validation)
+    examples = examples_of(config, task.kind, columns, tokenizer_dir)
+    tokenizer.template = examples.template or tokenizer.template
+    job = Job(
+        kind=task.kind, columns=columns, train=train, validation=validation,
+        hold_out=wants_validation and not validation,
+        lengths=lengths_of(data, PAIRS),
+        max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
+        parts=task.parts, examples=examples, dedup=config.cleaning.dedup,
+    )  # fmt: skip
+    settings = _settings(job)
+    identity = fingerprint([settings, tokenizer.fingerprint])
+    target = Path(data.cache_dir) / f"shards-{identity}"
+    if config.prepare.shards_dir != AUTO:
+        target = Path(config.prepare.shards_dir)
+        _check_free(target, identity)
+
+    def write(folder: Path) -> None:
+        if not _is_finished(folder, identity):
+            _take_up(folder, identity)
+            writing = Writing(job, folder, tokenizer.size)
+            splits = writing.run(tokenizer_dir, _workers(config, job))
+            tokenizer.save(folder / TOKENIZER)
+            content = {
+                "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
+                "sources": {TRAIN: source_facts(train), VALIDATION: source_facts(validation)},
+                "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits, "dropped": writing.dropped.reasons,
+            }  # fmt: skip
+            _put_manifest(folder, content)
+        clear(folder)
+        (folder / IDENTITY).unlink(missing_ok=True)
+
+    return Manifest.read(once(target, write, resumable=True))
+
+
+def _put_manifest(folder: Path, content: dict[str, object]) -> None:
+    """Write the manifest, once all that it names is on the disk."""
+    sync(folder / TOKENIZER)
+    fresh = folder / f"{shards.MANIFEST}.tmp"
+    fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    put_in_place(fresh, folder / shards.MANIFEST)
+
+
+def _is_finished(folder: Path, identity: str) -> bool:
+    """Whether an earlier attempt at this job came to its end, and only the folder's last rename is missing."""
+    return (folder / shards.MANIFEST).is_file() and Manifest.read(folder).content["fingerprint"] == identity
+
+
+def _take_up(folder: Path, identity: str) -> None:
+    """Keep what an earlier attempt at the very same job left, and nothing else."""
+    marker = folder / IDENTITY
+    if not marker.is_file() or marker.read_text(encoding="utf8") != identity:
+        remove(folder)
+        folder.mkdir()
+        marker.write_text(identity, encoding="utf8")
+
+
+def _workers(config: Config, job: Job) -> int:
+    """Processes that encode; 0: this one does it."""
+    asked = config.prepare.prepare_workers
+    if asked != AUTO:
+        return int(asked)
+    if sum(fact["bytes"] for fact in source_facts([*job.train, *job.validation])) < SMALL_BYTES:
+        return 0
+    cores = usable_cores()
+    if config.run.num_threads != AUTO:
+        cores = min(cores, int(config.run.num_threads))
+    return min(cores, MOST_WORKERS) if cores > 1 else 0
+
+
+def _settings(job: Job) -> dict[str, object]:
+    """Everything that shapes the shards, but for the tokenizer."""
+    facts: dict[str, object] = {
+        "format": FORMAT, "kind": job.kind, "columns": list(job.columns), "train": sources_fingerprint(job.train),
+        "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
+        "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
+        "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
+    }  # fmt: skip
+    if job.examples.template not in (None, Template()):
+        facts |= job.examples.template.facts()
+    if job.examples.each_turn and job.examples.form != "plain":
+        facts["expand_turns"] = True
+    if job.kind != STREAM:
+        facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
+    return facts
+
+
+def _check_free(target: Path, identity: str) -> None:
+    """A folder that the user names may be new, empty, or hold these very shards."""
+    if (target / shards.MANIFEST).is_file():
+        if Manifest.read(target).content["fingerprint"] != identity:
+            raise UserError(
+                f"--shards_dir = {target}, holds shards of other data or settings; name another folder or delete it"
+            )
+    elif target.is_dir() and not any(target.iterdir()):
+        target.rmdir()
+    elif target.exists():
+        raise UserError(f"--shards_dir = {target}, holds other files; name a new or an empty folder")
+
+
+def _prepared(task: Task, train: Place, validation: Place) -> Prepared:
+    if train[0].kind != validation[0].kind:
+        raise UserError(
+            f"--validation_file = {validation[0].root}, holds {validation[0].kind} shards, "
+            f"but training reads {train[0].kind}; prepare both alike"
+        )
+    counts: dict[str, int] = {}
+    for name, (manifest, split) in ((TRAIN, train), (VALIDATION, validation)):
+        manifest.files(split)
+        counts |= {f"{name}_{count}": value for count, value in manifest.counts(split).items()}
+    train_dir, validation_dir = (manifest.root / split for manifest, split in (train, validation))
+    return Prepared(train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts)

@@ -1,0 +1,263 @@
+"""What is to be learnt, from which files and columns, and with which tokenizer, where the user left it `auto`?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from config import Config, DataConfig
+from data.batches.objectives import STREAM_OBJECTIVES
+from data.cache import Once, fingerprint, make_once
+from data.prepare.encoding import limited
+from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
+from data.sources.corpus import SampleCorpus, build_sample_corpus
+from data.sources.files import JSONL, Source, find, parts_of, sources_fingerprint
+from data.sources.lines import BadRows
+from data.sources.places import public
+from data.sources.reading import column_names, read_rows
+from data.text.clean import Cleaning
+from data.text.conversations import MESSAGES_COLUMNS, Examples, TurnsColumn, form_of
+from data.text.templates import template_of
+from data.tokenizers.tokenizer import Quality, Tokenizer, quality
+from data.tokenizers.training import train_tokenizer
+from settings.fields import AUTO, UserError
+
+QUALITY_CHARS = 1024**2
+TOKENIZER_FORMAT = 1  # raise it when the same text would give another tokenizer
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the user asks for, with `auto` decided.
+
+    Args:
+        objective: span, ul2, prefix, pairs or preferences.
+        sources, columns: the text to train on; none where shards are given.
+        shards: a shards folder, or one split of it.
+        parts: what the user named, separated by commas; `Source.part` counts these.
+    """
+
+    objective: str
+    sources: list[Source]
+    columns: list[str]
+    shards: Path | None = None
+    parts: Sequence[str] = ("",)
+
+    @property
+    def kind(self) -> str:
+        """Which shards the objective reads: stream or pairs."""
+        return kind_of(self.objective)
+
+
+def kind_of(objective: str) -> str:
+    """Which shards an objective reads."""
+    return STREAM if objective in STREAM_OBJECTIVES else PREFERENCES if objective == PREFERENCES else PAIRS
+
+
+def decide(config: Config, once: Once = make_once) -> Task:
+    """Decide the objective and find the training data; the built-in sample if no file is named.
+
+    Args:
+        once: `make_once`, or `only_if_made` where nothing shall be made.
+    Raises:
+        UserError: a file is missing, empty or broken. NotMade: by `only_if_made`.
+    """
+    data = config.data
+    asked = "pairs" if config.train.is_finetune else data.objective
+    if data.train_file is None:
+        if asked == PREFERENCES:
+            raise UserError(
+                "--train_file = none, preferences need a file with columns prompt, chosen, rejected; name it"
+            )
+        return _sample_task("span" if asked == AUTO else asked, build_sample_corpus(data.cache_dir, once))
+    if is_shards(data.train_file):
+        return _shards_task(data, asked)
+    sources = find(data.train_file)
+    pair = {data.prompt_column, data.response_column}
+    objective = asked
+    if asked == AUTO:
+        names = set(column_names(sources[0], data.text_column))
+        objective = "pairs" if pair <= names or _messages_column(data, sources) else "span"
+        if objective == "span" and {data.prompt_column, data.chosen_column, data.rejected_column} <= names:
+            raise _for_dpo(data)
+    return Task(
+        objective,
+        sources,
+        columns_of(data, kind_of(objective), sources),
+        parts=[public(part) for part in parts_of(data.train_file)],
+    )
+
+
+def file_problems(data: DataConfig) -> list[str]:
+    """Find what is wrong with the data and the tokenizer that the settings name, before any row is read, for `UserError`."""
+    problems = []
+    for name in ("train_file", "validation_file"):
+        spec = getattr(data, name)
+        if spec and not is_shards(spec):
+            try:
+                find(spec, f"--{name}")
+            except UserError as error:
+                problems += error.problems
+    if data.tokenizer_dir != AUTO:
+        try:
+            Tokenizer.load(data.tokenizer_dir)
+        except UserError as error:
+            problems += error.problems
+    return problems
+
+
+def _for_dpo(data: DataConfig) -> UserError:
+    return UserError(
+        f"--train_file = {data.train_file}, holds preferences, two answers a prompt; learn them with the dpo command, or one "
+        f"alone with --is_finetune=True --response_column={data.chosen_column}, from text"
+    )
+
+
+def check_heeded(data: DataConfig, kind: str, columns: Sequence[str] | None) -> None:
+    """Refuse settings that rows of this kind do not heed.
+
+    Args:
+        columns: of the rows; None: they are shards already.
+    Raises:
+        UserError: all of them at once.
+    """
+    problems = []
+    if kind == STREAM:
+        problems += [f"--prompt_template = {data.prompt_template}, "] if data.prompt_template != AUTO else []
+        problems += [f"--source_prefix = {data.source_prefix}, "] if data.source_prefix not in (AUTO, None) else []
+    if kind != PAIRS:
+        problems += [f"--messages_column = {data.messages_column}, "] if data.messages_column != AUTO else []
+        problems += [f"--history_column = {data.history_column}, "] if data.history_column is not None else []
+    elif data.messages_column != AUTO and data.history_column is not None:
+        problems += [f"--history_column = {data.history_column}, "]
+    if data.expand_turns and columns is not None and form_of(columns) == "plain":
+        problems += ["--expand_turns = True, "]
+    if problems:
+        what = {STREAM: "text for pretraining", PAIRS: "these pairs"}.get(kind, "preferences")
+        raise UserError(*(f"{problem}has no effect on {what}; leave it out" for problem in problems))
+
+
+def columns_of(data: DataConfig, kind: str, sources: Sequence[Source] = ()) -> list[str]:
+    """The columns that shards of a kind are made of.
+
+    Args:
+        sources: whose columns decide whether pairs come from conversations, where the settings do not.
+    """
+    if kind == STREAM:
+        return [data.text_column]
+    if kind != PAIRS:
+        return [data.prompt_column, data.chosen_column, data.rejected_column]
+    if messages := _messages_column(data, sources):
+        return [TurnsColumn(messages)]
+    history = [] if data.history_column is None else [TurnsColumn(data.history_column)]
+    return [data.prompt_column, data.response_column, *history]
+
+
+def _messages_column(data: DataConfig, sources: Sequence[Source]) -> str | None:
+    """The column with whole conversations; None where rows are pairs."""
+    if data.messages_column != AUTO:
+        return data.messages_column
+    if not sources or data.history_column is not None:
+        return None
+    names = column_names(sources[0], data.text_column)
+    if data.prompt_column in names and data.response_column in names:
+        return None
+    return next((name for name in MESSAGES_COLUMNS if name in names), None)
+
+
+def examples_of(config: Config, kind: str, columns: Sequence[str], tokenizer_dir: Path | None) -> Examples:
+    """How the rows of these columns become texts, by the settings.
+
+    Args:
+        tokenizer_dir: beside which a template may lie; None: prompts are not worded.
+    Raises:
+        UserError: the template is wrong.
+    """
+    chosen = config.cleaning
+    cleaning = Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
+    template = None if kind == STREAM or tokenizer_dir is None else template_of(config.data, tokenizer_dir)
+    return Examples(cleaning, template, form_of(columns), config.data.expand_turns)
+
+
+def _sample_task(objective: str, sample: SampleCorpus) -> Task:
+    if objective == "pairs":
+        return Task(objective, [Source(sample.pairs, JSONL)], ["prompt", "response"])
+    return Task(objective, [Source(sample.text, JSONL)], ["text"])
+
+
+def _shards_task(data: DataConfig, asked: str) -> Task:
+    path = Path(str(data.train_file))
+    kind = Manifest.of(path).kind
+    if kind == PREFERENCES != asked:
+        raise _for_dpo(data)
+    objective = ("span" if kind == STREAM else kind) if asked == AUTO else asked
+    task = Task(objective, [], [], path)
+    if task.kind != kind:
+        raise UserError(
+            f"--train_file = {path}, holds {kind} shards, which {objective} does not read; prepare the text again"
+        )
+    return task
+
+
+def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path:
+    """Give the folder of the tokenizer: the one named, or one trained on the training data and kept in the cache.
+
+    Raises:
+        UserError: the data cannot be read, or the vocabulary is too small. NotMade: by `only_if_made`.
+    """
+    data = config.data
+    if data.tokenizer_dir != AUTO:
+        return Path(data.tokenizer_dir)
+    facts = {
+        "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns,
+        "type": config.tokenizer.tokenizer_type, "vocab_size": config.model.vocab_size,
+        "sample": config.tokenizer.tokenizer_sample, "max_samples": data.max_samples, "skip": data.skip_bad_rows,
+    }  # fmt: skip
+    folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
+    return once(folder, lambda partial: train_task_tokenizer(config, task).save(partial))
+
+
+def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
+    """Train a tokenizer on the training data, in this process.
+
+    Raises:
+        UserError: the data cannot be read, or the vocabulary is too small.
+    Memory:
+        a few times `--tokenizer_sample`.
+    """
+    rows = read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows))
+    made = examples_of(config, task.kind, task.columns, None)
+    texts = (text for batch in limited(rows, config.data.max_samples) for row in batch for text in made.texts(row))
+    settings = config.tokenizer
+    source = f"--train_file = {','.join(task.parts)}"
+    return train_tokenizer(texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source)
+
+
+def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:
+    """Measure a tokenizer on the beginning of each part of the training data, 1 Mi characters of each.
+
+    Returns:
+        name of the part -> its quality; parts without text are left out.
+    """
+    found = {}
+    made = examples_of(config, task.kind, task.columns, None)
+    for number, name in enumerate(task.parts):
+        sources = [source for source in task.sources if source.part == number]
+        rows = read_rows(sources, task.columns, BadRows(skip=True))
+        measured = quality(
+            tokenizer,
+            _first_chars((text for batch in rows for row in batch for text in made.texts(row)), QUALITY_CHARS),
+        )
+        if measured.chars:
+            found[name or "the built-in sample"] = measured
+    return found
+
+
+def _first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
+    left = most
+    for text in texts:
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return

@@ -1,0 +1,249 @@
+"""How are token rows stored on disk?
+
+A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
+files, 128 rows a record batch, so that one row can be read without touching much else. Three kinds:
+
+- stream: column `tokens`; all documents one after the other, end of text between them, cut into rows of 512 tokens;
+- pairs: columns `input_ids` and `labels`, each with end of text;
+- preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text.
+
+The manifest, which holds a checksum of every file, is written last, into a folder that is then renamed: where there is a manifest, all is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data.batches.objectives import SpecialIds
+from data.durable import put_in_place
+from data.shards.checksums import ShardFile, SummedFile, check_sums
+from data.sources.row_access import ROWS_PER_BATCH_KEY
+from data.tokenizers.tokenizer import Tokenizer
+from settings.fields import UserError
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
+STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
+COLUMNS = {STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected")}
+ROW_TOKENS = 512
+BATCH_ROWS = 128
+LengthFacts = dict[str, Any]
+
+
+def id_dtype(vocab_size: int) -> type:
+    """Ids below 65,536 take two bytes, others four."""
+    return np.uint16 if vocab_size <= 2**16 else np.int32
+
+
+def write_shard(path: Path, kind: str, dtype: type, ids: Sequence[Path], lengths: Sequence[NDArray[np.int64]]) -> int:
+    """Write one shard file; it is there once it is whole and on the disk.
+
+    Args:
+        ids: per column, a file of the ids of all rows end to end, of `dtype`; lengths: per column, (rows,).
+    Returns:
+        the CRC-32 of its bytes.
+    Memory:
+        128 rows.
+    """
+    fields = [pa.field(name, pa.list_(pa.from_numpy_dtype(dtype))) for name in COLUMNS[kind]]
+    schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
+    fresh = path.with_suffix(".tmp")
+    with ExitStack() as stack:
+        files = [stack.enter_context(file.open("rb")) for file in ids]
+        summed = stack.enter_context(SummedFile(fresh))
+        writer = stack.enter_context(pa.ipc.new_file(summed, schema))
+        for first in range(0, len(lengths[0]), BATCH_ROWS):
+            parts = [column[first : first + BATCH_ROWS] for column in lengths]
+            arrays = [_list_array(file, part, dtype) for file, part in zip(files, parts, strict=True)]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+    put_in_place(fresh, path)
+    return summed.crc32
+
+
+def _list_array(file: BinaryIO, lengths: NDArray[np.int64], dtype: type) -> pa.ListArray:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.fromfile(file, dtype, int(offsets[-1]))))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a shards folder says of itself.
+
+    Args:
+        root: the folder; content: the JSON object of `manifest.json`.
+    """
+
+    root: Path
+    content: dict[str, Any]
+
+    @classmethod
+    def read(cls, root: Path) -> Manifest:
+        """Read and check `root/manifest.json`.
+
+        Raises:
+            UserError: it is missing, broken, or of another format.
+        """
+        try:
+            content = json.loads((root / MANIFEST).read_text(encoding="utf8"))
+        except FileNotFoundError:
+            raise UserError(
+                f"{root}: is no shards folder, it has no {MANIFEST}; write one with the prepare command"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"{root / MANIFEST}: cannot be read ({error}); delete the folder and prepare it again"
+            ) from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise UserError(
+                f"{root / MANIFEST}: is of another format than {FORMAT}; delete the folder and prepare it again"
+            )
+        if fault := _fault(content, FIELDS):
+            raise UserError(f"{root / MANIFEST}: {fault}; copy the folder again, or delete it and prepare it again")
+        return cls(root, content)
+
+    @classmethod
+    def of(cls, path: Path) -> Manifest:
+        """Read the manifest of a shards folder, or of the folder of a split."""
+        return cls.read(path if (path / MANIFEST).is_file() else path.parent)
+
+    @property
+    def kind(self) -> str:
+        """stream or pairs."""
+        return str(self.content["kind"])
+
+    @property
+    def special(self) -> SpecialIds:
+        """Ids of end of text, padding and sentinels."""
+        facts = self.content["tokenizer"]
+        return SpecialIds(facts["eos_id"], facts["pad_id"], tuple(facts["sentinel_ids"]))
+
+    def counts(self, split: str) -> dict[str, int]:
+        """Rows and tokens of a split, and what was dropped and cut."""
+        return dict(self._split(split)["counts"])
+
+    def lengths(self, split: str) -> dict[str, LengthFacts]:
+        """How long the rows of a split are: column -> `longest`, `longest_uncut`, `mean`, `histogram`."""
+        return dict(self._split(split)["lengths"])
+
+    def parts(self, split: str) -> list[dict[str, Any]]:
+        """The parts that were named apart: `name`, `rows` and `tokens` of each, in their order."""
+        return list(self._split(split)["parts"])
+
+    def _split(self, name: str) -> dict[str, Any]:
+        splits = self.content["splits"]
+        if name not in splits:
+            raise UserError(
+                f"{self.root}: holds no {name} rows, only {', '.join(splits)}; name others with --{name}_file"
+            )
+        return dict(splits[name])
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer: the highest one and 1."""
+        return int(self.content["tokenizer"]["size"])
+
+    def files(self, split: str) -> list[Path]:
+        """The shard files of a split.
+
+        Raises:
+            UserError: one is missing.
+        """
+        return [file.path for file in self.shard_files(split)]
+
+    def shard_files(self, split: str) -> list[ShardFile]:
+        """The same with what the manifest knows of each."""
+        files = [
+            ShardFile(self.root / split / shard["file"], shard["rows"], shard.get("crc32"))
+            for shard in self._split(split)["shards"]
+        ]
+        missing = [file.path for file in files if not file.path.is_file()]
+        if missing:
+            raise UserError(f"{missing[0]}: is missing, the manifest lists it; delete {self.root} and prepare it again")
+        return files
+
+
+# what a manifest must hold to be read: a type, a tuple of words, [what each member is], or {name: what it is}; the name
+# "*" stands for every name
+_LENGTHS = {"longest": int, "longest_uncut": int, "mean": float, "histogram": list}
+_SPLIT = {
+    "counts": {"*": int}, "lengths": {"*": _LENGTHS}, "parts": [{"name": str, "rows": int, "tokens": int}],
+    "shards": [{"file": str, "rows": int}],
+}  # fmt: skip
+FIELDS: dict[str, Any] = {
+    "kind": tuple(COLUMNS), "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
+    "tokenizer": {"fingerprint": str, "size": int, "pad_id": int, "eos_id": int, "unk_id": int, "sentinel_ids": [int]},
+}  # fmt: skip
+
+
+def _fault(value: Any, wanted: Any, name: str = "it") -> str:
+    """What a value lacks of what is wanted; empty where nothing."""
+    if isinstance(wanted, dict):
+        if not isinstance(value, dict) or ("*" in wanted and name == "splits" and not value):
+            return f"{name} is no table of names"
+        every = [(key, wanted["*"]) for key in value] if "*" in wanted else list(wanted.items())
+        faults = (_fault(value.get(key), what, str(key)) for key, what in every)
+    elif isinstance(wanted, list):
+        if not isinstance(value, list):
+            return f"{name} is no list"
+        faults = (_fault(member, wanted[0], name) for member in value)
+    elif isinstance(wanted, tuple):
+        return "" if value in wanted else f"{name} is none of {', '.join(wanted)}"
+    elif wanted is int:  # ids, rows and bytes: none is below 0
+        return "" if type(value) is int and 0 <= value < 2**62 else f"{name} is no whole number"
+    else:
+        fits = isinstance(value, (int, float) if wanted is float else wanted) and (name != "file" or _is_name(value))
+        return "" if fits else f"{name} is not what belongs there"
+    return next((fault for fault in faults if fault), "")
+
+
+def _is_name(text: Any) -> bool:
+    """Whether a text names a file in the folder itself, no other place."""
+    return text == Path(text).name and text not in ("", ".", "..")
+
+
+def is_shards(path: str | Path) -> bool:
+    """Whether a path is a shards folder or one of its splits."""
+    path = Path(path)
+    return (path / MANIFEST).is_file() or (path.name in (TRAIN, VALIDATION) and (path.parent / MANIFEST).is_file())
+
+
+def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
+    """Compare the files of splits with their checksums, once in a process.
+
+    Args:
+        forget_pages: tell the system that it need not keep what was read.
+    Returns:
+        what the user should know: which shards have no checksums.
+    Raises:
+        UserError: names the damaged and the missing files. OSError: one cannot be read.
+    Memory: 1 MiB.
+    """
+    notes = []
+    for split_dir in split_dirs:
+        manifest = Manifest.of(split_dir)
+        files = manifest.shard_files(split_dir.name)
+        check_sums(files, f"copy it again, or delete {manifest.root} and prepare it again", forget_pages)
+        if any(file.crc32 is None for file in files):
+            notes.append(
+                f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them again"
+            )
+    return notes
+
+
+def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the manifest notes of the tokenizer, so that training needs not load it."""
+    return {
+        "fingerprint": tokenizer.fingerprint, "size": tokenizer.size, "pad_id": tokenizer.pad_id,
+        "eos_id": tokenizer.eos_id, "unk_id": tokenizer.unk_id, "sentinel_ids": list(tokenizer.sentinel_ids),
+    }  # fmt: skip

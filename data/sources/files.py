@@ -1,0 +1,221 @@
+"""Which files does the user mean, what is in them, and have they changed?
+
+A source is one file, here or at an address: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, xz or
+zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first
+bytes where these tell, else from its ending. A folder that Hugging Face `datasets` saved gives the files that it lists,
+a saved dictionary of splits the split that is wanted. `reading` turns sources into rows.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from data.cache import fingerprint
+from data.sources.places import Place, is_address, list_remote, local_path, public, readable
+from settings.fields import UserError, listed
+
+PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, CSV, TSV, TEXT = (
+    "parquet",
+    "arrow file",
+    "arrow stream",
+    "jsonl",
+    "csv",
+    "tsv",
+    "text",
+)
+KIND_BY_SUFFIX = {
+    ".parquet": PARQUET, ".arrow": ARROW_FILE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL,
+    ".csv": CSV, ".tsv": TSV, ".txt": TEXT, ".text": TEXT, ".md": TEXT,
+}  # fmt: skip
+KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix not in (".json", ".md"))
+COMPRESSION_BY_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
+TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of rows.
+
+    Args:
+        path: where it is; kind: one of the seven above; compression: gzip, xz, zstd or None.
+        part: which of the parts separated by commas it comes from, counted from 0.
+    """
+
+    path: Place
+    kind: str
+    compression: str | None = None
+    part: int = 0
+
+
+def find(spec: str, name: str = "--train_file") -> list[Source]:
+    """Find the files that a user means.
+
+    Args:
+        spec: a file, a folder (all data files below it, in the order of their names), a glob, an address of these, or
+        several separated by commas. name: what messages call it.
+    Returns:
+        one or more sources, without repetition.
+    Raises:
+        UserError: all problems at once.
+    """
+    problems: list[str] = []
+    places: dict[Place, int] = {}
+    for number, part in enumerate(parts_of(spec)):
+        try:
+            found = _places(part, name)
+        except UserError as error:
+            problems += error.problems
+            continue
+        except OSError as error:
+            problems.append(
+                f"{name} = {part}, {error.filename} cannot be read: {error.strerror}; name a folder that can be read whole"
+            )
+            continue
+        if not found:
+            problems.append(_nothing_found(part, name))
+        for place in found:
+            places.setdefault(place, number)
+    sources = []
+    for place, number in places.items():
+        try:
+            sources.append(_detect(place, name, number))
+        except UserError as error:
+            problems += error.problems
+    if problems or not sources:
+        raise UserError(*(problems or [f"{name} = {spec}, names no file; name a file, a folder or a glob"]))
+    return sources
+
+
+def parts_of(spec: str) -> list[str]:
+    """Part at commas, except where the whole is the name of a file."""
+    whole = spec.strip()
+    return [whole] if Path(whole).exists() else [part.strip() for part in whole.split(",") if part.strip()]
+
+
+def _places(part: str, name: str) -> list[Place]:
+    if is_address(part):
+        path = local_path(part)
+        if path is None:
+            found = list_remote(part, name)
+            return [file for file, inside in found if not inside.name or "*" in part or _belongs_to_folder(inside)]
+    else:
+        path = Path(part).expanduser()
+    if path.is_dir():
+        saved = _saved_dataset(path, name)
+        below = sorted(
+            file for file in path.rglob("*") if file.is_file() and _belongs_to_folder(file.relative_to(path))
+        )
+        return list(below if saved is None else saved)
+    if path.exists():
+        return [path]
+    return [Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if Path(file).is_file()]
+
+
+def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
+    """The files of a dataset that `save_to_disk` of Hugging Face `datasets` wrote; None if it is no such folder."""
+    splits = _json(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list):
+        wanted = ("validation", "test") if "validation" in name else ("train",)
+        split = next((split for split in wanted if split in splits), None)
+        if split is None:
+            raise UserError(
+                f"{name} = {folder}, has the splits {listed(splits)} and no {wanted[0]}; name the folder of one"
+            )
+        folder = folder / split
+    state = _json(folder / "state.json")
+    files = state.get("_data_files")
+    if not isinstance(files, list):
+        return None
+    if state.get("_indices_data_files"):
+        raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()")
+    names = [file.get("filename") if isinstance(file, dict) else None for file in files]
+    if not all(isinstance(file, str) for file in names):
+        raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset again")
+    paths = [folder / str(file) for file in names]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise UserError(f"{name} = {missing[0]}, is missing, state.json lists it; save the dataset again")
+    return paths
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _belongs_to_folder(path: PurePath) -> bool:
+    return not any(part.startswith((".", "_")) for part in path.parts) and _data_suffix(path) in KINDS_OF_FOLDERS
+
+
+def _data_suffix(path: Place | PurePath) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _nothing_found(part: str, name: str) -> str:
+    if is_address(part) and local_path(part) is None:
+        return f"{name} = {public(part)}, holds no data file; name a file, a folder or a glob with *"
+    if Path(part).is_dir():
+        return f"{name} = {part}, holds no data file; name one with files that end in {', '.join(KINDS_OF_FOLDERS)}"
+    return f"{name} = {part}, no such file; name a file, a folder or a glob"
+
+
+def _detect(path: Place, name: str, part: int = 0) -> Source:
+    if isinstance(path, Path):
+        if not path.is_file():  # a pipe or a device has no end, or cannot be read twice
+            raise UserError(f"{name} = {path}, is no ordinary file; write what it gives into one, and name that")
+        try:
+            with path.open("rb") as file:
+                start = file.read(8)
+        except OSError as error:
+            raise UserError(f"{name} = {path}, cannot be read: {error.strerror or error}") from None
+    else:
+        with readable(f"{name} = {path}"), path.open("rb") as file:
+            start = file.read(8)
+    if not start:
+        raise UserError(f"{name} = {path}, is empty; name a file with rows")
+    kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)
+    compression = next((how for magic, how in COMPRESSION_BY_MAGIC.items() if start.startswith(magic)), None)
+    if compression:
+        if kind in TABLES:
+            raise UserError(f"{name} = {path}, is packed with {compression}; unpack it first, {kind} packs by itself")
+        return Source(path, kind, compression, part)
+    if start.startswith(b"PAR1"):
+        return Source(path, PARQUET, part=part)
+    if start.startswith(b"ARROW1"):
+        return Source(path, ARROW_FILE, part=part)
+    if start.startswith(b"\xff\xff\xff\xff") and len(start) == 8:
+        return Source(path, ARROW_STREAM, part=part)
+    if kind in TABLES:
+        raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it again")
+    return Source(path, kind, part=part)
+
+
+def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
+    """Name, kind, size and time of change of each source, for the manifest."""
+    facts = []
+    for source in sources:
+        state = source.path.stat()
+        facts.append(
+            {"path": str(source.path.resolve()), "kind": source.kind, "bytes": state.st_size,
+             "modified_ns": state.st_mtime_ns, "part": source.part}
+        )  # fmt: skip
+        if source.kind == TSV:  # what was made of it while quotes counted is made anew
+            facts[-1]["quoted"] = False
+    return facts
+
+
+def sources_fingerprint(sources: Iterable[Source]) -> str:
+    """Hash names, sizes and times of change: another value means that the data may have changed."""
+    return fingerprint(source_facts(sources))

@@ -1,0 +1,121 @@
+"""How is a text file read line by line, packed or not, however long its lines and however broken?"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data.sources.files import Source
+from data.sources.places import Place
+from settings.fields import UserError
+
+PARAGRAPH_CHARS = 16 * 1024
+TEXT_PART_BYTES = 1024**2
+LONGEST_LINE_BYTES = 16 * 1024**2
+REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
+UNPACKING_ERRORS = (EOFError, zlib.error, lzma.LZMAError, OSError, pa.ArrowException)
+
+
+@dataclass
+class BadRows:
+    """What becomes of broken rows: the first one stops the reading, or all are counted.
+
+    Args:
+        skip: count and go on.
+    """
+
+    skip: bool = False
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, path: Place, place: str, problem: str) -> None:
+        """Report one broken row.
+
+        Raises:
+            UserError: unless `skip`.
+        """
+        sentence = f"{path}, {place}: {problem}"
+        if not self.skip:
+            raise UserError(f"{sentence}; repair it, or use --skip_bad_rows=True to count such rows and go on")
+        self.count += 1
+        if len(self.examples) < 3:
+            self.examples.append(sentence)
+
+
+@contextmanager
+def _open(source: Source) -> Iterator[Any]:
+    with source.path.open("rb") as file:
+        if source.compression == "gzip":
+            with gzip.open(file, "rb") as unpacked:
+                yield unpacked
+        elif source.compression == "xz":
+            with lzma.open(file, "rb") as unpacked:
+                yield unpacked
+        elif source.compression == "zstd":
+            yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+        else:
+            yield file if isinstance(source.path, Path) else io.BufferedReader(file, REMOTE_BUFFER_BYTES)
+
+
+def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
+    """Number lines from 1; a line longer than `limit` comes in parts, each under the same number."""
+    try:
+        with _open(source) as file:
+            number, ended = 0, True
+            while line := file.readline(limit):
+                number += ended
+                ended = line.endswith(b"\n")
+                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    except UNPACKING_ERRORS as error:
+        raise UserError(
+            f"{source.path}: cannot be read ({error}); the file is cut off or broken, fetch or pack it again"
+        ) from None
+
+
+def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
+    """Lines of plain text; of a line over 1 MiB, its parts."""
+    begun = b""  # a letter that two parts share
+    for number, line in numbered_lines(source, TEXT_PART_BYTES):
+        line, begun = begun + line, b""
+        try:
+            text = line.decode("utf8")
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data" and len(line) >= TEXT_PART_BYTES:
+                line, begun = line[: error.start], line[error.start :]
+                text = line.decode("utf8")
+            else:
+                bad_rows.add(source.path, f"line {number}", not_utf8(error))
+                continue
+        yield text.rstrip("\r\n")
+    if begun:
+        bad_rows.add(source.path, f"line {number}", "ends within a letter of UTF-8")
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Say where a line stops being UTF-8."""
+    return f"is not UTF-8 (byte {error.start + 1} of the line)"
+
+
+def paragraphs(lines: Iterator[str]) -> Iterator[str]:
+    """Join lines up to a blank one, or up to 16 Ki characters."""
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        if held and (not line.strip() or size + len(line) > PARAGRAPH_CHARS):
+            yield "\n".join(held)
+            held, size = [], 0
+        if line.strip():
+            held.append(line)
+            size += len(line) + 1
+    if held:
+        yield "\n".join(held)

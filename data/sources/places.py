@@ -1,0 +1,150 @@
+"""Where is a file: on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://)?
+
+Both kinds of place answer the same few questions (open, size, time of change, name), so that nothing else needs to know
+which it is. Addresses are read as streams or in ranges, never fetched as a whole. Credentials come from where the
+service's own tools keep them (environment, profile, instance); an endpoint may stand in the address, as in
+`s3://bucket/key?endpoint_override=localhost:5000&scheme=http`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from settings.fields import UserError
+
+_SECRET = re.compile(r"(?<=://)[^/@]*@")
+
+
+class State(NamedTuple):
+    """Size and time of change of a remote file, under the names of `os.stat`."""
+
+    st_size: int
+    st_mtime_ns: int
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file at an address.
+
+    Args:
+        uri: the address with its query; path: the file's path inside the file system.
+    """
+
+    uri: str
+    path: str
+
+    def __str__(self) -> str:
+        return public(self.uri)
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def suffixes(self) -> list[str]:
+        """Endings of the name, each with its dot."""
+        return PurePosixPath(self.path).suffixes
+
+    def open(self, mode: str = "rb") -> pa.NativeFile:
+        """Open for reading in ranges."""
+        assert mode == "rb"
+        return _system(self.uri).open_input_file(self.path)
+
+    def stat(self) -> State:
+        """Ask for size and time of change."""
+        info = _system(self.uri).get_file_info(self.path)
+        return State(int(info.size or 0), int(info.mtime_ns or 0))
+
+    def resolve(self) -> RemoteFile:
+        """An address is absolute already."""
+        return self
+
+
+Place = Path | RemoteFile
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address rather than a path."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) is not None
+
+
+def public(uri: str) -> str:
+    """The address without a user's name and password."""
+    return _SECRET.sub("", uri)
+
+
+def local_path(uri: str) -> Path | None:
+    """The path of a file:// address; None for others."""
+    parts = urlsplit(uri)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def list_remote(uri: str, name: str) -> list[tuple[RemoteFile, PurePosixPath]]:
+    """Find the files of an address: itself, all below it if it is a folder, or those that match its `*`.
+
+    Args:
+        uri: may hold * and [..] in its path. name: the setting, for messages.
+    Returns:
+        files in the order of their paths, each with its path relative to the address (empty: the address itself).
+    Raises:
+        UserError: the address cannot be read.
+    """
+    from pyarrow import fs
+
+    address, _, query = uri.partition("?")
+    fixed = re.split(r"[*\[]", address, maxsplit=1)[0]
+    is_glob = fixed != address
+    base = fixed.rsplit("/", 1)[0] if is_glob else address.rstrip("/")
+    with readable(f"{name} = {public(uri)}"):
+        system, path = fs.FileSystem.from_uri(f"{base}?{query}" if query else base)
+        info = system.get_file_info(path)
+        if info.type == fs.FileType.File:
+            return [(_remote(base, query, path, path), PurePosixPath())]
+        if info.type == fs.FileType.NotFound:
+            return []
+        found = system.get_file_info(fs.FileSelector(path, recursive=True))
+    pattern = path + address[len(base) :]
+    files = sorted(entry.path for entry in found if entry.type == fs.FileType.File)
+    if is_glob:
+        files = [file for file in files if fnmatchcase(file, pattern)]
+    return [(_remote(base, query, path, file), PurePosixPath(file).relative_to(path)) for file in files]
+
+
+def _remote(base: str, query: str, base_path: str, path: str) -> RemoteFile:
+    address = base + path[len(base_path) :]
+    return RemoteFile(f"{address}?{query}" if query else address, path)
+
+
+@lru_cache(maxsize=8)
+def _system_of(origin: str) -> Any:
+    from pyarrow import fs
+
+    return fs.FileSystem.from_uri(origin)[0]
+
+
+def _system(uri: str) -> Any:
+    parts = urlsplit(uri)  # one connection for all files of a bucket
+    return _system_of(f"{parts.scheme}://{parts.netloc}/" + (f"?{parts.query}" if parts.query else ""))
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Turn a service's complaint into one sentence."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{what}, cannot be read ({reason}); check the address, the credentials and the network"
+        ) from None

@@ -1,0 +1,122 @@
+"""Which prompts are in a file, and which columns come with them?
+
+A row keeps all its columns, so that answers can be joined to what they belong to: of JSON lines every value, of CSV every
+cell, of Parquet and Arrow what JSON can hold (texts, numbers, truth values). A line of plain text is a prompt. Rows come
+one by one, in order, and are numbered, so that a run that was killed can pass over those that are answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from data.sources.files import JSONL, TABLES, TEXT, Source
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, numbered_lines
+from data.sources.reading import column_names, read_source
+from data.sources.tables import broken_file_is_user_error, check_types, record_batches, table_columns
+from settings.fields import UserError, listed
+
+PROMPT = "prompt"  # the name of a line of plain text
+BATCH_ROWS = 256
+Columns = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row.
+
+    Args:
+        place: where it is, for messages. text: the prompt. columns: the whole row, the prompt among it.
+    """
+
+    place: str
+    text: str
+    columns: Columns
+
+
+def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: BadRows) -> Iterator[Prompt]:
+    """Read the prompts of files, in order.
+
+    Args:
+        column: which holds the prompt; where a file has none of that name, `other`.
+        bad_rows: told about rows without a prompt, or with an empty one.
+    Raises:
+        UserError: a file is broken, or has neither column.
+    Memory: one batch of 256 rows.
+    """
+    for source in sources:
+        name = PROMPT if source.kind == TEXT else _column_of(source, column, other)
+        for place, columns in _rows(source, name, bad_rows):
+            text = columns.get(name)
+            if not isinstance(text, str):
+                bad_rows.add(source.path, place, f"has no text in {name}")
+            elif not text.strip():
+                bad_rows.add(source.path, place, f"{name} is empty, there is nothing to answer")
+            else:
+                yield Prompt(f"{source.path}, {place}", text, columns)
+
+
+def _column_of(source: Source, column: str, other: str) -> str:
+    names = column_names(source)
+    found = next((name for name in (column, other) if name in names), None)
+    if found is None:
+        raise UserError(
+            f"{source.path}: has neither {column} nor {other}; its columns: {listed(names)}; name one with --prompt_column"
+        )
+    return found
+
+
+def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
+    """Every row with its place."""
+    if source.kind == JSONL:
+        return _json_rows(source, bad_rows)
+    if source.kind in TABLES:
+        return _table_rows(source, name)
+    names = [PROMPT] if source.kind == TEXT else column_names(source)
+    batches = read_source(source, names, bad_rows, text_unit="line")
+    rows = (row for batch in batches for row in batch)
+    return ((f"row {number}", dict(zip(names, row, strict=True))) for number, row in enumerate(rows, 1))
+
+
+def _json_rows(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
+    for number, line in numbered_lines(source):
+        place = f"line {number}"
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line) if len(line) < LONGEST_LINE_BYTES else None
+        except (ValueError, RecursionError) as error:
+            bad_rows.add(source.path, place, f"is not JSON ({error})")
+            continue
+        if isinstance(value, dict):
+            yield place, value
+        else:
+            bad_rows.add(source.path, place, "is no JSON object of at most 16 MiB; write one object a line")
+
+
+def _table_rows(source: Source, name: str) -> Iterator[tuple[str, Columns]]:
+    names = table_columns(source)
+    if twice := dict.fromkeys(column for column in names if names.count(column) > 1):
+        raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
+    check_types(source, [name])
+    number = 0
+    with broken_file_is_user_error(source.path, source.kind):
+        for batch in record_batches(source, names, BATCH_ROWS):
+            kept = [field.name for field in batch.schema if _fits_json(field.type)]
+            for row in batch.select(kept).to_pylist():
+                number += 1
+                yield f"row {number}", row
+
+
+def _fits_json(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _fits_json(kind.value_type)
+    tests = (
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer,
+        pa.types.is_floating, pa.types.is_boolean, pa.types.is_null,
+    )  # fmt: skip
+    return any(test(kind) for test in tests)

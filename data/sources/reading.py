@@ -1,0 +1,274 @@
+"""How do sources become rows, in bounded memory, and what happens to a broken row?
+
+Rows come in small batches of plain strings. Of plain text, a row is a paragraph (lines up to a blank one), or a line if
+wanted; a paragraph longer than 16 KiB is split at a line's end. A broken row stops with its file and number, or, with
+`skip_bad_rows`, is counted. Nothing reads a file as a whole: Parquet pages and 16 MiB lines are the largest pieces.
+A longer line or text is a bad row; a longer paragraph is split.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from data.sources.files import CSV, JSONL, TABLES, TEXT, TSV, Source
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, decoded_lines, not_utf8, numbered_lines, paragraphs
+from data.sources.tables import check_types, table_batches, table_columns
+from data.text.conversations import TurnsColumn, check_pair, turns_text
+from settings.fields import UserError, counted, listed
+
+BATCH_ROWS = 256
+BATCH_CHARS = 1024**2
+# of TSV no cell is quoted: a quote is a letter like others (the media type text/tab-separated-values)
+DIALECTS: dict[str, dict[str, Any]] = {
+    CSV: {"delimiter": ",", "strict": True},
+    TSV: {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
+}
+Row = tuple[str, ...]
+
+
+def column_names(source: Source, text_column: str = "text") -> list[str]:
+    """List the columns of a file; plain text has the one named `text_column`.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if source.kind == TEXT:
+        return [text_column]
+    if source.kind in TABLES:
+        return table_columns(source)
+    if source.kind == JSONL:
+        first = next(_objects(source, BadRows(skip=True)), None)
+        if first is None:
+            raise UserError(
+                f'{source.path}: no line is a JSON object; write one object a line, such as {{"text": "..."}}'
+            )
+        return list(first[1])
+    header = next(_csv_lines(source, BadRows()), (1, []))[1]
+    return [name.encode("utf8", "replace").decode("utf8") for name in header]
+
+
+def read_rows(
+    sources: Iterable[Source], columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
+) -> Iterator[list[Row]]:
+    """Read the wanted columns of all rows, in order.
+
+    Args:
+        sources: files, read one after the other.
+        columns: names of text columns; plain text has one, whatever its name.
+        bad_rows: told about each broken row.
+        text_unit: "paragraph" or "line", the row of plain text.
+    Returns:
+        batches of 1 .. 256 rows and of about 1 Mi characters at most, each row a tuple of strings in the order of
+        `columns`.
+    Raises:
+        UserError: a file is broken or lacks a column.
+    Memory:
+        one batch, and what its format needs to give it: a line, or a Parquet page of each wanted column.
+    """
+    sources = list(sources)
+    check_columns(sources, columns)
+    for source in sources:
+        yield from read_source(source, columns, bad_rows, text_unit)
+
+
+def read_source(
+    source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
+) -> Iterator[list[Row]]:
+    """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
+    if source.kind in TABLES:
+        return table_batches(source, columns, BATCH_ROWS, bad_rows.add)
+    return _grouped(_text_rows(source, columns, bad_rows, text_unit))
+
+
+def check_columns(sources: Iterable[Source], columns: Sequence[str]) -> None:
+    """Find what is wrong with the columns of any file, before hours are spent on the others.
+
+    Raises:
+        UserError: all problems at once.
+    """
+    problems: list[str] = []
+    for source in sources:
+        try:
+            _check_columns(source, columns)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+
+
+def _check_columns(source: Source, columns: Sequence[str]) -> None:
+    if source.kind == TEXT:
+        if len(columns) > 1:
+            raise UserError(
+                f"{source.path}: plain text has no columns {', '.join(columns)}; use JSONL, CSV, Parquet or Arrow"
+            )
+        return
+    names = column_names(source)
+    problems = [
+        f"{source.path}: column {name} {'occurs twice' if name in names else 'is missing'}; "
+        f"columns: {listed(names)}; name yours with "
+        "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
+        for name in columns
+        if names.count(name) != 1
+    ]
+    if problems:
+        raise UserError(*problems)
+    if source.kind in TABLES:
+        check_types(source, columns)
+
+
+def _text_rows(source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str) -> Iterator[Row]:
+    if source.kind == JSONL:
+        return _jsonl_rows(source, columns, bad_rows)
+    if source.kind in DIALECTS:
+        return _csv_rows(source, columns, bad_rows)
+    lines = decoded_lines(source, bad_rows)
+    return ((text,) for text in (lines if text_unit == "line" else paragraphs(lines)))
+
+
+def _grouped(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    chars = 0
+    for row in rows:
+        batch.append(row)
+        chars += sum(map(len, row))
+        if len(batch) == BATCH_ROWS or chars >= BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
+    too_long = 0
+    for number, line in numbered_lines(source):
+        if number == too_long or not line.strip():
+            continue
+        if len(line) >= LONGEST_LINE_BYTES:
+            too_long = number
+            bad_rows.add(source.path, f"line {number}", f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB")
+            continue
+        try:
+            value = json.loads(line)
+        except UnicodeDecodeError as error:
+            bad_rows.add(source.path, f"line {number}", not_utf8(error))
+        except (ValueError, RecursionError) as error:
+            bad_rows.add(source.path, f"line {number}", f"is not JSON ({error})")
+        else:
+            if isinstance(value, dict):
+                yield number, value
+            else:
+                bad_rows.add(source.path, f"line {number}", "is no JSON object; write one object a line")
+
+
+def _jsonl_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
+    for number, value in _objects(source, bad_rows):
+        try:
+            row = tuple(_cell(value, name) for name in columns)
+            check_pair(columns, row)
+        except ValueError as error:
+            bad_rows.add(source.path, f"line {number}", str(error))
+        else:
+            yield row
+
+
+def _cell(value: dict[str, Any], name: str) -> str:
+    """The text of a column; ValueError where it has none."""
+    if name not in value:
+        raise ValueError(f"has no {name}; it has {listed(value) or 'nothing'}")
+    cell = value[name]
+    if isinstance(name, TurnsColumn):
+        return _turns_cell(cell, name)
+    if not isinstance(cell, str):
+        raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
+    if not _encodable(cell):
+        raise ValueError(f"{name} holds half of a surrogate pair")
+    return cell
+
+
+def _turns_cell(cell: object, name: str) -> str:
+    try:
+        return turns_text(cell)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[str]]]:
+    """Rows of cells with the number of their last line; bytes that are not UTF-8 come as surrogates."""
+    lines = _CsvLines(source)
+    csv.field_size_limit(LONGEST_LINE_BYTES)
+    reader = csv.reader(lines, **DIALECTS[source.kind])
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
+        except _LineTooLong:
+            hint = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB"
+            hint += "; a quote may be missing" if source.kind == CSV else ""
+            bad_rows.add(source.path, f"line {lines.number}", hint)
+            reader = csv.reader(lines, **DIALECTS[source.kind])  # forgets an open quote
+        else:
+            if cells:
+                yield lines.number, cells
+
+
+class _LineTooLong(Exception):
+    """A line over `LONGEST_LINE_BYTES`."""
+
+
+class _CsvLines:
+    """Lines for the CSV reader; `number` is that of the last one given. A line that is too long is raised, then passed."""
+
+    def __init__(self, source: Source) -> None:
+        self._lines = numbered_lines(source)
+        self._too_long = self.number = 0
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        for number, line in self._lines:
+            self.number = number
+            if number == self._too_long:  # its later parts
+                continue
+            if len(line) >= LONGEST_LINE_BYTES:
+                self._too_long = number
+                raise _LineTooLong
+            return line.decode("utf8", "surrogateescape")
+        raise StopIteration
+
+
+def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
+    rows = _csv_lines(source, bad_rows)
+    header = next(rows)[1]
+    places = [header.index(name) for name in columns]
+    for number, cells in rows:
+        if len(cells) != len(header):
+            bad_rows.add(
+                source.path, f"line {number}", f"has {counted(len(cells), 'cell')}, the header has {len(header)}"
+            )
+        elif not all(_encodable(cells[place]) for place in places):
+            bad_rows.add(source.path, f"line {number}", "is not UTF-8")
+        else:
+            named = zip(columns, (cells[place] for place in places), strict=True)
+            try:
+                row = tuple(_turns_cell(cell, name) if isinstance(name, TurnsColumn) else cell for name, cell in named)
+                check_pair(columns, row)
+            except ValueError as error:
+                bad_rows.add(source.path, f"line {number}", str(error))
+            else:
+                yield row

@@ -1,0 +1,304 @@
+"""How are the text columns of Parquet and Arrow files read in small pieces, and what is wrong with a broken one?
+
+Parquet is read without `pre_buffer`: with it, the reader keeps every row group it has seen; and in batches of about
+8 MiB, whatever the row groups. Local Arrow files are mapped, so their pages can be given back at any time; each batch is
+validated before it is trusted, because a corrupt offset would otherwise be followed. A text over 16 MiB is a bad row and
+is never turned into a Python string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from data.sources.arrow_checks import checked
+from data.sources.files import ARROW_STREAM, PARQUET, Source
+from data.sources.places import Place
+from data.text.conversations import TurnsColumn, check_pair, turns_text
+from settings.fields import UserError, listed
+
+ReportBadRow = Callable[[Place, str, str], None]
+ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
+LONGEST_TEXT_BYTES = 16 * 1024**2
+PARQUET_BATCH_BYTES = 8 * 1024**2
+MOST_REPEATED, FEW_ROWS = 8, 256  # a batch of nothing but the longest value may be so much larger than others
+PART_BYTES = 1024**2  # text turned into Python strings at a time
+
+
+@contextmanager
+def broken_file_is_user_error(path: Place, what: str) -> Iterator[None]:
+    """Turn Arrow's complaints about a file into one sentence."""
+    try:
+        yield
+    except ARROW_ERRORS as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: is cut off or broken, or not {what} ({reason}); write or fetch it again") from None
+
+
+@contextmanager
+def open_arrow(path: Place) -> Iterator[pa.NativeFile]:
+    """Map a local file; open a remote one."""
+    with pa.memory_map(str(path)) if isinstance(path, Path) else path.open() as file:
+        yield file
+
+
+@contextmanager
+def open_parquet(path: Place, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file so that nothing that was read stays; `options` as `pq.ParquetFile` takes them."""
+    if isinstance(path, Path):
+        with pq.ParquetFile(path, pre_buffer=False, **options) as file:
+            yield file
+    else:
+        with path.open() as handle, pq.ParquetFile(handle, pre_buffer=False, **options) as file:
+            yield file
+
+
+def _schema(source: Source) -> pa.Schema:
+    with broken_file_is_user_error(source.path, source.kind):
+        if source.kind == PARQUET:
+            with open_parquet(source.path) as file:
+                schema = file.schema_arrow
+        else:
+            with open_arrow(source.path) as file:
+                schema = (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
+        _ = schema.names  # which may be no UTF-8
+        return schema
+
+
+def table_columns(source: Source) -> list[str]:
+    """List the columns of a Parquet or Arrow file."""
+    return list(_schema(source).names)
+
+
+def table_batches(
+    source: Source, columns: Sequence[str], batch_rows: int, report_bad_row: ReportBadRow
+) -> Iterator[list[tuple[str, ...]]]:
+    """Read text columns in batches.
+
+    Args:
+        source: a Parquet or Arrow file that has these columns, each once, as text (`check_types`).
+        batch_rows: most rows of one batch.
+        report_bad_row: called with file, place and problem for a null or a text that is not UTF-8.
+    Raises:
+        UserError: the file is broken.
+    """
+    first = 1
+    with broken_file_is_user_error(source.path, source.kind):
+        for batch in record_batches(source, columns, batch_rows):
+            for part in _parts(batch):
+                cells = [
+                    _turns(column) if isinstance(name, TurnsColumn) else _texts(column)
+                    for name, column in zip(columns, part.columns, strict=True)
+                ]
+                rows = []
+                for offset, row in enumerate(zip(*cells, strict=True)):
+                    if problem := _row_problem(columns, row):
+                        report_bad_row(source.path, f"row {first + offset}", problem)
+                    else:
+                        rows.append(row)
+                first += part.num_rows
+                if rows:
+                    yield rows
+
+
+def _row_problem(columns: Sequence[str], row: Sequence[Cell]) -> str:
+    """What is wrong with a row; empty where nothing is."""
+    for name, cell in zip(columns, row, strict=True):
+        if not isinstance(cell, str):
+            return f"{name} {_problem(cell)}"
+    try:
+        check_pair(columns, row)  # type: ignore[arg-type]
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _problem(cell: object) -> str:
+    if isinstance(cell, ValueError):
+        return str(cell)
+    if cell is TOO_LONG:
+        return f"is longer than {LONGEST_TEXT_BYTES // 1024**2} MiB"
+    return "is null" if cell is None else "is not UTF-8"
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch so that a part holds about 1 MiB of text, or one row."""
+    if batch.nbytes <= PART_BYTES or batch.num_rows <= 1:
+        yield batch
+    else:
+        half = batch.num_rows // 2
+        yield from _parts(batch.slice(0, half))
+        yield from _parts(batch.slice(half))
+
+
+def check_types(source: Source, columns: Sequence[str]) -> None:
+    """Refuse columns that hold something else than text.
+
+    Raises:
+        UserError: all of them at once.
+    """
+    schema = _schema(source)
+    problems = [
+        f"{source.path}: column {name} holds {listed([schema.field(name).type])}, not text; name a text column"
+        for name in columns
+        if not _is_text(schema.field(name).type)
+        and not (isinstance(name, TurnsColumn) and _is_list(schema.field(name).type))
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Columns of a Parquet or Arrow file as they are, in batches of at most `batch_rows`."""
+    if source.kind == PARQUET:
+        with open_parquet(source.path) as file:
+            rows = parquet_batch_rows(source.path, file, columns, batch_rows)
+            for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
+                yield batch.select(list(columns))  # in our order, not in the file's
+        return
+    with open_arrow(source.path) as file:
+        for batch in _ipc_batches(file, source.kind):
+            picked = checked(batch, columns)
+            for start in range(0, picked.num_rows, batch_rows):
+                yield picked.slice(start, batch_rows)
+
+
+def parquet_batch_rows(
+    path: Place, file: pq.ParquetFile, columns: Sequence[str], enough: int, most_bytes: int | None = None,
+    group: int | None = None,
+) -> int:  # fmt: skip
+    """How many rows of the wanted columns, `enough` at most, make about `most_bytes`, or 8 MiB.
+
+    Args:
+        path: of the file. group: whose rows are meant; None: the group with the longest rows decides.
+    Raises:
+        OSError: the file is broken.
+    """
+    most, widest = most_bytes or PARQUET_BATCH_BYTES, 1.0
+    for number in range(file.metadata.num_row_groups) if group is None else [group]:
+        about = file.metadata.row_group(number)
+        rows = max(about.num_rows, 1)
+        if about.total_byte_size * min(enough, rows) > most:  # else every row may have all of it
+            repeated = _longest_repeated(path, file, number, columns) / MOST_REPEATED if most_bytes is None else 0
+            widest = max(widest, _wanted_bytes(file, number, columns) / rows, repeated)
+    return max(1, min(enough, int(most / widest)))
+
+
+def _wanted_bytes(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
+    """Bytes of some columns of a group. A row of them is read first: reading tells of broken facts about a column, where
+    asking for them alone ends the interpreter."""
+    next(file.iter_batches(batch_size=1, row_groups=[number], columns=list(columns), use_threads=False), None)
+    leaves, group = file.metadata.schema, file.metadata.row_group(number)
+    wanted = (place for place in range(len(leaves)) if leaves.column(place).path.split(".")[0] in columns)
+    return sum(group.column(place).total_uncompressed_size for place in wanted)
+
+
+def unpacks_to(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str], most: int) -> bool:
+    """Whether a group's texts, each in its row, make at most `most` bytes. Memory: the group's dictionaries."""
+    if file.metadata.row_group(number).num_rows * _longest_repeated(path, file, number, columns) <= most:
+        return True
+    size = 0
+    for batch in _coded(path, file, number, columns):
+        for array in (array for column in batch.columns for array in _dictionaries(column)):
+            lengths = pc.binary_length(array.dictionary).fill_null(0)
+            size += pc.sum(pc.take(lengths, array.indices)).as_py() or 0
+        if size > most:
+            return False
+    return True
+
+
+def _longest_repeated(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
+    """Bytes of the longest value that a group holds once and may have in any number of rows: a few hundred bytes of file
+    can ask for any amount of memory. Memory: the group's dictionaries, as they lie in the file."""
+    batch = next(_coded(path, file, number, columns), None)
+    arrays = [] if batch is None else [array for column in batch.columns for array in _dictionaries(column)]
+    return max((pc.max(pc.binary_length(array.dictionary)).as_py() or 0 for array in arrays), default=0)
+
+
+def _coded(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows of a group, texts as codes where they lie so."""
+    leaves = [file.metadata.schema.column(place) for place in range(len(file.metadata.schema))]
+    texts = [leaf.path for leaf in leaves if leaf.path.split(".")[0] in columns and leaf.physical_type == "BYTE_ARRAY"]
+    with open_parquet(path, metadata=file.metadata, read_dictionary=texts) as coded:
+        wanted = {"row_groups": [number], "columns": list(columns), "use_threads": False}
+        yield from coded.iter_batches(batch_size=FEW_ROWS, **wanted)
+
+
+def _dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:
+    """The texts in an array, at any depth, that lie in it as codes."""
+    if pa.types.is_dictionary(array.type):
+        if pa.types.is_string(array.dictionary.type) or pa.types.is_binary(array.dictionary.type):
+            yield array
+    elif pa.types.is_struct(array.type):
+        for field in array.flatten():
+            yield from _dictionaries(field)
+    elif pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        yield from _dictionaries(array.flatten())
+
+
+def _ipc_batches(file: pa.NativeFile, kind: str) -> Iterator[pa.RecordBatch]:
+    if kind == ARROW_STREAM:
+        yield from pa.ipc.open_stream(file)
+        return
+    reader = pa.ipc.open_file(file)
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
+
+
+class _TooLong:
+    """Stands in for a text over `LONGEST_TEXT_BYTES`."""
+
+
+TOO_LONG = _TooLong()
+Cell = str | bytes | _TooLong | ValueError | None
+
+
+def _turns(column: pa.Array) -> Sequence[Cell]:
+    """Cells with turns as JSON text; what is wrong with a cell in its place."""
+    cells: list[Cell] = []
+    for cell in column.to_pylist():
+        try:
+            cells.append(turns_text(cell))
+        except ValueError as error:
+            cells.append(error)
+    return cells
+
+
+def _texts(column: pa.Array) -> Sequence[Cell]:
+    """Cells as strings; None for a null, bytes where they are not UTF-8, `TOO_LONG` where they are too long."""
+    if column.nbytes > LONGEST_TEXT_BYTES:
+        if len(column) > 1:
+            return [cell for place in range(len(column)) for cell in _texts(column.slice(place, 1))]
+        values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if (pc.binary_length(values.cast(pa.large_binary()))[0].as_py() or 0) > LONGEST_TEXT_BYTES:
+            return [TOO_LONG]
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        return [_decoded(cell) for cell in column.cast(pa.large_binary()).to_pylist()]
+
+
+def _decoded(cell: bytes | None) -> str | bytes | None:
+    try:
+        return None if cell is None else cell.decode("utf8")
+    except UnicodeDecodeError:
+        return cell

@@ -1,0 +1,193 @@
+"""How does a row with several turns become pairs to learn?
+
+Three usual shapes are read: a list of objects with `role` and `content`, one with `from` and `value`, and a list of
+[question, answer] pairs; each may also be JSON in a text, as in CSV files. Reading turns every such cell into one JSON
+text, [[role, text], ...], so that rows stay rows of texts on their way to the processes that encode. There `Examples`
+makes the pairs: what was said before goes into the encoder, through the template, and the answer is the response. The
+last answer of a conversation is learnt, or every one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.text.clean import Cleaning, Dropped
+from data.text.preferences import answers_fault
+from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
+from settings.fields import listed
+
+ROLES = {
+    "user": USER, "human": USER, "prompter": USER, "question": USER,
+    "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT, "chatgpt": ASSISTANT,
+    "system": SYSTEM, "developer": SYSTEM,
+}  # fmt: skip
+MESSAGES_COLUMNS = ("messages", "conversations")  # names that are recognised by themselves
+_KEYS = (("role", "content"), ("from", "value"))
+Row = tuple[str, ...]
+
+
+class Prompt(str):
+    """The words of a prompt with turns before it; the oldest can be left out."""
+
+    turns: Sequence[Turn]
+    template: Template
+
+    @classmethod
+    def of(cls, template: Template, turns: Sequence[Turn]) -> Prompt:
+        """Word turns, the newest of which is the user's."""
+        made = cls(template.prompt(turns))
+        made.template, made.turns = template, turns
+        return made
+
+    def shorter(self) -> Prompt | None:
+        """The same without its oldest question and answer; None where only the newest question is left."""
+        spoken = [turn for turn in self.turns if turn[0] != SYSTEM][1:]
+        while spoken and spoken[0][0] != USER:
+            spoken = spoken[1:]
+        rules = [turn for turn in self.turns if turn[0] == SYSTEM]
+        return Prompt.of(self.template, [*rules, *spoken]) if spoken else None
+
+
+class TurnsColumn(str):
+    """The name of a column whose cells are turns, not a text."""
+
+
+def check_pair(columns: Sequence[str], row: Row) -> None:
+    """Refuse a blank text in a pair: a prompt without a response teaches nothing. Preferences are checked as a whole.
+
+    Raises:
+        ValueError: names the column.
+    """
+    texts = [(name, text) for name, text in zip(columns, row, strict=True) if not isinstance(name, TurnsColumn)]
+    for name, text in texts if len(texts) == 2 else ():
+        if not text or text.isspace():
+            raise ValueError(f"{name} is empty")
+
+
+def turns_text(cell: object) -> str:
+    """Bring the turns of a cell into one form: JSON of [[role, text], ...].
+
+    Args:
+        cell: a list in one of the usual shapes, JSON text of one, or None and blank text for no turns.
+    Raises:
+        ValueError: it is none of them, with what is wrong.
+    """
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell) if cell.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"holds no list of turns ({error})") from None
+    if cell is None:
+        return "[]"
+    if not isinstance(cell, list):
+        raise ValueError(f"holds {type(cell).__name__}, not a list of turns")
+    turns = [turn for number, entry in enumerate(cell, 1) for turn in _turns(entry, number)]
+    text = json.dumps(turns, ensure_ascii=False)
+    text.encode("utf8")  # UnicodeEncodeError, a ValueError, for half of a surrogate pair
+    return text
+
+
+def _turns(entry: object, number: int) -> Iterator[Turn]:
+    """The turns of one entry: one message, or a question and its answer."""
+    if isinstance(entry, dict):
+        for role_key, text_key in _KEYS:
+            if role_key in entry:
+                yield _role(entry[role_key], number), _text(entry.get(text_key), number)
+                return
+        raise ValueError(f"turn {number} has neither role and content nor from and value; it has {listed(entry)}")
+    if not isinstance(entry, list) or len(entry) != 2:
+        raise ValueError(f"turn {number} is neither a message nor a [question, answer] pair")
+    yield USER, _text(entry[0], number)
+    yield ASSISTANT, _text(entry[1], number)
+
+
+def _role(role: object, number: int) -> str:
+    known = ROLES.get(str(role).lower())
+    if known is None:
+        raise ValueError(f"turn {number} has the role {listed([role])}; allowed: {', '.join(ROLES)}")
+    return known
+
+
+def _text(text: object, number: int) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"turn {number} holds {'null' if text is None else type(text).__name__}, not a text")
+    return text
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Makes the texts to encode of a row as it was read, cleaning them on the way.
+
+    Args:
+        template: puts the prompt into words; None: rows are plain text.
+        cleaning: what is done to every text before.
+        form: "plain" (prompt, then answers), "messages" (one cell with all turns) or "history" (prompt, response, and a
+            cell with the turns before).
+        each_turn: whether every answer of a conversation is learnt, not only its last.
+    """
+
+    cleaning: Cleaning = field(default_factory=Cleaning)
+    template: Template | None = None
+    form: str = "plain"
+    each_turn: bool = False
+
+    def usable(self, rows: Sequence[Row]) -> tuple[list[Row], list[int], int, Dropped]:
+        """Make the examples of rows, and leave out the blank and the bad ones.
+
+        Returns:
+            the examples that are left, the place among `rows` of each, how many were blank, and what was dropped.
+        """
+        left: list[Row] = []
+        places: list[int] = []
+        blank, dropped = 0, Dropped()
+        for place, row in enumerate(rows):
+            for before, raw in self._parts(row):
+                texts, fault = self.cleaning.row(raw)
+                if (unfit := answers_fault(texts)) is not None:
+                    dropped.add(unfit, texts)
+                elif not all(text and not text.isspace() for text in texts):
+                    blank += 1
+                elif fault is not None:
+                    dropped.add(fault, texts)
+                else:
+                    left.append(self._worded(before, texts))
+                    places.append(place)
+        return left, places, blank, dropped
+
+    def texts(self, row: Row) -> list[str]:
+        """The texts that a row holds, for training a tokenizer."""
+        if self.form == "plain":
+            return list(row)
+        turns = json.loads(row[-1])
+        return [*row[:-1], *(text for _, text in turns)]
+
+    def _parts(self, row: Row) -> Iterator[tuple[list[Turn], Row]]:
+        """For each example of a row: the turns before, and the prompt with its answer or answers."""
+        if self.form == "plain":
+            yield [], row
+            return
+        turns: list[Turn] = [(role, text) for role, text in json.loads(row[-1])]
+        if self.form == "history":
+            turns += [(USER, row[0]), (ASSISTANT, row[1])]
+        answers = [at for at in range(1, len(turns)) if turns[at][0] == ASSISTANT and turns[at - 1][0] == USER]
+        chosen = answers if self.each_turn else answers[-1:]
+        for at in chosen:
+            yield turns[: at - 1], (turns[at - 1][1], turns[at][1])
+        if not chosen:
+            yield [], ("", "")  # no question with an answer: a blank row
+
+    def _worded(self, before: list[Turn], texts: Row) -> Row:
+        if self.template is None:
+            return texts
+        clean = [(role, self.cleaning.row((text,))[0][0]) for role, text in before]
+        return (Prompt.of(self.template, [*clean, (USER, texts[0])]), *texts[1:])
+
+
+def form_of(columns: Sequence[Any]) -> str:
+    """Which form of `Examples` the rows of these columns have."""
+    if not columns or not isinstance(columns[-1], TurnsColumn):
+        return "plain"
+    return "messages" if len(columns) == 1 else "history"

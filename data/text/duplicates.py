@@ -1,0 +1,245 @@
+"""Which rows say what an earlier row said? Exactly, or nearly, with everything that grows kept on disk.
+
+- exact: rows whose texts are equal, by a 64-bit BLAKE2b digest (10 million rows: one false hit in 300,000 corpora).
+- near: rows that share at least about 80% of their runs of five characters, whatever case and blanks, by MinHash
+  signatures of 128 values (Broder 1997, from the library rensa) and locality-sensitive hashing in 16 bands of 8 (Leskovec
+  et al., "Mining of Massive Datasets", section 3.4). Rows that agree in a band are compared by their whole signatures
+  with the first of them that stays.
+
+A first pass signs all rows into files: 8 bytes a row, or 384. Each file of digests is then sorted in buckets, so that a
+few million rows are in memory at a time whatever the size of the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.batches.order import mix
+from data.durable import put_in_place
+from data.prepare.pace import Pace
+from data.prepare.workers import in_order
+from data.sources.chunks import Chunk, Point, chunks
+from data.sources.files import Source
+from data.sources.lines import BadRows
+from data.text.conversations import Examples, Row
+from settings.fields import UserError
+
+EXACT, NEAR = "exact", "near"
+NUM_PERM, BANDS = 128, 16
+SIMILAR = 0.8
+SHINGLE_CHARS = 5
+SEED = 1
+BUCKET_ROWS = 2**21
+PAIR_ROWS = 4096
+SAVE_SECONDS = 3.0
+RESULT, STATE = "duplicates.npy", "signing.json"
+_PRIME = np.uint64(0x100000001B3)
+
+Signed = tuple[int, list[NDArray[Any]]]  # text bytes, and per file one entry a row
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Signs the usable rows of a batch: one digest a row, or 16 bands and a signature."""
+
+    how: str
+    examples: Examples
+
+    def __call__(self, rows: Sequence[Row]) -> Signed:
+        texts = ["\0".join(row) for row in self.examples.usable(rows)[0]]
+        size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
+        if self.how == EXACT:
+            digests = b"".join(blake2b(text.encode("utf8", "replace"), digest_size=8).digest() for text in texts)
+            return size, [np.frombuffer(digests, np.uint64)]
+        signatures = minhash(texts)
+        return size, [*bands(signatures), signatures]
+
+
+def minhash(texts: Sequence[str]) -> NDArray[np.uint16]:
+    """Sign texts by the runs of five characters in them, without case and blanks: (texts, 128), low 16 bits of each."""
+    try:
+        from rensa import RMinHash  # type: ignore[import-untyped]
+    except ImportError:
+        raise UserError(
+            "--dedup = near, needs the package rensa; install it with pip install rensa, or use --dedup=exact"
+        ) from None
+    if not texts:
+        return np.zeros((0, NUM_PERM), np.uint16)
+    hashes = [shingle_hashes("".join(text.lower().split())) for text in texts]
+    offsets = np.cumsum([0, *map(len, hashes)]).astype(np.uint64)
+    matrix = RMinHash.digest_matrix_from_flat_token_hashes(np.concatenate(hashes), offsets, NUM_PERM, SEED)
+    return np.array(matrix.to_rows(), np.uint32).astype(np.uint16)
+
+
+def shingle_hashes(text: str) -> NDArray[np.uint64]:
+    """One 64-bit hash for each run of five characters; at least one."""
+    codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
+    width = max(1, min(SHINGLE_CHARS, len(codes)))
+    count = max(1, len(codes) - width + 1)
+    hashes = np.zeros(count, np.uint64)
+    with np.errstate(over="ignore"):
+        for place in range(width if len(codes) else 0):
+            hashes = (hashes + codes[place : place + count] + np.uint64(1)) * _PRIME
+    return mix(hashes)
+
+
+def bands(signatures: NDArray[np.uint16]) -> list[NDArray[np.uint64]]:
+    """Hash each band of signatures (rows, 128) to (rows,) 64 bits."""
+    halves = np.ascontiguousarray(signatures).view(np.uint64).reshape(len(signatures), BANDS, -1)
+    return [mix(mix(halves[:, band, 0]) ^ halves[:, band, 1]) for band in range(BANDS)]
+
+
+def find_duplicates(
+    sources: Sequence[Source], columns: Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
+    *, max_rows: int | None = None, skip_bad_rows: bool = False,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Say which rows repeat an earlier one, by their number among the usable rows.
+
+    Args:
+        how: "exact" or "near".
+        folder: for the files of the work, which are removed at the end; what an earlier attempt left there is used.
+        workers: processes that sign rows.
+    Returns:
+        (usable rows,) bool, True for a row to leave out. The first of equal rows always stays.
+    Memory:
+        1 byte a row, and about 100 MB for the bucket in hand; on disk 8 bytes a row, or 384 with "near".
+    """
+    if not (folder / RESULT).is_file():
+        _sign(sources, columns, how, examples, folder, workers, max_rows, skip_bad_rows)
+        doubles = _exact(folder) if how == EXACT else _near(folder)
+        fresh = folder / f"tmp.{RESULT}"
+        np.save(fresh, doubles)
+        put_in_place(fresh, folder / RESULT)
+    for path in folder.glob("signatures.*"):
+        path.unlink()
+    (folder / STATE).unlink(missing_ok=True)
+    return np.asarray(np.load(folder / RESULT))
+
+
+def _names(how: str) -> list[str]:
+    numbered = [f"signatures.{number:02d}" for number in range(BANDS)]
+    return numbered[:1] if how == EXACT else [*numbered, "signatures.all"]
+
+
+def _sign(
+    sources: Sequence[Source], columns: Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
+    max_rows: int | None, skip_bad_rows: bool,
+) -> None:  # fmt: skip
+    """Append the signatures of all rows to files, from where an earlier attempt stopped."""
+    point, sizes = _signed_so_far(folder, how)
+    coming = chunks(sources, columns, BadRows(skip_bad_rows), max_rows, point)
+    with ExitStack() as stack:
+        files = []
+        for name, size in zip(_names(how), sizes, strict=True):
+            (folder / name).touch()
+            os.truncate(folder / name, size)
+            files.append(stack.enter_context((folder / name).open("ab")))
+        pace = stack.enter_context(closing(Pace("looking for duplicates", point.read)))
+        sign = stack.enter_context(in_order(Signer, (how, examples), workers))
+        saved_at = time.monotonic()
+        for chunk, (size, arrays) in sign(coming, _rows):
+            for file, array in zip(files, arrays, strict=True):
+                array.tofile(file)
+            chunk.move(point)
+            pace.add(len(chunk.rows), size)
+            if time.monotonic() - saved_at >= SAVE_SECONDS:
+                for file in files:
+                    file.flush()
+                    os.fsync(file.fileno())
+                _save_signing(folder, point, [file.tell() for file in files])
+                saved_at = time.monotonic()
+
+
+def _rows(chunk: Chunk) -> list[Row]:
+    return chunk.rows
+
+
+def _signed_so_far(folder: Path, how: str) -> tuple[Point, list[int]]:
+    try:
+        content = (folder / STATE).read_bytes()
+    except OSError:
+        content = b""
+    if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:  # none, or a damaged one: signed from the start
+        return Point(), [0] * len(_names(how))
+    state = json.loads(content[8:])
+    return Point(**state["point"]), list(state["sizes"])
+
+
+def _save_signing(folder: Path, point: Point, sizes: list[int]) -> None:
+    fresh = folder / f"{STATE}.tmp"
+    state = json.dumps({"point": asdict(point), "sizes": sizes})
+    fresh.write_text(f"{zlib.crc32(state.encode()):08x}{state}", encoding="utf8")
+    put_in_place(fresh, folder / STATE)
+
+
+def _mapped(path: Path, dtype: type, width: int = 1) -> NDArray[Any]:
+    if path.stat().st_size == 0:
+        return np.zeros((0, width) if width > 1 else 0, dtype)
+    array = np.memmap(path, dtype, "r")
+    return array.reshape(-1, width) if width > 1 else array
+
+
+def _exact(folder: Path) -> NDArray[np.bool_]:
+    digests = _mapped(folder / "signatures.00", np.uint64)
+    doubles = np.zeros(len(digests), np.bool_)
+    _each_repeat(digests, doubles, lambda first, rows: rows)
+    return doubles
+
+
+def _near(folder: Path) -> NDArray[np.bool_]:
+    signatures = _mapped(folder / "signatures.all", np.uint16, NUM_PERM)
+    doubles = np.zeros(len(signatures), np.bool_)
+
+    def similar(firsts: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        alike = []
+        for begin in range(0, len(rows), PAIR_ROWS):
+            part = slice(begin, begin + PAIR_ROWS)
+            share = (signatures[firsts[part]] == signatures[rows[part]]).mean(axis=1)
+            alike.append(rows[part][share >= SIMILAR])
+        return np.concatenate(alike) if alike else rows[:0]
+
+    for name in _names(NEAR)[:-1]:
+        _each_repeat(_mapped(folder / name, np.uint64), doubles, similar)
+    return doubles
+
+
+def _each_repeat(
+    digests: NDArray[np.uint64],
+    doubles: NDArray[np.bool_],
+    judge: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]],
+) -> None:
+    """Mark rows of equal digest: `judge(firsts, rows)` gets each such row with the first that stays, and picks."""
+    buckets = max(1, -(-len(digests) // BUCKET_ROWS))
+    for bucket in range(buckets):
+        rows = _rows_of_bucket(digests, doubles, bucket, buckets)
+        values = digests[rows]
+        order = np.argsort(values, kind="stable")
+        rows, values = rows[order], values[order]
+        repeats = np.flatnonzero(values[1:] == values[:-1]) + 1
+        begins = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))) if len(rows) else repeats
+        firsts = rows[begins[np.searchsorted(begins, repeats, side="right") - 1]] if len(repeats) else repeats
+        doubles[judge(firsts, rows[repeats])] = True
+
+
+def _rows_of_bucket(
+    digests: NDArray[np.uint64], doubles: NDArray[np.bool_], bucket: int, buckets: int
+) -> NDArray[np.int64]:
+    """Numbers of the rows that are not marked yet and whose digest falls into a bucket, read piece by piece."""
+    found = []
+    for begin in range(0, len(digests), BUCKET_ROWS):
+        part = slice(begin, begin + BUCKET_ROWS)
+        chosen = (digests[part] >> np.uint64(32)) % np.uint64(buckets) == bucket
+        found.append(np.flatnonzero(chosen & ~doubles[part]) + begin)
+    return np.concatenate(found) if found else np.zeros(0, np.int64)

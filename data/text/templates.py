@@ -1,0 +1,168 @@
+"""In which words does the encoder see a question, and the turns before it?
+
+A template is a text with {prompt} and, where wanted, {system}: "User: {prompt}\\nAssistant:". One turn fills it once; of
+several turns each earlier one is written by the same text with its answer after it, the newest last. So one text says
+how one question, a conversation and `chat` look, and nothing but it has to be remembered: it is in the model's folder
+beside the tokenizer. The decoder writes the bare response; no part of a template is ever learnt.
+
+Source: prefixes as tasks: Raffel et al. 2020 (arXiv 1910.10683), section 2.4; the words of `alpaca`:
+github.com/tatsu-lab/stanford_alpaca, without its preamble, which stands where {system} does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from config import DataConfig
+from settings.fields import AUTO, UserError
+
+USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
+FILE_NAME = "prompt_template.json"
+PLAIN = "plain"
+TEMPLATES = {
+    PLAIN: "{system}\n{prompt}",
+    "chat": "{system}\nUser: {prompt}\nAssistant:",
+    "alpaca": "{system}\n\n### Instruction:\n{prompt}\n\n### Response:\n",
+    "question": "question: {prompt}",
+    "chat_zh": "{system}\n问：{prompt}\n答：",
+}
+Turn = tuple[str, str]  # role and text
+
+_PLACE = re.compile(r"\{([A-Za-z_]+)\}")
+_SYSTEM_PLACE = re.compile(r"\{system\}\s*")
+
+
+@dataclass(frozen=True)
+class Template:
+    """How turns become the encoder's text. Make one with `Template.load`, or read that of a folder.
+
+    Args:
+        text: holds {prompt} once, and {system} once at most. prefix: comes before everything, such as "summarize: ".
+        name: what was asked for, for messages.
+    """
+
+    text: str = TEMPLATES[PLAIN]
+    prefix: str = ""
+    name: str = PLAIN
+
+    @classmethod
+    def load(cls, name_or_text: str, prefix: str = "") -> Template:
+        """Find a template by name, or take a text as one; in a text, backslash and n are a line end.
+
+        Raises:
+            UserError: no such name, or a text without {prompt} or with an unknown place.
+        """
+        asked = name_or_text.strip()
+        if asked in TEMPLATES:
+            return cls(TEMPLATES[asked], _unescaped(prefix), asked)
+        text = _unescaped(name_or_text)
+        places = _PLACE.findall(text)
+        problem = ""
+        if not places:
+            problem = f"is no name of a template ({', '.join(TEMPLATES)}) and no text with {{prompt}} in it"
+        elif unknown := sorted(set(places) - {"prompt", SYSTEM}):
+            problem = f"has the unknown place {{{unknown[0]}}}; allowed: {{prompt}} and {{system}}"
+        elif places.count("prompt") != 1 or places.count(SYSTEM) > 1:
+            problem = "needs {prompt} exactly once, and {system} once at most"
+        if problem:
+            raise UserError(f"--prompt_template = {name_or_text}, {problem}")
+        return cls(text, _unescaped(prefix), text)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Template | None:
+        """Read the template in a model's or tokenizer's folder; None where there is none.
+
+        Raises:
+            UserError: the file is broken.
+        """
+        path = Path(folder) / FILE_NAME
+        try:
+            content = json.loads(path.read_text(encoding="utf8"))
+            return cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); copy the folder again, or delete the file") from None
+
+    def save(self, folder: str | Path) -> None:
+        """Write it into an existing folder, for `read`; a plain one needs no file."""
+        path = Path(folder) / FILE_NAME
+        if self == Template():
+            path.unlink(missing_ok=True)
+            return
+        text = json.dumps(self.facts(), indent=1, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf8")
+
+    def facts(self) -> dict[str, str]:
+        """What `read` needs, and what shards are known by."""
+        return {"prompt_template": self.name, "source_prefix": self.prefix}
+
+    def prompt(self, turns: Sequence[Turn], system: str | None = None) -> str:
+        """Write turns for the encoder.
+
+        Args:
+            turns: role and text of each, the first first; roles "user", "assistant", and "system" for instructions that
+                were given with the turns. The last one is the user's: it is to be answered.
+            system: instructions for all turns; None: those of the turns, if any.
+        Raises:
+            ValueError: the last turn is not the user's.
+        """
+        given = [text for role, text in turns if role == SYSTEM]
+        rules = system if system is not None else "\n".join(given)
+        spoken = [turn for turn in turns if turn[0] != SYSTEM]
+        if not spoken or spoken[-1][0] != USER:
+            raise ValueError("the last turn must be the user's")
+        written = self.prefix
+        for role, text in spoken:
+            if role == USER:
+                written += self._filled(text, rules)
+                rules = ""  # stands once, at the top
+            else:
+                written += f"{self._glue(written)}{text}\n"
+        return written
+
+    def question(self, written: str) -> str:
+        """The newest question in a text that `prompt` has written; the whole text where it was cut or is none of those.
+
+        Args:
+            written: may have lost blanks at both ends.
+        """
+        before, after = self._filled("\0", "").split("\0")
+        body = written.removeprefix(self.prefix.strip()) if self.prefix.strip() else written
+        if not body.rstrip().endswith(after.strip()):
+            return written
+        body = body.rstrip().removesuffix(after.strip())
+        at = body.rfind(before.strip()) if before.strip() else 0
+        return written if at < 0 else body[at + len(before.strip()) :].strip()
+
+    def _filled(self, prompt: str, system: str) -> str:
+        text = self.text if system else _SYSTEM_PLACE.sub("", self.text)
+        before, after = text.split("{prompt}")
+        return before.replace("{system}", system) + prompt + after.replace("{system}", system)
+
+    def _glue(self, written: str) -> str:
+        """What is between a question and its answer in the turns before."""
+        if not written or written[-1].isspace():
+            return ""
+        if self.text.endswith("{prompt}"):
+            return "\n"
+        return " " if written[-1].isascii() else ""
+
+
+def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
+    """The template that the settings ask for; auto: the one beside the tokenizer, else plain.
+
+    Raises:
+        UserError: the settings or the file beside the tokenizer are wrong.
+    """
+    found = Template.read(tokenizer_dir) or Template()
+    name = found.name if data.prompt_template == AUTO else data.prompt_template
+    return Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "")
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n").replace("\\t", "\t")

@@ -1,0 +1,189 @@
+"""How does a model learn which of two answers is better, in the memory of finetuning?
+
+Every preference loss is a function of a few numbers: the log-probability of each answer. So after the decoder a first
+pass over the head, in chunks and without gradients, gives them; the loss of a pair and its derivative by each
+log-probability are scalar arithmetic in float64; and the ordinary chunked loss, each token weighted by its answer's
+derivative, forms the gradients. A step is a finetuning step with weighted rows; no logits are held.
+
+- sigmoid: DPO, Rafailov et al. 2023 (arXiv 2305.18290), equation 7, with the label smoothing of conservative DPO.
+- ipo: Azar et al. 2023 (arXiv 2310.12036), equation 17, over the mean log-probability of a token, as trl has it.
+- orpo: Hong et al. 2024 (arXiv 2403.07691), equations 3 to 7: the chosen answer's mean cross-entropy and a ratio of odds;
+  no reference model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.micro_batches import MicroBatch
+from engine.objectives.objective import Objective, TokenLosses
+from model.loss import LossSettings, loss_and_gradients, token_losses
+
+METRICS = (
+    "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",
+)  # fmt: skip
+# two rewards are equal whose difference is within this share of the log-probabilities: they are sums in fp32, and the
+# reference's are stored in it, so that a model that is its own reference differs from itself by some of the last bits
+ROUNDING = 2.0**-20
+
+
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """A loss over pairs of answers; P pairs, first row chosen, second rejected.
+
+    Args:
+        kind: sigmoid, ipo or orpo.
+        beta: how far the model may move from the reference; above 0 (sigmoid, ipo).
+        label_smoothing: share of pairs that are taken to be labelled the wrong way round, 0 to below 0.5 (sigmoid).
+        orpo_lambda: weight of the ratio of odds (orpo).
+    """
+
+    kind: str = "sigmoid"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    orpo_lambda: float = 0.1
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probabilities under a reference model enter."""
+        return self.kind != "orpo"
+
+    def scores(self, policy: Tensor, lengths: Tensor) -> Tensor:
+        """What the loss takes of an answer: its log-probability, or (ipo, orpo) the mean over its tokens."""
+        return policy if self.kind == "sigmoid" else policy / lengths
+
+    def __call__(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
+        """The loss of each pair.
+
+        Args:
+            policy, reference: (2, P) float64, summed log-probabilities of the answers. lengths: (2, P) their tokens.
+        Returns:
+            (P,), differentiable by `policy`.
+        """
+        if self.kind == "orpo":
+            means = self.scores(policy, lengths)
+            odds = log_odds(means)
+            return -means[0] - self.orpo_lambda * F.logsigmoid(odds[0] - odds[1])
+        assert reference is not None
+        moved = self.scores(policy - reference, lengths)
+        if self.kind == "ipo":
+            return (moved[0] - moved[1] - 1 / (2 * self.beta)).square()
+        margin = self.beta * (moved[0] - moved[1])
+        smooth = self.label_smoothing
+        return -(1 - smooth) * F.logsigmoid(margin) - smooth * F.logsigmoid(-margin)
+
+    def rewards(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
+        """The implicit reward of each answer, (2, P): what the loss compares."""
+        if self.kind == "orpo":
+            return self.orpo_lambda * self.scores(policy, lengths)
+        assert reference is not None
+        return self.beta * self.scores(policy - reference, lengths)
+
+    def wins(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
+        """Whether the chosen answer of each pair (P,) has the larger reward: 1, else 0; equal but for rounding: 1/2."""
+        rewards = self.rewards(policy, reference, lengths)
+        margins = rewards[0] - rewards[1]
+        size = self.rewards(policy, None if reference is None else torch.zeros_like(reference), lengths).abs().sum(0)
+        return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())
+
+
+def log_odds(log_probability: Tensor) -> Tensor:
+    """log(p / (1 - p)) from log p; p is kept below 1 by 1e-9."""
+    below_one = log_probability.clamp(max=-1e-9)
+    small = torch.log1p(-below_one.clamp(max=-math.log(2)).exp())  # each form where it loses no digits
+    large = torch.log(-torch.expm1(below_one.clamp(min=-math.log(2))))
+    return below_one - torch.where(below_one < -math.log(2), small, large)
+
+
+def answer_log_probabilities(losses: Tensor, micro_batch: MicroBatch) -> Tensor:
+    """Sum the negative token losses (N',) of each answer: (2, P), float64 on the CPU, chosen first."""
+    sums = [-answer.sum() for answer in micro_batch.target.split(losses.detach().cpu().double())]
+    return torch.stack(sums).view(2, -1)
+
+
+class PreferenceObjective(Objective):
+    """Learns from micro-batches whose rows have two answers.
+
+    Args:
+        pair_loss: what is minimised, averaged over pairs.
+        as_reference: a context in which the model computes as the reference does (adapters off), for micro-batches that
+            bring no reference log-probabilities; None: they all bring them, or none are needed.
+    Memory: that of cross-entropy, and one number a token.
+    """
+
+    def __init__(
+        self, pair_loss: PreferenceLoss, as_reference: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> None:
+        self.pair_loss, self.as_reference = pair_loss, as_reference
+        self._sums = torch.zeros(len(METRICS), dtype=torch.float64)
+
+    def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
+        """Run the reference where its log-probabilities are needed and not known."""
+        if not self.pair_loss.needs_reference or all(
+            micro_batch.reference is not None for micro_batch in micro_batches
+        ):
+            return micro_batches
+        assert self.as_reference is not None, "the micro-batches must bring reference log-probabilities"
+        with self.as_reference():
+            losses = token_losses(
+                micro_batches
+            )  # together: sharded weights are brought once, and as often on every rank
+        return [
+            replace(micro_batch, reference=answer_log_probabilities(each, micro_batch).reshape(-1))
+            for each, micro_batch in zip(losses, micro_batches, strict=True)
+        ]
+
+    def loss_and_gradients(
+        self,
+        hidden: Tensor,
+        head: Tensor,
+        micro_batch: MicroBatch,
+        scale: float,
+        settings: LossSettings,
+        grad_head: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Objective`; smoothing and z-loss of `settings` are of cross-entropy alone."""
+        plain = LossSettings(settings.chunk_bytes)
+        policy = answer_log_probabilities(token_losses(hidden, head, micro_batch.labels, plain), micro_batch)
+        total, slopes = self._judge(policy, micro_batch)
+        per_token = -slopes.reshape(-1)[micro_batch.target.row_of_token(slopes.device)]  # fillers have no label
+        weights = per_token.float().to(hidden.device)
+        _, grad = loss_and_gradients(hidden, head, micro_batch.labels, scale, plain, grad_head, weights)
+        return total.float().to(hidden.device), grad
+
+    def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """See `Objective`."""
+        total, _ = self._judge(answer_log_probabilities(losses, micro_batch), micro_batch)
+        return total.float().to(losses.device)
+
+    def clear(self) -> None:
+        """See `Objective`."""
+        self._sums.zero_()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Sums over pairs of what trl logs under the same names; but a tie is half a win, trl's is none."""
+        return dict(zip(METRICS, self._sums.tolist(), strict=True))
+
+    def _judge(self, policy: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The summed loss of the pairs, and its derivative by each answer's log-probability, (2, P)."""
+        lengths = torch.tensor(micro_batch.target.lengths, dtype=torch.float64).view(2, -1)
+        reference = None if micro_batch.reference is None else micro_batch.reference.cpu().double().view(2, -1)
+        with torch.enable_grad():
+            leaf = policy.clone().requires_grad_()
+            total = self.pair_loss(leaf, reference, lengths).sum()
+            (slopes,) = torch.autograd.grad(total, leaf)
+        rewards = self.pair_loss.rewards(policy, reference, lengths)
+        margins = rewards[0] - rewards[1]
+        scores = self.pair_loss.scores(policy, lengths)
+        wins = self.pair_loss.wins(policy, reference, lengths)
+        for place, values in enumerate((*rewards, margins, wins, *scores)):
+            self._sums[place] += values.sum()
+        return total.detach(), slopes

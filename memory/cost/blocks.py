@@ -1,0 +1,267 @@
+"""What does one block of the walk hold: its graph, and its working memory forward and backward?
+
+Counted line by line from `model/`: the tensors alive at the two highest places, inside attention and inside
+feed-forward. Everything is in bytes, for one micro-batch; e is the bytes of the compute dtype. What the walk holds
+between blocks (checkpointed activations, gradients) is `memory.cost.prediction`'s.
+
+Shapes: n encoder and m decoder tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from config import T5ModelConfig
+from limits import DROPOUT_ELEMENTS, LONGEST_SHORT, row_groups
+from memory.cost.shapes import MicroBatchRows, Tokens
+from model.shapes import inner_width, is_gated
+
+ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
+HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
+INDEX_BYTES = 4  # of a gathered token's place
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What one attention works with beside q, k and v, in numbers.
+
+    Args:
+        queries, keys: places of all groups of rows, padded.
+        scores: of the largest tile. block: its queries. gathered: queries, keys and values of the largest tile, tokens.
+    """
+
+    queries: int
+    keys: int
+    scores: int
+    block: int
+    gathered_queries: int
+    gathered_keys: int
+
+    @classmethod
+    def of(cls, query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, width: int) -> Tiling:
+        """The tiling of these rows (`limits.row_groups`)."""
+        groups = list(row_groups(query_lengths, key_lengths, num_heads, width))
+        return cls(
+            sum(group.places * group.num_queries for group in groups),
+            sum(group.places * group.num_keys for group in groups),
+            max(num_heads * group.places * group.block * group.num_keys for group in groups),
+            max(group.block for group in groups),
+            max(group.places * group.block for group in groups),
+            max(group.places * group.num_keys for group in groups),
+        )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one model at one micro-batch.
+
+    Args:
+        model: its shape. e: bytes of the compute dtype. dropout: whether training drops.
+        tokens: of the micro-batch; longest: of its longest row. is_padded: attention goes through padded rows (CUDA).
+        kernels: compiled ones compute attention and dropout.
+        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.micro_batches`.
+    """
+
+    model: T5ModelConfig
+    e: int
+    dropout: bool
+    tokens: Tokens
+    longest: Tokens
+    rows: MicroBatchRows
+    is_padded: bool = False
+    answers: int = 1
+    kernels: bool = False
+
+    @property
+    def _encoder_output(self) -> int:
+        """Tokens of the encoder output as the decoder sees it."""
+        return self.tokens.source * self.answers
+
+    @cached_property
+    def _widths(self) -> tuple[int, int, int]:
+        """Bytes of a token of width D, I and F."""
+        c = self.model
+        return c.d_model * self.e, inner_width(c) * self.e, c.d_ff * self.e
+
+    @property
+    def _is_gated(self) -> bool:
+        return is_gated(self.model)
+
+    # --- what a graph holds from forward to backward, its input (a checkpointed activation) not counted
+
+    def _feed_forward_graph(self) -> int:
+        """A token's bytes in feed-forward: the normed input, and what the activation and the products save."""
+        return sum(count * width for count, width in self._feed_forward_tensors())
+
+    def _feed_forward_tensors(self) -> list[tuple[int, int]]:
+        d, _, f = self._widths
+        return [(1, d), (4 if self._is_gated else 1 + self.dropout, f)]
+
+    def _encoder_tensors(self) -> list[tuple[int, int]]:
+        """How many tensors of how many bytes the graph of an encoder block holds."""
+        d, i, _ = self._widths
+        return [(count, width * self.tokens.source) for count, width in [(2, d), (4, i), *self._feed_forward_tensors()]]
+
+    def _decoder_tensors(self) -> list[tuple[int, int]]:
+        """The same for a decoder block, whose cross-attention saves keys and values of the source."""
+        d, i, _ = self._widths
+        own = [(count, width * self.tokens.target) for count, width in [(4, d), (6, i), *self._feed_forward_tensors()]]
+        return [*own, (2, i * self.tokens.source)]
+
+    def encoder_graph(self, below: int | None = None) -> int:
+        """The graph of an encoder block; of its tensors smaller than `below` bytes alone, where that is given."""
+        return _sum(self._encoder_tensors(), below)
+
+    def decoder_graph(self, below: int | None = None) -> int:
+        """The graph of a decoder block, as `encoder_graph`."""
+        return _sum(self._decoder_tensors(), below)
+
+    # --- working memory at its highest, without a saved graph
+
+    def encoder_forward(self) -> int:
+        """Forward outside of any graph."""
+        d, i, _ = self._widths
+        n = self.tokens.source
+        attention = n * (d + 3 * i) + self._scores(False, False)
+        return max(attention, n * 3 * d + self._inner(n))
+
+    def decoder_forward(self) -> int:
+        """The same for a decoder block."""
+        d, i, _ = self._widths
+        n, m = self._encoder_output, self.tokens.target
+        attention = m * (d + 3 * i) + self._scores(True, False)
+        cross = m * (3 * d + i) + n * 2 * i + self._scores(True, True)
+        return max(attention, cross, m * 4 * d + self._inner(m))
+
+    def _inner(self, tokens: int) -> int:
+        """Activations of width F at their most, in forward."""
+        f = self._widths[2]
+        count = 3 if self._is_gated else 1 + self.dropout if self._is_in_place else 2
+        return tokens * count * f + self._hashing(tokens)
+
+    def _hashing(self, tokens: int) -> int:
+        """Random words while the masks of feed-forward's activations are drawn: on a CPU, of a chunk of them."""
+        if self.kernels:
+            return 0
+        elements = tokens * self.model.d_ff
+        return HASH_BYTES * (elements if self.is_padded else min(elements, DROPOUT_ELEMENTS)) if self.dropout else 0
+
+    def encoder_backward(self, weights: int) -> int:
+        """Backward through a block whose graph is there: what comes on top of it.
+
+        Args:
+            weights: bytes of the block's gradients.
+        """
+        d, i, f = self._widths
+        n = self.tokens.source
+        in_feed_forward = n * d + self._inner_gradients(n) + self.model.d_model * f
+        # the graph of feed-forward is gone by then
+        in_attention = n * (2 * d + i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
+        return max(in_feed_forward, in_attention)
+
+    def decoder_backward(self, weights: int) -> int:
+        """The same for a decoder block."""
+        d, i, f = self._widths
+        n, m = self._encoder_output, self.tokens.target
+        gone = m * self._feed_forward_graph()
+        in_feed_forward = m * d + self._inner_gradients(m) + self.model.d_model * f
+        in_cross = m * (2 * d + i) + max(self._score_gradients(True, True), n * 2 * (d + i)) + weights - gone
+        in_attention = m * (2 * d + i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
+        return max(in_feed_forward, in_cross, in_attention)
+
+    def _inner_gradients(self, tokens: int) -> int:
+        """Gradients of width F on top of the graph: two, or one and the random words of its mask; one where in place."""
+        f = self._widths[2]
+        second = 0 if self._is_in_place else tokens * f  # what dropout copies takes the place of what the graph held
+        return tokens * f + max(second, self._hashing(tokens))
+
+    @property
+    def _is_in_place(self) -> bool:
+        """Whether the activation overwrites what it reads."""
+        return self.model.feed_forward_proj == "relu"
+
+    # --- attention
+
+    def _tiling(self, is_decoder: bool, is_cross: bool) -> Tiling:
+        return _tiling_of(*self._lengths(is_decoder, is_cross), self.model.num_heads, self.model.d_kv)
+
+    def _lengths(self, is_decoder: bool, is_cross: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Lengths of the rows of queries, and of keys."""
+        sources, targets = zip(*self.rows, strict=True)
+        return targets if is_decoder else sources, sources if is_cross or not is_decoder else targets
+
+    def _compiled_tile(self, queries: tuple[int, ...], keys: tuple[int, ...], is_backward: bool) -> int:
+        """The same with compiled kernels (`model.compiled_attention`): keys and values of the longest row, and a tile of it.
+
+        Short rows need next to nothing.
+        """
+        long = {pair for pair in zip(queries, keys, strict=True) if max(pair) > LONGEST_SHORT}
+        return max((self._long_row(*pair, is_backward) for pair in long), default=0)
+
+    def _long_row(self, queries: int, keys: int, is_backward: bool) -> int:
+        heads, width = self.model.num_heads, self._widths[1]
+        (group,) = row_groups([queries], [keys], heads, self.model.d_kv)
+        scores = heads * group.block * group.num_keys * self.e
+        gathered, tiles, buffers = (4, 3, 2) if is_backward else (2, 2, 1)
+        return (gathered * group.num_keys + tiles * group.block) * width + (buffers + self.dropout) * scores
+
+    def _padded_scores(self) -> int:
+        """Elements of the scores of padded rows (CUDA)."""
+        longest = max(self.longest.source, self.longest.target)
+        return len(self.rows) * self.model.num_heads * longest * longest
+
+    def tile_bytes(self) -> int:
+        """The most that the tiles of one attention take."""
+        return max(self._tile(*which, buffers=3) for which in ATTENTIONS)
+
+    def _tile(self, is_decoder: bool, is_cross: bool, buffers: int) -> int:
+        """The scores of a tile, so many times, and what is gathered for it: in forward 2, in backward 3."""
+        if self.is_padded:
+            return buffers * self._padded_scores() * self.e
+        if self.kernels:
+            return self._compiled_tile(*self._lengths(is_decoder, is_cross), is_backward=buffers > 2)
+        tiling, width = self._tiling(is_decoder, is_cross), self._widths[1]
+        hashing = (HASH_BYTES + 1) * tiling.scores if self.dropout else 0
+        queries = tiling.gathered_queries * (2 if buffers > 2 else 1)
+        indices = INDEX_BYTES * self.model.num_heads * max(tiling.gathered_queries, tiling.gathered_keys)
+        skewed = tiling.scores + self.model.num_heads * tiling.block**2 if buffers > 2 and not is_cross else 0
+        return (
+            (buffers * tiling.scores + skewed) * self.e
+            + (queries + 2 * tiling.gathered_keys) * width
+            + hashing
+            + indices
+        )
+
+    def _scores(self, is_decoder: bool, is_cross: bool) -> int:
+        """In forward: the padded output, and a tile, or the output."""
+        tile = self._tile(is_decoder, is_cross, buffers=2)
+        if self.is_padded:
+            return tile
+        n, i = self.tokens.target if is_decoder else self.tokens.source, self._widths[1]
+        if self.kernels:
+            return n * i + tile
+        room = self._tiling(is_decoder, is_cross).queries * i
+        return room + max(tile, n * (i + INDEX_BYTES * self.model.num_heads))
+
+    def _score_gradients(self, is_decoder: bool, is_cross: bool) -> int:
+        """In backward: the padded gradients of q, k and v, and a tile, or one of them laid end to end."""
+        tile, i = self._tile(is_decoder, is_cross, buffers=3), self._widths[1]
+        n = self.tokens.target if is_decoder else self.tokens.source
+        if self.is_padded:
+            return tile + 3 * n * i
+        if self.kernels:
+            return tile + (n + 2 * (self._encoder_output if is_cross else n)) * i
+        tiling = self._tiling(is_decoder, is_cross)
+        room = (tiling.queries + 2 * tiling.keys) * i
+        return room + max(tile, n * (i + INDEX_BYTES * self.model.num_heads))
+
+
+@lru_cache(maxsize=256)
+def _tiling_of(queries: tuple[int, ...], keys: tuple[int, ...], num_heads: int, width: int) -> Tiling:
+    return Tiling.of(queries, keys, num_heads, width)
+
+
+def _sum(tensors: list[tuple[int, int]], below: int | None) -> int:
+    return sum(count * size for count, size in tensors if below is None or size < below)

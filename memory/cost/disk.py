@@ -1,0 +1,106 @@
+"""How much will a run write, and is there room for it? Known before its first step, as its memory is.
+
+A new checkpoint is whole before an old one goes, so that for a moment one more lies there than is kept, and the best one
+may lie beside the latest. The published model shares the files of its checkpoint (hard links). Logs are a few hundred bytes
+a step.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from config import Config
+from memory.cost.trained import trained_counts
+from memory.cost.work import Work, dtype_bytes, state_bytes
+from model.shapes import weight_counts
+from settings.fields import AUTO, counted
+from units import MIB, format_size
+
+BESIDE_BYTES = 4 * MIB  # tokenizer, settings and sums of a checkpoint
+LOG_BYTES = 512  # of a step, in the log and in metrics.jsonl
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """What a run writes at most.
+
+    Args:
+        checkpoint_bytes: of one checkpoint's weights and optimizer state. checkpoints: that lie there together.
+        log_bytes: of all steps; 0 where their number is not known.
+    """
+
+    checkpoint_bytes: int
+    checkpoints: int
+    log_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Checkpoints, what lies beside their tensors, and logs."""
+        return self.checkpoints * (self.checkpoint_bytes + BESIDE_BYTES) + self.log_bytes
+
+    def describe(self) -> str:
+        """In words."""
+        return f"{counted(self.checkpoints, 'checkpoint')} of {format_size(self.checkpoint_bytes)} together"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "total_bytes": self.total_bytes}
+
+
+def disk_need(config: Config, storage: str) -> DiskNeed:
+    """Count what a run with these settings writes.
+
+    Args:
+        storage: dtype name of the weights at rest.
+    """
+    model, train = config.model, config.train
+    trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
+    work = Work(model, 1, 1, 1, False, train.optimizer, train.bf16_rounding, trained=trained)
+    adapters = trained.adapters if trained is not None and config.lora.lora_rank else 0
+    weights = 4 * adapters if adapters else weight_counts(model)["total"] * dtype_bytes(storage)
+    most, steps = train.keep_latest_n_ckp + 2, 0
+    if train.max_steps != AUTO:
+        steps = int(train.max_steps)
+        often = [steps // int(every) for every in (train.save_steps, train.eval_steps) if every != AUTO]
+        most = min(most, 1 + sum(often)) if len(often) == 2 else most
+    return DiskNeed(weights + state_bytes(work, storage), most, steps * LOG_BYTES)
+
+
+def free_bytes(folder: str | Path) -> int:
+    """Free space where a folder is, or will be made."""
+    place = Path(folder).absolute()
+    while not place.is_dir():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def bytes_below(folder: Path) -> int:
+    """What the files below a folder take; 0 where there is none."""
+    return sum(
+        os.lstat(os.path.join(base, name)).st_size for base, _, names in os.walk(folder) for name in names
+    )  # fmt: skip
+
+
+def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tuple[list[str], list[str]]:
+    """Compare what a run writes with what is free.
+
+    Args:
+        held_bytes: of checkpoints that the run has already, and will drop for newer ones.
+    Returns:
+        what stands against it, as `UserError` takes it: not even one checkpoint fits; and what is to be told: not all fit.
+    """
+    free = free_bytes(output_dir)
+    place = f"--output_dir = {output_dir}, has {format_size(free)} free"
+    if free < need.checkpoint_bytes:
+        size = format_size(need.checkpoint_bytes)
+        return [f"{place}, and one checkpoint takes {size}; free space or name another --output_dir"], []
+    if free + held_bytes < need.total_bytes:
+        advice = "lower --keep_latest_n_ckp, or name another --output_dir"
+        return [], [
+            f"{place}, and the run will hold {need.describe()}: it will end at a save unless space is freed; {advice}"
+        ]
+    return [], []

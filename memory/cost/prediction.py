@@ -1,0 +1,75 @@
+"""How much memory and time does one way to run a step take, in each phase of a run?
+
+peak = base + weights + optimizer state + what the phase holds at its highest + what malloc holds. What a step holds is
+counted in `memory.cost.step_peaks`, what a block holds in `memory.cost.blocks`, what malloc holds in `memory.cost.heap`, time in
+`memory.cost.speed`.
+"""
+
+from __future__ import annotations
+
+from limits import DRAWN_ELEMENTS, FILE_CHUNK_BYTES
+from memory.cost.heap import Heap
+from memory.cost.sharing import share_out
+from memory.cost.speed import predict_seconds, step_flops, typical_seconds
+from memory.cost.step_peaks import StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
+from memory.cost.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes
+
+__all__ = [
+    "BASE_BYTES", "Choice", "Machine", "Work", "dtype_bytes", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
+    "state_bytes", "step_flops", "typical_seconds",
+]  # fmt: skip
+
+FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction"
+LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
+SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
+
+
+def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str, int]]:
+    """Predict what each phase of a run holds at its highest: phase -> component -> bytes."""
+    s = dtype_bytes(choice.storage)
+    fixed = {
+        "base": machine.base_bytes,
+        "weights": work.counts["total"] * s + (4 * work.trained.adapters if work.trained else 0),
+        "optimizer state": state_bytes(work, choice.storage),
+        "libraries": libraries_bytes(choice, machine),
+    }
+    peaks = StepPeaks(work, choice, machine)
+    phases = {
+        "load": {**fixed, "buffers": LOAD_BYTES},
+        "loss": {**fixed, **peaks.loss()},
+        "decoder backward": {**fixed, **peaks.decoder_backward()},
+        "encoder backward": {**fixed, **peaks.encoder_backward()},
+        "block update": {**fixed, **peaks.block_update()},
+        "last update": {**fixed, **peaks.last_update()},
+        "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
+        "samples": {**fixed, **samples_parts(work, choice, machine)},
+        "save": {**fixed, "buffers": SAVE_BYTES},
+    }
+    share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s, choice.saved_blocks)
+    heap = Heap(peaks)
+    for phase, parts in phases.items():
+        passing = sum(size for name, size in parts.items() if name not in fixed)
+        parts["allocator slack"] = heap.slack(phase, passing)
+        if machine.correction != 1.0:
+            parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
+    return phases
+
+
+def libraries_bytes(choice: Choice, machine: Machine) -> int:
+    """What libraries hold after their first use: nothing in the host's memory counts where the device has its own."""
+    if not machine.base_bytes:
+        return 0
+    compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
+    return machine.libraries_bytes + (COMPILED_BYTES if compiles else 0)
+
+
+def changeable(parts: dict[str, int]) -> int:
+    """The temporary memory of a phase: all but base, weights and optimizer state, before any correction."""
+    return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
+
+
+def peak_of(phases: dict[str, dict[str, int]]) -> tuple[str, int]:
+    """The highest phase and its bytes."""
+    totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
+    highest = max(totals, key=lambda phase: totals[phase])
+    return highest, totals[highest]

@@ -1,0 +1,199 @@
+"""How large do the batches of a run get? The worst micro-batch and the worst step, from the lengths of its rows.
+
+Which rows a step sees is known before it runs, so its memory can be planned for what comes, not for a batch of nothing
+but longest rows. Where a run has too many rows to look at all, a sample of its steps is taken, and what the sample
+scatters is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limits import LEAST_FILLED, filled_tokens
+
+Row = tuple[int, int]  # encoder and decoder tokens
+MicroBatchRows = tuple[Row, ...]  # the rows of a micro-batch
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # of source and target tokens of a micro-batch, ascending
+MOST_SIZES = 4  # of the token sums of micro-batches, on each side
+FEW_FILLERS = 0.02  # share of the tokens that is not worth a further size
+MOST_CANDIDATES = 128  # that they are chosen from
+SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
+
+
+Asked = ParamSpec("Asked")
+Found = TypeVar("Found")
+
+
+def remembered(method: Callable[Concatenate[Shapes, Asked], Found]) -> Callable[Concatenate[Shapes, Asked], Found]:
+    """Let shapes keep what a method has found: a plan asks for few sizes, again and again."""
+
+    def found(self: Shapes, /, *asked: Asked.args, **named: Asked.kwargs) -> Found:
+        key = method.__name__, asked, tuple(sorted(named.items()))
+        if key not in self._known:
+            self._known[key] = method(self, *asked, **named)
+        result: Found = self._known[key]
+        return result
+
+    return update_wrapper(found, method)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Encoder and decoder tokens of some rows together."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """Lengths of the rows of many steps, as one process sees them.
+
+    Args:
+        sources, targets: (S, R) int64 tokens of row r of step s, in the order in which micro-batches are cut; a 0 is no row.
+        is_complete: whether every step of the run is among them.
+        max_tokens: most tokens of a micro-batch; None: any.
+    """
+
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    is_complete: bool = True
+    max_tokens: int | None = None
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def longest(cls, rows: int, source: int, target: int, max_tokens: int | None = None) -> Shapes:
+        """One step whose rows are all of the same length: what to plan for where the data is not known."""
+        return cls(np.full((1, rows), source), np.full((1, rows), target), True, max_tokens)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return int(self.sources.shape[1])
+
+    @cached_property
+    def longest_row(self) -> Tokens:
+        """The longest encoder and the longest decoder input of any row."""
+        return Tokens(int(self.sources.max()), int(self.targets.max()))
+
+    @cached_property
+    def step(self) -> Tokens:
+        """Tokens of all rows of the largest step."""
+        return Tokens(*(self._largest(part.sum(1), part, self.rows) for part in (self.sources, self.targets)))
+
+    @remembered
+    def sizes(self, batch_size: int) -> Sizes:
+        """The few sizes that the token sums of micro-batches are filled up to with the fewest fillers."""
+        largest = self.largest_micro_batch(batch_size)
+        sums = [self._sums(part, batch_size) for part in (self.sources, self.targets)]
+        source, target = (
+            few_sizes(each[each > 0], most) for each, most in zip(sums, (largest.source, largest.target), strict=True)
+        )
+        return source, target
+
+    @remembered
+    def largest_micro_batch(self, batch_size: int, sizes: Sizes | None = None) -> Tokens:
+        """Tokens of the largest micro-batch of at most `batch_size` rows; filled up, where `sizes` are given."""
+        found = [
+            self._largest(self._sums(part, batch_size).max(1), part, batch_size)
+            for part in (self.sources, self.targets)
+        ]
+        if self.max_tokens is not None:
+            bounds = self.longest_row.source, self.longest_row.target
+            found = [min(size, max(self.max_tokens, bound)) for size, bound in zip(found, bounds, strict=True)]
+        return Tokens(*(found if sizes is None else map(filled_tokens, found, sizes)))
+
+    @remembered
+    def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
+        """Tokens of at most `count` micro-batches of one step, filled up."""
+        largest = self.largest_micro_batch(batch_size, sizes)
+        found = []
+        for most, part, filled in zip(
+            (largest.source, largest.target), (self.sources, self.targets), sizes, strict=True
+        ):
+            values, places = np.unique(self._sums(part, batch_size), return_inverse=True)
+            values = np.array([filled_tokens(int(value), filled) if value else 0 for value in values])
+            sums = values[places.reshape(part.shape[0], -1)]
+            found.append(min(most * count, self._largest(sums.sum(1), sums, sums.shape[1])))
+        return Tokens(*found)
+
+    def _sums(self, part: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+        """Tokens of each micro-batch of each step."""
+        return np.add.reduceat(part, np.arange(0, self.rows, batch_size), axis=1)
+
+    def _largest(self, sums: NDArray[np.int64], part: NDArray[np.int64], rows: int) -> int:
+        largest = int(sums.max())
+        if self.is_complete:
+            return largest
+        return min(largest + int(SCATTER * float(sums.std())), int(part.max()) * rows)
+
+    def worst_steps(self, batch_size: int) -> list[list[MicroBatchRows]]:
+        """The micro-batches of the step with the most tokens, and of the one with the largest micro-batch."""
+        both = self.sources + self.targets
+        starts = np.arange(0, self.rows, batch_size)
+        places = (int(both.sum(1).argmax()), int(np.add.reduceat(both, starts, axis=1).max(1).argmax()))
+        return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
+
+    @remembered
+    def widest_micro_batch(self, batch_size: int) -> MicroBatchRows:
+        """The rows of the micro-batch with the most tokens."""
+        steps = self.worst_steps(batch_size)
+        return max((micro_batch for step in steps for micro_batch in step), key=lambda rows: sum(map(sum, rows)))
+
+    def _cut(self, place: int, batch_size: int) -> list[MicroBatchRows]:
+        rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) if row[0]]
+        return [tuple(group) for group in _filled(rows, batch_size, self.max_tokens)]
+
+
+def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
+    """At most `MOST_SIZES` sizes, so that filling each sum up to the next one takes the fewest tokens in all; no more
+    sizes than are worth it.
+
+    Args:
+        sums: tokens of micro-batches, any shape, at least one. largest: that may come; not below any of them.
+    Returns:
+        ascending; the sums themselves where they are so few, else multiples of 16, the last at least `largest`.
+    """
+    values, counts = np.unique(np.append(sums, largest), return_counts=True)
+    if len(values) <= MOST_SIZES:
+        return tuple(values.tolist())
+    step = LEAST_FILLED
+    while len(edges := np.unique(-(-values // step) * step)) > MOST_CANDIDATES:
+        step *= 2
+    if len(edges) <= MOST_SIZES:
+        return tuple(edges.tolist())
+    up_to = np.searchsorted(values, edges, side="right")
+    number, tokens = (np.cumsum(x)[up_to - 1] for x in (counts, counts * values))
+    # fillers[i, j]: of all sums above edge i and up to edge j
+    fillers = edges * (number - number[:, None]) - (tokens - tokens[:, None])
+    fillers = np.where(np.arange(len(edges)) > np.arange(len(edges))[:, None], fillers, np.iinfo(np.int64).max // 2)
+    least = edges * number - tokens  # of all sums up to an edge, by so many sizes of which it is the last
+    before: list[NDArray[np.int64]] = []
+    while len(before) < MOST_SIZES - 1 and least[-1] > FEW_FILLERS * tokens[-1]:
+        ways = least[:, None] + fillers
+        before.append(ways.argmin(0))
+        least = np.minimum(ways.min(0), np.iinfo(np.int64).max // 2)
+    found = [len(edges) - 1]
+    for choice in reversed(before):
+        found.append(int(choice[found[-1]]))
+    return tuple(edges[found[::-1]].tolist())
+
+
+def _filled(rows: Sequence[Row], batch_size: int, max_tokens: int | None) -> list[list[Row]]:
+    """Groups of at most `batch_size` rows and `max_tokens` tokens, in order, as the loader cuts them."""
+    groups: list[list[Row]] = []
+    tokens = 0
+    for row in rows:
+        size = sum(row)
+        if not groups or len(groups[-1]) == batch_size or (max_tokens is not None and tokens + size > max_tokens):
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += size
+    return groups

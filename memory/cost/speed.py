@@ -1,0 +1,196 @@
+"""How long does one way to run a step take? Products at the machine's rate, updates, and the wire between processes.
+
+What differs between classes of processors is in one record of each, `PACES`; a calibration changes these numbers and
+nothing else. With nominal rates the seconds rank ways to run (`predict_seconds`), so that they come out the same on a busy
+machine; with measured ones and the rows' own lengths they tell the time (`typical_seconds`, `evaluation_seconds`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from config import T5ModelConfig
+from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
+from memory.cost.shapes import Shapes
+from memory.cost.sharing import communication_seconds
+from memory.cost.step_peaks import offloaded_bytes
+from memory.cost.work import Choice, Machine, Work, dtype_bytes
+from model.shapes import inner_width, weight_counts
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a class of processors gets through a run.
+
+    Args:
+        efficiency: share of the rate of products that a step reaches in large micro-batches.
+        half_tokens: of a micro-batch at which it reaches half of that; fewer below a d_model of `wide`; 0: always so many.
+        small_malloc: speed with malloc "small", which returns every freed tensor to the system, which zeroes it again.
+        update_passes: over all weights that learn, four bytes each, of an update. walk_passes: of each further walk, which
+            reads and adds to all gradients as part of the products. rounding_passes, cast_passes: where storage and products
+            differ, of rounding, and of the casts of a walk.
+        memory_rate: bytes a second of those passes. copy_rate: between device and host, hidden behind the computation.
+        block_seconds: of a block and a micro-batch, forward or back, whatever its size. step_seconds: of a step likewise.
+        evaluation: share of `efficiency` that forward alone reaches.
+        save_rate: bytes a second of a checkpoint. build_rate: weights a second, made or loaded at the start.
+        spread, nominal_spread: share by which a run may take longer, or less, than told: with measured rates, without.
+    """
+
+    efficiency: float = 0.5
+    half_tokens: float = 64
+    wide: float = 512
+    small_malloc: float = 0.73
+    update_passes: float = 6
+    walk_passes: float = 2
+    rounding_passes: float = 3
+    cast_passes: float = 12
+    memory_rate: float = 8e9
+    copy_rate: float = 10e9
+    block_seconds: float = 0.0
+    step_seconds: float = 0.0
+    evaluation: float = 1.0
+    save_rate: float = 3e8
+    build_rate: float = 1e8
+    spread: float = 0.25
+    nominal_spread: float = 0.5
+
+
+GUESSED = {"spread": 0.5, "nominal_spread": 1.0}  # where no step was measured
+# class of what computes -> its record; only "fp32 products" was fitted to measured steps, the others start from it
+PACES = {
+    AVX2.name: Pace(),
+    AVX512_BF16.name: Pace(**GUESSED),
+    AMX_BF16.name: Pace(**GUESSED),
+    ARM_BF16.name: Pace(**GUESSED),
+    ARM_PLAIN.name: Pace(**GUESSED),
+    "cuda": Pace(half_tokens=1024, wide=0, **GUESSED),
+    "mps": Pace(**GUESSED),
+}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What some rows come to: their number, tokens of both sides, and sums over rows of squares and products of lengths."""
+
+    rows: float
+    source: float
+    target: float
+    source_squared: float
+    target_squared: float
+    crossed: float
+
+    @classmethod
+    def of_rows(cls, rows: float, source: float, target: float) -> Amount:
+        """Rows of one length."""
+        return cls(rows, rows * source, rows * target, rows * source**2, rows * target**2, rows * source * target)
+
+    @classmethod
+    def mean_of(cls, shapes: Shapes) -> Amount:
+        """The mean of the steps that were looked at. Memory: none that grows with them."""
+        source, target, steps = shapes.sources, shapes.targets, len(shapes.sources)
+        pairs = ((source, source), (target, target), (source, target))
+        sums = (np.count_nonzero(source), source.sum(), target.sum(), *(np.einsum("sr,sr->", *pair) for pair in pairs))
+        return cls(*(float(one) / steps for one in sums))
+
+
+def flops_of(c: T5ModelConfig, amount: Amount) -> tuple[float, float]:
+    """FLOP of one forward over the blocks, and of the head."""
+    counts, inner = weight_counts(c), inner_width(c)
+    encoder = c.num_layers * (2 * counts["encoder"] * amount.source + 4 * inner * amount.source_squared)
+    cross = 2 * (2 * c.d_model * inner) * (amount.source - amount.target)  # keys and values are made of the source
+    decoder = c.num_decoder_layers * (
+        2 * counts["decoder"] * amount.target + cross + 2 * inner * amount.target_squared + 4 * inner * amount.crossed
+    )
+    return float(encoder + decoder), float(2 * counts["embedding"] * amount.target)
+
+
+def step_flops(c: T5ModelConfig, rows: int, source: int, target: int) -> tuple[float, float]:
+    """The same of rows of one length."""
+    return flops_of(c, Amount.of_rows(rows, source, target))
+
+
+def predict_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | None = None) -> float:
+    """Predict how long a step takes whose rows are all the longest: what ways to run are compared by.
+
+    Args:
+        pace: constants of the class; None: those of the machine's.
+    """
+    step = work.step_shapes.step
+    tokens = choice.batch_size_per_gpu * (step.source + step.target) / work.rows
+    amount = Amount.of_rows(work.rows, work.source_tokens, work.target_tokens)
+    return _seconds(work, choice, machine, pace or PACES[machine.speed_class], amount, tokens)
+
+
+def typical_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | None = None) -> float:
+    """Predict how long the run's steps take in the mean, their rows as long as they are. Args as of `predict_seconds`."""
+    amount = Amount.mean_of(work.step_shapes)
+    tokens = choice.batch_size_per_gpu * (amount.source + amount.target) / max(1.0, amount.rows)
+    return _seconds(work, choice, machine, pace or PACES[machine.speed_class], amount, tokens)
+
+
+def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, pace: Pace | None = None) -> float:
+    """Predict how long one evaluation takes.
+
+    Args:
+        rows: that this process evaluates.
+    """
+    pace, seen = pace or PACES[machine.speed_class], Amount.mean_of(work.evaluation_shapes)
+    share = rows / max(1.0, seen.rows)
+    size = min(choice.eval_batch_size_per_gpu, max(1, rows))
+    tokens = size * (seen.source + seen.target) / max(1.0, seen.rows)
+    rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model, tokens)
+    blocks = work.model.num_layers + work.model.num_decoder_layers
+    return share * sum(flops_of(work.model, seen)) / rate + blocks * rows / size * pace.block_seconds
+
+
+def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, pace: Pace | None = None) -> float:
+    """Predict how long one batch of answers of so many tokens takes: each reads the decoder's weights and the head once."""
+    pace, counts = pace or PACES[machine.speed_class], work.counts
+    blocks = work.model.num_decoder_layers
+    weights = blocks * counts["decoder"] + counts["embedding"]
+    reading, computing = 4 * weights / pace.memory_rate, 2 * weights / machine.rate(choice.compute)
+    return tokens * (reading + computing + blocks * pace.block_seconds)
+
+
+def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: Amount, tokens: float) -> float:
+    """Of a step over `amount`, in micro-batches of so many tokens: products, passes over the weights, and the wire."""
+    blocks, head = flops_of(work.model, amount)
+    total_blocks = work.model.num_layers + work.model.num_decoder_layers
+    recompute = 1.0 - choice.saved_blocks / total_blocks
+    efficiency = _efficiency(pace, choice, work.model.d_model, tokens)
+    count = work.counts["total"]
+    exchange = communication_seconds(
+        count, machine.num_processes, choice.shards, dtype_bytes(choice.storage), dtype_bytes(choice.compute)
+    )
+    again = recompute * _again_flops(work.model, amount)
+    # forward, and back to what comes before; gradients of weights are formed for those alone that learn
+    passes = 2.0 + min(1.0, work.learns["total"] / count)
+    computing = (passes * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
+    computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.block_seconds
+    copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
+    passing = 4 * count * _passes(pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
+    return max(computing + 0.05 * copying, copying) + passing + exchange
+
+
+def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> float:
+    """Share of the rate of products that is reached."""
+    narrow = min(1.0, pace.wide / d_model) ** 2 if pace.wide else 1.0  # wide products need fewer tokens
+    malloc = {"small": pace.small_malloc, "fast": 1.0}[choice.malloc]
+    return malloc * pace.efficiency * tokens / (tokens + pace.half_tokens * narrow)
+
+
+def _passes(pace: Pace, choice: Choice) -> float:
+    """Passes over all weights of one step."""
+    passes = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
+    if choice.storage != choice.compute:
+        passes += pace.rounding_passes + pace.cast_passes * choice.accumulation_passes
+    return passes
+
+
+def _again_flops(c: T5ModelConfig, amount: Amount) -> float:
+    """FLOP of running all blocks once more for backward: a forward without the product after feed-forward."""
+    blocks, _ = flops_of(c, amount)
+    tokens = c.num_layers * amount.source + c.num_decoder_layers * amount.target
+    return blocks - 2 * c.d_ff * c.d_model * tokens

@@ -1,0 +1,244 @@
+"""Step peaks: what does the walk hold at each of its highest places, beside weights and optimizer state?
+
+The walk holds so little that it can be counted: gradients of one block and of the shared weights, checkpointed
+activations, saved blocks, one block's working memory, one chunk of logits. The formulas follow the code of `engine/` line
+by line; e is the bytes of the compute dtype. What is inside of a block is counted in `memory.cost.blocks`.
+
+Shapes: N source tokens and M target tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff,
+V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from limits import KERNEL_WIDTHS, SAMPLE_TOKENS, SLAB_BYTES, UPDATE_ELEMENTS, WIDENED_ELEMENTS, loss_chunk_tokens
+from memory.cost.blocks import Blocks
+from memory.cost.shapes import Sizes
+from memory.cost.work import Choice, Machine, Work, dtype_bytes
+from model.shapes import inner_width
+
+# Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
+UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
+ROUNDING_BYTES = 21
+NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
+
+
+def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
+    """The blocks at the largest micro-batch of a step, or of evaluation."""
+    rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
+    shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
+    drops = work.dropout and not is_evaluation
+    sizes = NO_SIZES if is_evaluation else choice.sizes
+    tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
+    c, e, is_padded = work.model, dtype_bytes(choice.compute), machine.pads_attention
+    kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
+    return Blocks(c, e, drops, tokens, shapes.longest_row, widest, is_padded, work.answers, kernels)
+
+
+class StepPeaks:
+    """What the walk holds at its highest places, beside weights and optimizer state: component -> bytes."""
+
+    def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
+        self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
+        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.between_blocks)
+        self.counts, self.learns = work.counts, work.learns
+        self.blocks = blocks_of(work, choice, machine)
+        # of all micro-batches that pass through a block together
+        together = work.step_shapes.together(choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes)
+        self.source, self.target = together.source, together.target
+        # fp16 gradients are divided by the scale of the loss, and looked at, before any is used
+        self.holds_all = work.hold_gradients or choice.accumulation_passes > 1 or choice.compute == "float16"
+        self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way
+        self.saved_decoder_blocks = min(choice.saved_blocks, self.c.num_decoder_layers)
+        self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
+        self.casts = choice.storage != choice.compute
+
+    def _share(self, of_one: int, tokens: int) -> int:
+        """What all micro-batches hold of something that one micro-batch of the most tokens holds `of_one` of."""
+        most = self.blocks.tokens.source + self.blocks.tokens.target
+        return of_one * tokens // most if most else 0
+
+    def graphs(self, encoder: int, decoder: int, below: int | None = None) -> int:
+        """The graphs of so many saved blocks, of all micro-batches; of their tensors smaller than `below` bytes alone, where that is given."""
+        one = encoder * self.blocks.encoder_graph(below) + decoder * self.blocks.decoder_graph(below)
+        return self._share(one, self.source + self.target)
+
+    def _checkpointed(self, encoder: int, decoder: int) -> int:
+        if self.choice.offload_boundaries:  # of each stack those of two blocks stay: at work, and on their way
+            encoder -= min(encoder, max(0, self.c.num_layers - self.saved_encoder_blocks - 2))
+            decoder -= min(decoder, max(0, self.c.num_decoder_layers - self.saved_decoder_blocks - 2))
+        tokens = encoder * self.source + decoder * self.target
+        if decoder:  # the encoder output and its gradient are there once for each answer
+            tokens += 2 * (self.work.answers - 1) * self.source
+        waiting = self._recomputed_tokens(encoder, decoder)
+        return self.c.d_model * (self.e * (tokens - waiting) + self.narrow * waiting)
+
+    def _recomputed_tokens(self, encoder: int, decoder: int) -> int:
+        """Of so many checkpointed activations, those of recomputed blocks, which have the dtype between blocks."""
+        norm = 1 if decoder and self.choice.saved_blocks < self.c.num_decoder_layers else 0  # after the encoder
+        encoder = min(encoder, self.c.num_layers - self.saved_encoder_blocks + norm)
+        decoder = min(max(0, decoder - 1), self.c.num_decoder_layers - self.saved_decoder_blocks)
+        return encoder * self.source + decoder * self.target
+
+    def _gradients(self, block: int) -> int:
+        """Gradients of weights: of everything, or of head and embedding and of the blocks under way."""
+        if self.holds_all:
+            return self.learns["total"] * self.e
+        return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.e
+
+    def _new_weights(self, block: int) -> int:
+        """Bytes of new weight gradients in backward of a block; later micro-batches add to those of the first (`model.layers`)."""
+        return block * self.e if self.choice.micro_batches_per_pass == 1 and not self.holds_all else 0
+
+    def loss(self) -> dict[str, int]:
+        """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
+        c = self.c
+        learnt = (self.learns["embedding"] if c.tie_word_embeddings else self.learns["head"]) * self.e
+        return {
+            "gradients": max(learnt, self.learns["total"] * self.e if self.choice.accumulation_passes > 1 else 0),
+            "checkpointed activations": self._checkpointed(c.num_layers + 2, c.num_decoder_layers + 3),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
+            "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
+            "weights in compute dtype": _head_cast(self.work, self.choice, self.machine, self.blocks.tokens.target),
+        }
+
+    def decoder_backward(self) -> dict[str, int]:
+        """Inside the last decoder block: nothing of the blocks before has been freed."""
+        c, block, learns = self.c, self.counts["decoder"], self.learns["decoder"]
+        graph = 0 if self.saved_decoder_blocks else self.blocks.decoder_graph()
+        several = (
+            self.choice.micro_batches_per_pass > 1
+        )  # micro-batches before this one have left the gradient of their encoder output
+        return {
+            "gradients": self._gradients(learns if several else 0),
+            "checkpointed activations": self._checkpointed(c.num_layers + 2 + several, c.num_decoder_layers + 1),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
+            "one block": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
+            "weights in compute dtype": block * self.e if self.casts else 0,
+        }
+
+    def encoder_backward(self) -> dict[str, int]:
+        """Inside the last encoder block."""
+        c, block, learns = self.c, self.counts["encoder"], self.learns["encoder"]
+        graph = 0 if self.saved_encoder_blocks else self.blocks.encoder_graph()
+        return {
+            "gradients": self._gradients(learns if self.choice.micro_batches_per_pass > 1 else 0),
+            "checkpointed activations": self._checkpointed(c.num_layers + 1, 0),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, 0),
+            "one block": graph + self._widened("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
+            "weights in compute dtype": block * self.e if self.casts else 0,
+        }
+
+    def _widened(self, kind: str) -> int:
+        """The input of a recomputed block on one micro-batch, in the compute dtype, where it waited in a narrower one."""
+        if self.narrow == self.e or (self.saved_decoder_blocks if kind == "decoder" else self.saved_encoder_blocks):
+            return 0
+        tokens = self.blocks.tokens.target if kind == "decoder" else self.blocks.tokens.source
+        return tokens * self.c.d_model * self.e
+
+    def block_update(self) -> dict[str, int]:
+        """The update of the last decoder block, in row chunks."""
+        c = self.c
+        widest = min(UPDATE_ELEMENTS, c.d_model * max(c.d_ff, inner_width(c)))
+        return {
+            "gradients": self._gradients(self.learns["decoder"]),
+            "checkpointed activations": self._checkpointed(c.num_layers + 3, c.num_decoder_layers),
+            "saved blocks": self.graphs(self.saved_encoder_blocks, max(0, self.saved_decoder_blocks - 1)),
+            "one update": self._update_bytes(widest),
+        }
+
+    def last_update(self) -> dict[str, int]:
+        """The update of embedding and head after the walk; where gradients are held, all of them are there."""
+        table = self.c.vocab_size * self.c.d_model
+        wide = 4 * table if self.choice.compute == "float16" else 0  # its gradient in fp32, the fp16 one still there
+        update = self._update_bytes(min(UPDATE_ELEMENTS, table)) + wide
+        return {"gradients": self._gradients(0), "one update": update}
+
+    def _update_bytes(self, elements: int) -> int:
+        rounding = ROUNDING_BYTES if self.choice.storage != "float32" else 0
+        if self.choice.kernels and self.work.rounding == "stochastic":
+            if self.work.optimizer == "adafactor":
+                return 0  # one pass, a row at a time
+            rounding = 0
+        return elements * (UPDATE_BYTES[self.work.optimizer] + rounding)
+
+
+def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int:
+    """What the head takes in the compute dtype: where products widen it as they go, a piece and the logits of that piece."""
+    if choice.storage == choice.compute:
+        return 0
+    c, e = work.model, dtype_bytes(choice.compute)
+    rows = WIDENED_ELEMENTS // c.d_model if _widens_in_pieces(choice, machine) else c.vocab_size
+    if rows >= c.vocab_size:
+        return c.vocab_size * c.d_model * e
+    return rows * (c.d_model + _chunk_tokens(work, choice, tokens)) * e
+
+
+def _widens_in_pieces(choice: Choice, machine: Machine) -> bool:
+    return dtype_bytes(choice.storage) < dtype_bytes(choice.compute) and not machine.widens_whole
+
+
+def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -> int:
+    """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype; with compiled
+    kernels the product alone, which becomes the gradient."""
+    chunk = _chunk_tokens(work, choice, tokens)
+    narrow = 0 if choice.compute == "float32" else 2
+    wide = 0 if choice.kernels and narrow else 4
+    product = (
+        work.model.d_model * work.model.vocab_size * 4
+        if narrow and has_gradient and choice.storage != choice.compute
+        else 0
+    )
+    return chunk * work.model.vocab_size * (wide + narrow) + product
+
+
+def _chunk_tokens(work: Work, choice: Choice, tokens: int) -> int:
+    return min(loss_chunk_tokens(choice.loss_chunk_bytes, work.model.vocab_size), max(1, tokens))
+
+
+def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
+    """One evaluation batch on its way through the widest block or the head."""
+    c, e, counts = work.model, dtype_bytes(choice.compute), work.counts
+    blocks = blocks_of(work, choice, machine, is_evaluation=True)
+    n, m = blocks.tokens.source, blocks.tokens.target
+    width, logits = c.d_model * e, _logits_bytes(work, choice, m, has_gradient=False)
+    encoder, decoder = blocks.encoder_forward() + 2 * n * width, blocks.decoder_forward() + (2 * n + 2 * m) * width
+    cast = max(_head_cast(work, choice, machine, m), max(counts["encoder"], counts["decoder"]) * e)
+    working = max(encoder, decoder, logits + (2 * n + 2 * m) * width)
+    return {"one block": working, "weights in compute dtype": cast if choice.storage != choice.compute else 0}
+
+
+def samples_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
+    """A few answers at the end: keys and values of what is read and written, and one row of logits each."""
+    c, e = work.model, dtype_bytes(choice.compute)
+    rows, longest = work.sample_rows, work.evaluation_shapes.longest_row.source
+    cache = c.num_decoder_layers * 2 * inner_width(c) * e * rows * (longest + SAMPLE_TOKENS)
+    head = _head_cast(work, choice, machine, rows)
+    block = 0 if _widens_in_pieces(choice, machine) else max(work.counts["encoder"], work.counts["decoder"]) * e
+    return {
+        "keys and values": cache,
+        "one block": rows * longest * e * (5 * c.d_model + 3 * c.d_ff) + rows * c.vocab_size * 8,
+        "weights in compute dtype": max(head, block) if choice.storage != choice.compute else 0,
+    }
+
+
+def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
+    """Host memory of the checkpointed activations that wait there, in slabs; 0 where none do."""
+    if not choice.offload_boundaries:
+        return 0
+    c, tokens = work.model, blocks_of(work, choice, machine).tokens
+    width, saved_decoder_blocks = (
+        c.d_model * dtype_bytes(choice.between_blocks),
+        min(choice.saved_blocks, c.num_decoder_layers),
+    )
+    encoder = c.num_layers + 1 - (choice.saved_blocks - saved_decoder_blocks)  # the norm after the encoder among them
+    decoder = c.num_decoder_layers - saved_decoder_blocks
+    sizes = ((encoder, tokens.source * width), (decoder, tokens.target * width))
+    return sum(_slabs_bytes(choice.micro_batches_per_pass * count, size) for count, size in sizes)
+
+
+def _slabs_bytes(count: int, size: int) -> int:
+    """Pinned memory of `count` tensors: slabs, a larger tensor in one of its own, rounded up to a power of two."""
+    slab = SLAB_BYTES if size <= SLAB_BYTES else 1 << (size - 1).bit_length()
+    return math.ceil(count / (slab // max(1, size))) * slab

@@ -1,0 +1,205 @@
+"""What does a plan speak of? The machine, the work of a step, one way to do it, and how many weights there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from config import T5ModelConfig
+from devices.processor import AVX2, FAST_FACTOR
+from limits import EVALUATION_ROWS, STATE_BLOCK
+from memory.cost.shapes import Shapes
+from memory.cost.trained import Trained
+from model.shapes import STACKS, block_weights, weight_counts, weights
+from units import MIB
+
+BASE_BYTES = 199 * MIB  # interpreter, libraries and data, where they cannot be measured
+LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
+COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
+# field of `Choice` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
+JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the plan needs to know of a machine.
+
+    Args:
+        budget_bytes: what the process tree of one rank may take.
+        available_bytes: what is free, for the old table of first guesses.
+        base_bytes: the process before the model is built, data and tokenizer loaded.
+        rates: dtype name ("float32", "bfloat16") -> nominal FLOP/s of matrix products of such a machine: facts, which decide.
+        speed_class: of what computes, see `memory.cost.speed`.
+        measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
+        num_processes: ranks that share the effective batch.
+        libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows (CUDA).
+        widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
+        correction: measured over predicted, of all temporary memory, where a probe has told it.
+        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
+        host_bytes: RAM that checkpointed activations may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
+    """
+
+    budget_bytes: int
+    available_bytes: int
+    base_bytes: int = BASE_BYTES
+    rates: tuple[tuple[str, float], ...] = (("float32", 1e11), ("bfloat16", 1e11))
+    num_processes: int = 1
+    libraries_bytes: int = LIBRARIES_BYTES
+    pads_attention: bool = False
+    widens_whole: bool = False
+    host_bytes: int = 0
+    correction: float = 1.0
+    speed_class: str = AVX2.name
+    measured: tuple[tuple[str, float], ...] = ()
+    has_kernels: bool = False
+
+    def rate(self, dtype: str) -> float:
+        """Nominal FLOP/s of `dtype`, 0 where nothing trains in it."""
+        return dict(self.rates).get(dtype, 0.0)
+
+    def multiplies_fast(self, dtype: str) -> bool:
+        """Whether products in a dtype of 16 bits pay here."""
+        return self.rate(dtype) > FAST_FACTOR * self.rate("float32")
+
+    def as_measured(self) -> Machine:
+        """The same machine with the speeds that were measured, where they were: to tell times, never to choose."""
+        return replace(self, rates=tuple((dtype, dict(self.measured).get(dtype, rate)) for dtype, rate in self.rates))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step has to do: rows of the effective batch on this rank.
+
+    Args:
+        source_tokens, target_tokens: of the longest row.
+        shapes: how long the rows of the run's steps are; None: all as long as the longest.
+        evaluation: the same of evaluation's rows, as one step.
+        sample_rows: answers written at the end. answers: decoder rows of one encoder row; their tokens count together.
+        trained: which weights learn; None: all.
+    """
+
+    model: T5ModelConfig
+    rows: int
+    source_tokens: int
+    target_tokens: int
+    dropout: bool
+    optimizer: str
+    rounding: str = "stochastic"
+    hold_gradients: bool = False
+    shapes: Shapes | None = None
+    evaluation: Shapes | None = None
+    sample_rows: int = 3
+    answers: int = 1
+    trained: Trained | None = None
+
+    @cached_property
+    def learning(self) -> Trained:
+        """Which weights learn: those asked for, or all."""
+        return self.trained or Trained.of(weights(self.model))
+
+    @cached_property
+    def learns(self) -> dict[str, int]:
+        """Weights that learn: of embedding, head, the widest encoder and decoder block, and all; as `weight_counts`."""
+        t = self.learning
+        return {"embedding": t.embedding, "head": t.head, "encoder": t.encoder, "decoder": t.decoder, "total": t.total}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Weights of the parts of the model; as `weight_counts`."""
+        return weight_counts(self.model)
+
+    @cached_property
+    def block_matrices(self) -> dict[str, list[int]]:
+        """Sizes of the matrices of one block of each stack."""
+        return {
+            stack: [weight.size for weight in block_weights(self.model, stack) if weight.is_product] for stack in STACKS
+        }
+
+    @cached_property
+    def step_shapes(self) -> Shapes:
+        """Lengths of the rows of steps."""
+        return self.shapes or Shapes.longest(self.rows, self.source_tokens, self.target_tokens)
+
+    @cached_property
+    def evaluation_shapes(self) -> Shapes:
+        """Lengths of the rows of evaluation."""
+        return self.evaluation or Shapes.longest(EVALUATION_ROWS, self.source_tokens, self.target_tokens)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run a step.
+
+    Args:
+        batch_size_per_gpu: rows of a micro-batch. micro_batches_per_pass: those that go through a block together.
+        accumulation_passes: of one step; more than one holds all gradients.
+        saved_blocks: blocks whose activations are saved for backward; the others are recomputed.
+        storage, compute: dtype names of the weights at rest and in products.
+        malloc: "small" or "fast", see `devices.malloc`.
+        shards: processes that share weights and optimizer state; 1: each holds all.
+        offload_boundaries: whether checkpointed activations wait in the host's memory.
+        source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
+        kernels: whether compiled kernels compute where they can (`devices.kernels`).
+    """
+
+    batch_size_per_gpu: int
+    micro_batches_per_pass: int
+    accumulation_passes: int
+    saved_blocks: int
+    eval_batch_size_per_gpu: int
+    storage: str
+    compute: str
+    loss_chunk_bytes: int
+    malloc: str = "fast"
+    shards: int = 1
+    offload_boundaries: bool = False
+    source_sizes: tuple[int, ...] = ()
+    target_sizes: tuple[int, ...] = ()
+    kernels: bool = False
+
+    def __post_init__(self) -> None:
+        """Lists, as JSON gives them, become tuples."""
+        for name in ("source_sizes", "target_sizes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What source and target tokens of a micro-batch are filled up to."""
+        return self.source_sizes, self.target_sizes
+
+    @property
+    def between_blocks(self) -> str:
+        """Dtype name of what passes between blocks: as narrow as the weights at rest, so that fp32 products cost less."""
+        return "bfloat16" if (self.storage, self.compute) == ("bfloat16", "float32") else self.compute
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of one step on one rank."""
+        return self.micro_batches_per_pass * self.accumulation_passes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `choice_fields` reads them."""
+        return {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
+
+
+def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Choice` by the names of the code, from what `Choice.as_dict` wrote."""
+    names = {written: name for name, written in JSON_NAMES.items()}
+    return {names.get(name, name): value for name, value in content.items()}
+
+
+def dtype_bytes(name: str) -> int:
+    """Bytes of one number."""
+    return {"float32": 4, "int8": 1}.get(name, 2)
+
+
+def state_bytes(work: Work, storage: str) -> int:
+    """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
+    learning = work.learning
+    remainder = learning.total if work.rounding == "compensated" and storage == "bfloat16" else 0
+    if work.optimizer in ("adafactor", "sinkgd"):
+        return 4 * (learning.factors if work.optimizer == "adafactor" else learning.shared_factors) + remainder
+    per_weight = 2 + 8 / STATE_BLOCK if work.optimizer == "adamw_8bit" else 8
+    return int(per_weight * learning.total) + remainder

@@ -1,0 +1,30 @@
+"""How many rows has a step, and a micro-batch at first, where nobody has said it?"""
+
+from __future__ import annotations
+
+from config import Config
+from memory.cost.prediction import (
+    Machine,
+)
+from settings.fields import AUTO
+
+TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16
+
+
+def table_guess(available_bytes: int) -> tuple[int, int, int]:
+    """The old table's first guess: micro-batch, evaluation batch, accumulation."""
+    return (1, 2, 8) if available_bytes < TABLE_THRESHOLD_BYTES else (2, 4, 16)
+
+
+def effective_batch(config: Config, machine: Machine) -> int:
+    """Rows of one step: as given, else what micro-batch and accumulation give, else the old table's."""
+    train, (batch_size, _, accumulation) = config.train, table_guess(machine.available_bytes)
+    if train.effective_batch_size != AUTO:
+        return int(train.effective_batch_size)
+    if train.batch_size_per_gpu != AUTO or train.gradient_accumulation_steps != AUTO:
+        batch_size = batch_size if train.batch_size_per_gpu == AUTO else int(train.batch_size_per_gpu)
+        accumulation = (
+            accumulation if train.gradient_accumulation_steps == AUTO else int(train.gradient_accumulation_steps)
+        )
+        return batch_size * accumulation * machine.num_processes
+    return batch_size * accumulation

@@ -1,0 +1,185 @@
+"""How much memory may this process take? The least of what the user, the machine and its limits allow.
+
+Idea: every limit is turned into the same figure, *what this process tree may hold in all*: the limit, less what others
+already use of it. A container's limit, its parents' limits, an address-space limit and the memory that is available are
+then comparable, and the lowest one binds. A margin stays free below a limit of the system, since overrunning that means
+being killed; the user's own figure is a promise and is taken unchanged.
+Source: proc_meminfo(5), getrlimit(2); control groups in memory/observe/cgroup.py.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from memory.observe.cgroup import group_limits
+from memory.observe.processes import ROOT, has_proc, parent_pid, process_usage, tree_pids, usage_of
+from settings.fields import AUTO
+from units import GIB, MIB, format_size
+
+if TYPE_CHECKING:
+    from devices.base import Device
+
+FLAG = "memory_budget"
+MARGIN_SHARE, LEAST_MARGIN, MOST_MARGIN = 0.05, 32 * MIB, 2 * GIB
+
+
+class Limit(NamedTuple):
+    """One limit: what this process tree may hold at most because of it, in bytes."""
+
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one rank may take, in bytes. Host and device apart."""
+
+    host_bytes: int
+    device_bytes: int | None  # None: the device has no memory of its own to count
+    available_bytes: int  # what the system would give to this rank, whatever the user allows; no margin taken off
+    limits: tuple[Limit, ...]  # of the host, lowest first
+    binding: str  # name of the limit that decides host_bytes
+    margin_bytes: int  # left free below the binding limit; 0 where the user's figure binds
+    warnings: tuple[str, ...] = ()  # what the user asked for and cannot have; to be said once
+    installed_bytes: int | None = None  # what this rank could have on an empty machine; None: not known
+
+    def describe(self) -> str:
+        """Say in one line what may be taken and why."""
+        margin = f", {format_size(self.margin_bytes)} left free" if self.margin_bytes else ""
+        device = "" if self.device_bytes is None else f"; device {format_size(self.device_bytes)}"
+        others = [f"{what} {format_size(size)}" for what, size in self.limits if what != self.binding]
+        beside = f"; other limits: {', '.join(others)}" if others else ""
+        return f"budget {format_size(self.host_bytes)} ({self.binding}{margin}){device}{beside}"
+
+
+def measure_budget(
+    flag: int | str, device: Device, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None
+) -> Budget:
+    """Find the budget of this rank. Ranks measure at different times: let them agree on the least.
+
+    Args:
+        flag: `memory_budget`: bytes for one rank, or "auto".
+        device: where the tensors will live.
+        local_processes: ranks on this machine; they share what the system offers, the flag is for each.
+        root, pid: "/" and this process unless a test says otherwise.
+    """
+    pid = os.getpid() if pid is None else pid
+    system = host_limits(local_processes, root=root, pid=pid)
+    usable = {limit: max(0, limit.bytes - margin_of(limit.bytes)) for limit in system}
+    lowest = min(usable, key=lambda limit: usable[limit])
+    binding, host, margin, warnings = lowest.what, usable[lowest], lowest.bytes - usable[lowest], []
+    limits = system
+    if flag != AUTO:
+        asked = int(flag)
+        limits = [*system, Limit(FLAG, asked)]
+        if asked <= host:
+            binding, host, margin = FLAG, asked, 0
+        else:
+            warnings.append(_too_much(asked, f"{lowest.what} allows {format_size(host)} here; that is used instead"))
+    on_device = _device_bytes(flag, device, host, warnings)
+    ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
+    return Budget(
+        host, on_device, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
+        installed_bytes(local_processes, root=root, pid=pid),
+    )  # fmt: skip
+
+
+def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> list[Limit]:
+    """Everything but the user that limits one rank's memory on the host; never empty."""
+    pid = os.getpid() if pid is None else pid
+    own = usage_of(_own_pids(pid, local_processes, root), root).anon_bytes
+    limits = [Limit("available RAM", (_available_bytes(root) + own) // local_processes)]
+    for group in group_limits(pid, root):
+        others = max(0, group.used_bytes - own)
+        limits.append(Limit(group.what, max(0, group.limit_bytes - others) // local_processes))
+    address_space = _address_space(pid, root)
+    if address_space is not None:
+        limits.append(Limit("address space (ulimit -v)", address_space))  # of each process, so not shared
+    return limits
+
+
+def installed_bytes(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> int:
+    """What one rank could have if nothing else ran: the RAM, and what control groups allow. It does not change as others work."""
+    pid = os.getpid() if pid is None else pid
+    groups = [group.limit_bytes for group in group_limits(pid, root)]
+    return min([_total_bytes(root), *groups]) // local_processes
+
+
+def free_host_bytes(*, root: Path = ROOT, pid: int | None = None) -> int:
+    """What this process tree may still take before a limit of the system stops it."""
+    pid = os.getpid() if pid is None else pid
+    own = usage_of(tree_pids(pid, root), root).anon_bytes
+    return max(0, min(limit.bytes for limit in host_limits(root=root, pid=pid)) - own)
+
+
+def margin_of(limit_bytes: int) -> int:
+    """What is left free below a limit of the system, in bytes."""
+    share = int(MARGIN_SHARE * limit_bytes)
+    return min(limit_bytes, max(LEAST_MARGIN, min(MOST_MARGIN, share)))
+
+
+def _too_much(asked: int, instead: str) -> str:
+    return f"--{FLAG} = {format_size(asked)}, is more than there is: {instead}"
+
+
+def _device_bytes(flag: int | str, device: Device, host: int, warnings: list[str]) -> int | None:
+    total = device.memory_total_bytes()
+    if total == 0:
+        return None
+    free = device.memory_free_bytes() + device.memory_now_bytes() - device.memory_idle_bytes()
+    offered = free - min(free, max(LEAST_MARGIN, min(MOST_MARGIN, int(MARGIN_SHARE * free))))
+    if not device.is_separate_memory:
+        return min(offered, host)  # a share of the same RAM; host and device together keep to host_bytes
+    if flag != AUTO and int(flag) > offered:
+        instead = f"{device.describe()} has {format_size(offered)} free; that is used there instead"
+        warnings.append(_too_much(int(flag), instead))
+    return offered if flag == AUTO else min(offered, int(flag))
+
+
+def _own_pids(pid: int, local_processes: int, root: Path) -> list[int]:
+    """This process's tree; with several ranks also the others', which their launcher started beside it."""
+    parent = parent_pid(pid, root) if local_processes > 1 and has_proc(root) else 0
+    return tree_pids(pid, root) if parent <= 1 else tree_pids(parent, root)[1:]
+
+
+def _available_bytes(root: Path) -> int:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    kib = _kib_of(lines)
+    before_3_14 = kib.get("MemFree", 0) + kib.get("Buffers", 0) + kib.get("Cached", 0)
+    return kib.get("MemAvailable", before_3_14) * 1024
+
+
+def _total_bytes(root: Path) -> int:
+    try:
+        return _kib_of((root / "proc/meminfo").read_text().splitlines())["MemTotal"] * 1024
+    except (OSError, KeyError):
+        import psutil
+
+        return int(psutil.virtual_memory().total)
+
+
+def _kib_of(lines: list[str]) -> dict[str, int]:
+    return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
+
+
+def _address_space(pid: int, root: Path) -> int | None:
+    """RLIMIT_AS counts addresses, not memory: what may still be mapped, plus what is held already."""
+    try:
+        limits = (root / f"proc/{pid}/limits").read_text()
+        status = (root / f"proc/{pid}/status").read_text()
+    except OSError:
+        return None  # Windows and macOS have no such limit that is kept
+    soft = limits.partition("Max address space")[2].split()[:1]
+    if not soft or not soft[0].isdigit():
+        return None
+    mapped = int((status.partition("VmSize:")[2].split() or ["0"])[0]) * 1024
+    own = process_usage(pid, root)
+    return max(0, int(soft[0]) - mapped) + (own.anon_bytes if own else 0)

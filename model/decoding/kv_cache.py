@@ -1,0 +1,240 @@
+"""What does one token need of those before it? Keys and values, and which beam extends which.
+
+For each decoder block: keys and values of the encoder's output, once for each prompt whatever the number of beams, and of
+the tokens written so far, in buffers that double as they fill. `step` turns one token a beam into the next logits.
+Beams that descend from each other would mean to reorder the buffers at every step, which costs as much as the attention
+itself. Here nothing moves: every beam writes into its own slot, all beams of a prompt see all slots, and a mask leaves
+each of them its ancestors. So `follow` changes a small table of numbers; only `select` (prompts that are done leave)
+copies.
+
+Shapes: B prompts being written, G beams of each (1 without a search), S longest source, T buffer length, D d_model,
+H heads, K d_kv, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from limits import ENCODER_TOKENS
+from model.attention import Attention, PositionBias
+from model.dropout import Dropout
+from model.quantization import embed, product
+from model.rows import Rows
+from model.t5 import T5, DecoderBlock
+from settings.fields import UserError
+
+WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
+
+FIRST_CAPACITY = 64  # tokens that the first buffers hold
+
+
+def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+    """Weights are used in place."""
+    return nullcontext()
+
+
+@dataclass
+class _BlockCache:
+    """Keys and values of one decoder block: of the source (B, H, S, K), and of the tokens so far (B, H, T, G, K)."""
+
+    cross_k: Tensor
+    cross_v: Tensor
+    self_k: Tensor
+    self_v: Tensor
+
+    def grow(self, capacity: int) -> None:
+        self.self_k = _longer(self.self_k, capacity)
+        self.self_v = _longer(self.self_v, capacity)
+
+    def select(self, rows: Tensor) -> None:
+        # one after the other, so that only one tensor is there twice
+        self.cross_k = self.cross_k[rows]
+        self.cross_v = self.cross_v[rows]
+        self.self_k = self.self_k[rows]
+        self.self_v = self.self_v[rows]
+
+
+def _longer(buffer: Tensor, capacity: int) -> Tensor:
+    longer = buffer.new_empty(*buffer.shape[:2], capacity, *buffer.shape[3:])
+    longer[:, :, : buffer.shape[2]] = buffer
+    return longer
+
+
+class Decoding:
+    """A batch of prompts whose answers are being written.
+
+    Args:
+        model: in any mode; dropout is never applied.
+        input_ids: one list of token ids a prompt, with its end token; each at least one id.
+        with_weights: a context around each use of a block, made of its weights (`engine.weights`).
+        compute_dtype: what `with_weights` makes of the weights; None: the embedding's dtype.
+        num_beams: G, answers of each prompt that are written side by side.
+        limit: most tokens that will be written, so that no buffer grows beyond it; None: unknown.
+    Memory: decoder blocks x 2 x H x K x B x (S + G T) numbers, while a buffer doubles once more the old one; and the
+        encoder's activations of one block for at most ENCODER_TOKENS tokens, or for the longest prompt.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: T5,
+        input_ids: Sequence[Sequence[int]],
+        with_weights: WithWeights = in_place,
+        compute_dtype: torch.dtype | None = None,
+        num_beams: int = 1,
+        limit: int | None = None,
+    ) -> None:
+        _check(model, input_ids)
+        self.model, self.with_weights, self.num_beams, self._limit = model, with_weights, num_beams, limit
+        self.dtype, self.device = compute_dtype or model.float_dtype, model.embedding.device
+        self.length, self.capacity = 0, min(FIRST_CAPACITY, limit or FIRST_CAPACITY)
+        self._blocks: list[DecoderBlock] = list(model.decoder.blocks)  # type: ignore[arg-type]
+        source = Rows(tuple(len(ids) for ids in input_ids))
+        self.caches = [self._empty(block.attention, source) for block in self._blocks]
+        for first, last in _groups(source.lengths):
+            part = Rows(source.lengths[first:last])
+            ids = torch.tensor([i for row in input_ids[first:last] for i in row], device=self.device)
+            self._fill(self._encode(ids, part), part, first)
+        lengths = torch.tensor(source.lengths, device=self.device)
+        beyond = torch.arange(source.longest, device=self.device) >= lengths[:, None]
+        blank = torch.zeros_like(beyond, dtype=self.dtype).masked_fill_(beyond, float("-inf"))
+        self.source_mask = blank[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
+        self._slots = torch.arange(num_beams, device=self.device)
+        self._paths = self._slots.new_zeros(len(source.lengths), num_beams, 0)  # (B, G, length): ancestors' slots
+        self._biases = self._all_biases()
+
+    def _empty(self, attention: Attention, source: Rows) -> _BlockCache:
+        rows, heads, width = len(source.lengths), attention.num_heads, attention.d_kv
+        like = torch.empty(0, device=self.device, dtype=self.dtype)
+        cross = [like.new_zeros(rows, heads, source.longest, width) for _ in range(2)]
+        own = [like.new_empty(rows, heads, self.capacity, self.num_beams, width) for _ in range(2)]
+        return _BlockCache(*cross, *own)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return embed(ids, self.model.embedding, self.dtype)
+
+    def _encode(self, ids: Tensor, rows: Rows) -> Tensor:
+        """Encoder output (N, D) of ids (N,)."""
+        stack, dropout = self.model.encoder, Dropout(0.0, rows)
+        x = self._embed(ids)
+        bias = None if stack.bias is None else stack.bias(rows.longest)
+        for block in stack.blocks:
+            with self.with_weights(block.parameters()):
+                x = block(x, bias, rows, dropout)
+        return stack.leave(x, dropout)
+
+    def _fill(self, encoder_output: Tensor, rows: Rows, first: int) -> None:
+        """Keys and values of some prompts' encoder output (N, D), for prompts from `first` on."""
+        for block, cache in zip(self._blocks, self.caches, strict=True):
+            attention = block.cross_attention
+            with self.with_weights(block.parameters()):
+                for matrix, place in ((attention.k, cache.cross_k), (attention.v, cache.cross_v)):
+                    flat = attention.heads(matrix(encoder_output))  # (N, H, K)
+                    for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True), first):
+                        place[row, :, :length] = flat[start : start + length].transpose(0, 1)
+
+    def _all_biases(self) -> list[Tensor | None]:
+        """For each table the bias (H, capacity) of a token towards those before it, the token itself last."""
+        tables: list[PositionBias | None] = [self.model.decoder.bias, *(block.bias for block in self._blocks)]
+        return [None if table is None else table(self.capacity)[:, : self.capacity].to(self.dtype) for table in tables]
+
+    @torch.no_grad()
+    def step(self, ids: Tensor) -> Tensor:
+        """Append one token to each beam: ids (B G,) int64, beams of a prompt side by side -> next logits (B G, V) fp32."""
+        if self.length == self.capacity:
+            self._grow()
+        self.length += 1
+        mask = self._ancestors() if self.num_beams > 1 else None
+        shared, *own = (self._bias(bias, mask) for bias in self._biases)
+        x, norm = self._embed(ids), self.model.decoder.final_norm
+        no_drop = Dropout(0.0, Rows((1,) * len(ids)))
+        for block, cache, bias in zip(self._blocks, self.caches, own, strict=True):
+            with self.with_weights(block.parameters()):
+                x = self._run(block, cache, x, shared if bias is None else bias, no_drop)
+        return self._logits(norm(x) * self.model.output_scale)
+
+    def _grow(self) -> None:
+        self.capacity = 2 * self.capacity if self._limit is None else min(2 * self.capacity, self._limit)
+        for cache in self.caches:
+            cache.grow(self.capacity)
+        self._biases = self._all_biases()
+
+    def _ancestors(self) -> Tensor:
+        """(B, 1, G, length G): 0 where a slot holds a token of the beam, -inf elsewhere."""
+        rows = len(self._paths)
+        newest = self._slots.expand(rows, -1).unsqueeze(2)
+        self._paths = torch.cat([self._paths, newest], 2)
+        foreign = (self._paths.unsqueeze(3) != self._slots).view(rows, 1, self.num_beams, -1)
+        return torch.zeros_like(foreign, dtype=self.dtype).masked_fill_(foreign, float("-inf"))
+
+    def _bias(self, bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """What is added to the scores of the newest token: broadcast to (B, H, G, length G)."""
+        if bias is None:
+            return None
+        near = bias[:, None, self.capacity - self.length :]  # (H, 1, length)
+        return near if mask is None else mask + near.repeat_interleave(self.num_beams, 2)
+
+    def _run(self, block: DecoderBlock, cache: _BlockCache, x: Tensor, bias: Tensor | None, no_drop: Dropout) -> Tensor:
+        """One block for one token a beam: x (B G, D) -> (B G, D)."""
+        attention, cross = block.attention, block.cross_attention
+        normed = block.attention_norm(x)
+        cache.self_k[:, :, self.length - 1] = self._heads(attention, attention.k(normed))
+        cache.self_v[:, :, self.length - 1] = self._heads(attention, attention.v(normed))
+        k, v = (buffer[:, :, : self.length].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
+        x = x + attention.o(_attend(self._heads(attention, attention.q(normed)), k, v, bias))
+        q = self._heads(cross, cross.q(block.cross_norm(x)))
+        x = x + cross.o(_attend(q, cache.cross_k, cache.cross_v, self.source_mask))
+        return x + block.feed_forward(block.feed_forward_norm(x), no_drop)
+
+    def _heads(self, attention: Attention, x: Tensor) -> Tensor:
+        """(B G, H K) -> (B, H, G, K), a view."""
+        return x.view(-1, self.num_beams, attention.num_heads, attention.d_kv).transpose(1, 2)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return product(hidden, self.model.output_weight).float()
+
+    def follow(self, parents: Tensor) -> None:
+        """Let each beam continue from a beam of its prompt: parents (B, G) int64, numbers of beams."""
+        self._paths = self._paths.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
+
+    def select(self, rows: Tensor) -> None:
+        """Continue with these prompts (indices, int64), in this order; prompts may be left out or repeated."""
+        self._paths = self._paths[rows]
+        self.source_mask = None if self.source_mask is None else self.source_mask[rows]
+        for cache in self.caches:
+            cache.select(rows)
+
+
+def _groups(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Part prompts, in their order, into runs of at most ENCODER_TOKENS tokens, or of one prompt."""
+    first = tokens = 0
+    for row, length in enumerate(lengths):
+        if row > first and tokens + length > ENCODER_TOKENS:
+            yield first, row
+            first, tokens = row, 0
+        tokens += length
+    yield first, len(lengths)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """G queries a prompt: q (B, H, G, K), k and v (B, H, M, K), bias broadcast to (B, H, G, M) -> (B G, H K)."""
+    scores = torch.matmul(q, k.transpose(2, 3))
+    weights = torch.softmax(scores if bias is None else scores.add_(bias), -1)
+    return torch.matmul(weights, v).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def _check(model: T5, input_ids: Sequence[Sequence[int]]) -> None:
+    if any(len(ids) == 0 for ids in input_ids):
+        raise ValueError("input_ids: each row needs at least one token (the end token)")
+    vocab_size = model.config.vocab_size
+    foreign = next((i for ids in input_ids for i in ids if not 0 <= i < vocab_size), None)
+    if foreign is not None:
+        raise UserError(
+            f"token id {foreign}, is outside of the model's vocabulary (0 to {vocab_size - 1}); "
+            "use the tokenizer that the model was trained with"
+        )

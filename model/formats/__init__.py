@@ -1,0 +1,4 @@
+"""How weights lie in files: one file a format, and what they share.
+`tensor_files` is safetensors, `pickle_files` what is older, `peft` an adapter's folder, `checksums` tells damage.
+`model.hf_format` in front of the room uses them all; training and commands import from here too.
+"""

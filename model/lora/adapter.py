@@ -1,0 +1,165 @@
+"""How is a model adapted by few weights? Beside a frozen matrix W there are two thin ones: y = W x + s B A x.
+
+A is drawn (Kaiming uniform) and B begins at zero, so that an adapted model begins as the base. s = alpha / rank, or
+alpha / sqrt(rank) where rank-stabilised. DoRA learns the length of each row of W + s B A beside its direction; the length
+that is divided by is held constant in the gradient, as its paper does, and comes from products of width r, never from a
+second matrix. Adapters are fp32 whatever the base is. An adapter sits on its `Linear`, so the walk brings, updates and
+hands over its weights with its block.
+
+Shapes: N tokens, n outputs, m inputs, r rank.
+Source: Hu et al. 2021 (arXiv 2106.09685); rank-stabilised: Kalajdzievski 2023 (arXiv 2312.03732); DoRA: Liu et al. 2024
+(arXiv 2402.09353), section 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.dropout import Dropout
+from model.layers import Linear
+from model.lora.form import LoraSettings
+from model.quantization import dequantize, is_int8, product, row_pieces
+from model.shapes import ALL, asked_targets, targets_of, weights
+from model.t5 import T5
+from settings.fields import UserError
+
+
+class LoraAdapter(nn.Module):
+    """The thin matrices beside one `Linear`.
+
+    Args:
+        weight: (n, m), the frozen matrix; read for DoRA's first lengths.
+        seed: fixes A.
+    Memory: r (n + m) fp32 numbers, n more with DoRA; running, N (r + n) more, and (r + 3) n with DoRA.
+    """
+
+    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int) -> None:
+        super().__init__()
+        (n, m), r, device = weight.shape, settings.rank, weight.device
+        self.scaling = settings.scaling
+        bound = m**-0.5  # Kaiming uniform with a = sqrt(5), as PEFT draws it
+        drawn = torch.rand(r, m, generator=torch.Generator().manual_seed(seed % 2**63)).mul_(2 * bound).sub_(bound)
+        self.a = nn.Parameter(drawn.to(device))
+        self.b = nn.Parameter(torch.zeros(n, r, device=device))
+        self.magnitude = nn.Parameter(row_norms(weight)) if settings.dora else None
+
+    def forward(self, x: Tensor, y: Tensor, weight: Tensor, dropout: Dropout | None) -> Tensor:
+        """x (N, m) and its product y (N, n) with `weight` (n, m) -> the adapted product (N, n)."""
+        dropped = x if dropout is None else dropout(x)
+        low = F.linear(dropped, self.a.to(x.dtype))  # (N, r)
+        y = torch.add(y, F.linear(low, self.b.to(x.dtype)), alpha=self.scaling)
+        return y if self.magnitude is None else y * (self.magnitude / self.lengths(weight)).to(x.dtype)
+
+    @torch.no_grad()
+    def lengths(self, weight: Tensor) -> Tensor:
+        """(n,) fp32: the norm of each row of W + s B A.
+
+        From |w|^2 + 2 s b.(A w) + s^2 b.(A A^T) b. Memory: r n numbers, and W widened where it is not fp32.
+        """
+        along = product(self.a, weight).t()  # (n, r)
+        square = row_norms(weight).square_() + 2 * self.scaling * (along * self.b).sum(1)
+        square += self.scaling**2 * ((self.b @ (self.a @ self.a.t())) * self.b).sum(1)
+        return square.clamp_(min=torch.finfo(torch.float32).tiny).sqrt_()
+
+    @torch.no_grad()
+    def merged(self, weight: Tensor) -> Tensor:
+        """(n, m) fp32: the one matrix that does what `weight` and this adapter do. Memory: that matrix twice."""
+        whole = torch.addmm(dequantize(weight, torch.float32), self.b, self.a, alpha=self.scaling)
+        if self.magnitude is not None:
+            whole.mul_((self.magnitude / self.lengths(weight)).unsqueeze(1))
+        return whole
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    """(n,) fp32: the L2 norm of each row of (n, m), read in chunks of rows."""
+    return torch.cat([torch.linalg.vector_norm(piece, dim=1) for piece in row_pieces(weight, torch.float32)])
+
+
+def linears(model: T5) -> dict[str, Linear]:
+    """Path -> every matrix that can be adapted, e.g. `encoder.blocks.0.attention.q`."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
+
+
+def resolve_targets(model: T5, asked: str) -> tuple[str, ...]:
+    """Turn the setting `lora_targets` into names of this model.
+
+    Raises:
+        UserError: names that do not exist here, all at once.
+    """
+    known, words = targets_of(model.config), asked_targets(model.config, asked)
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        raise UserError(
+            f"--lora_targets = {asked}, {', '.join(unknown) or 'nothing'} is no module of this model; "
+            f"allowed: {', '.join(known)}, or {ALL}"
+        )
+    return tuple(name for name in known if name in words)
+
+
+def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, LoraAdapter]:
+    """Freeze the whole model and put an adapter on every targeted matrix.
+
+    Args:
+        settings: `targets` must exist, see `resolve_targets`.
+        seed: fixes the first values of all A.
+    Returns:
+        path of its matrix -> adapter.
+    Raises:
+        UserError: the rank is larger than the narrowest matrix.
+    """
+    paths = {
+        w.name.removesuffix(".weight") for w in weights(model.config) if w.is_product and w.target in settings.targets
+    }
+    chosen = {path: linear for path, linear in linears(model).items() if path in paths}
+    narrowest = min(min(linear.weight.shape) for linear in chosen.values())
+    if settings.rank > narrowest:
+        raise UserError(
+            f"--lora_rank = {settings.rank}, is more than the width of the matrices ({narrowest}); allowed: 1 to {narrowest}"
+        )
+    model.requires_grad_(False)
+    adapters = {}
+    for index, (path, linear) in enumerate(chosen.items()):
+        linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
+    model.adapter_dropout = settings.dropout
+    return adapters
+
+
+def adapters_of(model: T5) -> dict[str, LoraAdapter]:
+    """Path of its matrix -> adapter, of those that are on."""
+    found = {path: linear.adapter for path, linear in linears(model).items()}
+    return {path: adapter for path, adapter in found.items() if isinstance(adapter, LoraAdapter)}
+
+
+def use_adapters(model: T5, adapters: dict[str, LoraAdapter]) -> None:
+    """Let exactly these adapters be on; {}: the base alone."""
+    for path, linear in linears(model).items():
+        linear.adapter = adapters.get(path)
+
+
+@contextmanager
+def adapters_off(model: T5) -> Iterator[None]:
+    """The base alone, until the context ends: the reference of preference training, without a second model."""
+    adapters = adapters_of(model)
+    use_adapters(model, {})
+    try:
+        yield
+    finally:
+        use_adapters(model, adapters)
+
+
+@torch.no_grad()
+def merge(model: T5) -> None:
+    """Put every adapter into its matrix, in the matrix's dtype, and take it off. Memory: one matrix in fp32, twice.
+
+    The base may not be int8: a merged matrix needs its own rounding.
+    """
+    for path, adapter in adapters_of(model).items():
+        linear = linears(model)[path]
+        assert not is_int8(linear.weight), "merge into weights that are not quantized"
+        linear.weight.copy_(adapter.merged(linear.weight))
+        linear.adapter = None

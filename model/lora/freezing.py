@@ -1,0 +1,54 @@
+"""Which weights learn? Parts of the model are frozen by name or pattern, in our names or Hugging Face's.
+
+A word names everything below it: `encoder`, `decoder.blocks.0`, `encoder.block.0.layer.1`. Wildcards are those of file
+names: `*.q.weight`. Two words name what lies scattered: `norms` and `position_bias`. A tied head is the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from model.shapes import SCATTERED, hf_names, is_meant
+from model.t5 import T5
+from settings.fields import UserError
+
+
+def freeze(model: T5, patterns: str) -> list[str]:
+    """Freeze what the patterns name: no gradient, no optimizer state.
+
+    Args:
+        patterns: separated by commas, e.g. `encoder,embedding`; empty: nothing.
+    Returns:
+        names of the weights that stay trained.
+    Raises:
+        UserError: a pattern names nothing (all such at once), or nothing is left to train.
+    """
+    wanted = [word.strip() for word in patterns.split(",") if word.strip()]
+    weights, theirs = dict(model.named_parameters()), hf_names(model.config)
+    unknown = []
+    for pattern in wanted:
+        found = [name for name in weights if is_meant(pattern, name, theirs[_matrix_of(name)])]
+        if not found:
+            unknown.append(f"--freeze = {pattern}, names no weight of this model; there are: {_parts(weights)}")
+        for name in found:
+            weights[name].requires_grad_(False)
+    if unknown:
+        raise UserError(*unknown)
+    trained = [name for name, weight in weights.items() if weight.requires_grad]
+    if not trained:
+        raise UserError(f"--freeze = {patterns}, leaves nothing to train; name less")
+    return trained
+
+
+def _matrix_of(name: str) -> str:
+    """The weight itself; of an adapter the matrix that it stands beside."""
+    path, dot, _ = name.partition(".adapter.")
+    return f"{path}.weight" if dot else name
+
+
+def _parts(names: Iterable[str]) -> str:
+    """The words that name parts of this model, shortest first, and one whole name as an example."""
+    heads = dict.fromkeys(name.split(".")[0] for name in names)
+    stacks = [f"{stack}.blocks.0 ..." for stack in ("encoder", "decoder")]
+    example = next(name for name in names if name.endswith("q.weight"))
+    return ", ".join([*heads, *SCATTERED, *stacks, f"patterns such as *.q.weight, whole names such as {example}"])

@@ -1,0 +1,197 @@
+"""Which weights does a T5 have? Name, shape, role and Hugging Face name of each, from its configuration alone.
+
+This is the one description of the model beside its code (`model.t5`, in whose order the weights stand here). File
+formats, adapters, freezing, the plan, sharding, quantization and the optimizers read it; a test compares it with the
+model and with transformers. It imports no torch: a plan is made before any model.
+
+Shapes: V vocabulary, D d_model, I = H K inner width of attention, F d_ff, r rank of an adapter.
+Source: names of transformers' T5, mT5 and UMT5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from config import T5ModelConfig
+from settings.fields import AUTO
+
+Stack = Literal["encoder", "decoder"]
+Role = Literal["embedding", "head", "norm", "bias table", "q", "k", "v", "o", "gate", "wi", "wo", "adapter"]
+ENCODER: Stack = "encoder"
+DECODER: Stack = "decoder"
+STACKS = (ENCODER, DECODER)
+PRODUCTS = ("q", "k", "v", "o", "gate", "wi", "wo")  # roles of the matrices of blocks
+ALL = "all"
+SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}  # words of `freeze` for what lies in all blocks
+_TABLE, _HF_TABLE = "bias.table", "0.SelfAttention.relative_attention_bias.weight"
+
+
+class Weight(NamedTuple):
+    """One weight of a model, or of an adapter beside one of its matrices.
+
+    Args:
+        name: as `model.t5` has it. hf_name: in Hugging Face's folders; of an adapter that of its matrix.
+        shape: a matrix or table has two sides, a norm one.
+        role: what it does. In feed-forward `gate` is what the activation is applied to where it is gated.
+        stack: encoder or decoder; None: embedding and head. block: its number; None: outside of blocks.
+    """
+
+    name: str
+    hf_name: str
+    shape: tuple[int, ...]
+    role: Role
+    stack: Stack | None = None
+    block: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix of a block, which adapters can stand beside."""
+        return self.role in PRODUCTS
+
+    @property
+    def target(self) -> str:
+        """What Hugging Face calls a matrix of a block: q, k, v, o, wi, wi_0, wi_1 or wo."""
+        return self.hf_name.split(".")[-2]
+
+
+def is_gated(c: T5ModelConfig) -> bool:
+    """Whether feed-forward has a second matrix, `gate`, whose activation its inner values are multiplied by."""
+    return c.feed_forward_proj.startswith("gated-")
+
+
+def inner_width(c: T5ModelConfig) -> int:
+    """Inner width of attention, I."""
+    return c.num_heads * c.d_kv
+
+
+def weights(c: T5ModelConfig) -> Iterator[Weight]:
+    """Every weight of a model, in the order of `T5.named_parameters`."""
+    yield Weight("embedding", "shared.weight", (c.vocab_size, c.d_model), "embedding")
+    if not c.tie_word_embeddings:
+        yield Weight("head", "lm_head.weight", (c.vocab_size, c.d_model), "head")
+    for stack, count in ((ENCODER, c.num_layers), (DECODER, c.num_decoder_layers)):
+        if not c.bias_in_every_layer:
+            yield Weight(f"{stack}.{_TABLE}", f"{stack}.block.0.layer.{_HF_TABLE}", _table(c), "bias table", stack)
+        for index in range(count):
+            yield from block_weights(c, stack, index)
+        yield Weight(f"{stack}.final_norm.weight", f"{stack}.final_layer_norm.weight", (c.d_model,), "norm", stack)
+
+
+def block_weights(c: T5ModelConfig, stack: Stack, index: int = 0) -> Iterator[Weight]:
+    """The weights of one block, in the order of the model."""
+    for name, hf_name, shape, role in _in_block(c, is_decoder=stack == DECODER):
+        yield Weight(
+            f"{stack}.blocks.{index}.{name}", f"{stack}.block.{index}.layer.{hf_name}", shape, role, stack, index
+        )
+
+
+_Inside = tuple[str, str, tuple[int, ...], Role]  # name inside of a block, here and in Hugging Face's folders
+
+
+def _in_block(c: T5ModelConfig, is_decoder: bool) -> Iterator[_Inside]:
+    last, norm = 2 if is_decoder else 1, (c.d_model,)
+    yield "attention_norm.weight", "0.layer_norm.weight", norm, "norm"
+    yield from _attention(c, "attention", "0.SelfAttention")
+    if c.bias_in_every_layer:
+        yield _TABLE, _HF_TABLE, _table(c), "bias table"
+    if is_decoder:
+        yield "cross_norm.weight", "1.layer_norm.weight", norm, "norm"
+        yield from _attention(c, "cross_attention", "1.EncDecAttention")
+    yield "feed_forward_norm.weight", f"{last}.layer_norm.weight", norm, "norm"
+    inner: tuple[tuple[Role, str], ...] = (("gate", "wi_0"), ("wi", "wi_1")) if is_gated(c) else (("wi", "wi"),)
+    for role, hf_name in inner:
+        yield f"feed_forward.{role}.weight", f"{last}.DenseReluDense.{hf_name}.weight", (c.d_ff, c.d_model), role
+    yield "feed_forward.wo.weight", f"{last}.DenseReluDense.wo.weight", (c.d_model, c.d_ff), "wo"
+
+
+def _attention(c: T5ModelConfig, name: str, hf_name: str) -> Iterator[_Inside]:
+    inner = inner_width(c)
+    roles: tuple[Role, ...] = ("q", "k", "v")
+    for role in roles:
+        yield f"{name}.{role}.weight", f"{hf_name}.{role}.weight", (inner, c.d_model), role
+    yield f"{name}.o.weight", f"{hf_name}.o.weight", (c.d_model, inner), "o"
+
+
+def _table(c: T5ModelConfig) -> tuple[int, int]:
+    return c.relative_attention_num_buckets, c.num_heads
+
+
+def hf_names(c: T5ModelConfig) -> dict[str, str]:
+    """Our name -> name in Hugging Face's folders, of every weight."""
+    return {weight.name: weight.hf_name for weight in weights(c)}
+
+
+# --- what is counted
+
+
+def weight_counts(c: T5ModelConfig) -> dict[str, int]:
+    """Weights of the parts of a model: embedding, head, one encoder and one decoder block, and all.
+
+    Only one block of each stack is looked at, so that a configuration may speak of any number of them.
+    """
+    return dict(_counts(tuple(vars(c).values())))
+
+
+@lru_cache(maxsize=64)
+def _counts(values: tuple[Any, ...]) -> dict[str, int]:
+    c = T5ModelConfig(*values)
+    one: dict[str, int] = {stack: sum(weight.size for weight in block_weights(c, stack)) for stack in STACKS}
+    outside = {weight.name: weight.size for weight in weights(replace(c, num_layers=0, num_decoder_layers=0))}
+    total = sum(outside.values()) + c.num_layers * one[ENCODER] + c.num_decoder_layers * one[DECODER]
+    return {"embedding": outside["embedding"], "head": outside.get("head", 0), **one, "total": total}
+
+
+# --- what is adapted, frozen, cut and decayed
+
+
+def targets_of(c: T5ModelConfig) -> tuple[str, ...]:
+    """The names of matrices that adapters can be asked for, in the order of their first use."""
+    return tuple(dict.fromkeys(weight.target for weight in block_weights(c, DECODER) if weight.is_product))
+
+
+def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
+    """The words of the setting `lora_targets`, which may name none of this model's."""
+    words = tuple(word.strip() for word in asked.split(",") if word.strip())
+    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(asked, words)
+
+
+def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str], use_dora: bool) -> Iterator[Weight]:
+    """Every weight of the adapters (`model.lora.adapter`) beside the matrices that `targets` name; none with rank 0."""
+    for weight in weights(c) if rank else ():
+        if weight.is_product and weight.target in targets:
+            rows, columns = weight.shape
+            parts: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
+            if use_dora:
+                parts["magnitude"] = (rows,)
+            path = weight.name.removesuffix(".weight")
+            for part, shape in parts.items():
+                yield weight._replace(name=f"{path}.adapter.{part}", shape=shape, role="adapter")
+
+
+def is_meant(word: str, name: str, hf_name: str) -> bool:
+    """Whether a word of the setting `freeze` means the weight of these two names, or something that it is in."""
+    pattern = SCATTERED.get(word, word)
+    return any(fnmatchcase(each, pattern) or fnmatchcase(each, f"{pattern}.*") for each in (name, hf_name))
+
+
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether products or lookups read a weight by rows: what is cut over processes, held in int8, and decayed.
+
+    Neither norms and DoRA's magnitudes, nor bias tables: they are a few KB, and say how large something is.
+    """
+    return len(shape) == 2 and not name.endswith(_TABLE)
+
+
+def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a weight is a matrix of a block or of an adapter in it, so that every row learns from every token."""
+    return is_matrix(name, shape) and name not in ("embedding", "head")

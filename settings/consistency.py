@@ -1,0 +1,156 @@
+"""Which settings are fine alone and wrong together? Every contradiction that can be seen before data are read.
+
+One function for each part of a run; `config.load` tells all that they find together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from settings.fields import AUTO
+
+if TYPE_CHECKING:
+    from config import Config
+
+PREFERENCES = "preferences"  # the objective of the command dpo
+
+
+def check(config: Config) -> list[str]:
+    """Find all contradictions, as `UserError` takes them."""
+    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _answers, _memory, _going_on)
+    return [problem for part in parts for problem in part(config)]
+
+
+def _shape(config: Config) -> list[str]:
+    problems, model = [], config.model
+    if model.pad_token_id >= model.vocab_size or model.eos_token_id >= model.vocab_size:
+        problems.append(f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id and eos_token_id")
+    if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
+        problems.append(
+            f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "
+            f"relative_attention_num_buckets ({model.relative_attention_num_buckets})"
+        )
+    if model.bias_in_every_layer and not model.scale_decoder_outputs:
+        problems.append(
+            "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
+        )
+    return problems
+
+
+def _batch(config: Config) -> list[str]:
+    problems, train = [], config.train
+    rows, batch_size, accumulation = (
+        train.effective_batch_size,
+        train.batch_size_per_gpu,
+        train.gradient_accumulation_steps,
+    )
+    if AUTO not in (rows, batch_size) and batch_size > rows:  # type: ignore[operator]
+        problems.append(
+            f"--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto"
+        )
+    if AUTO not in (rows, batch_size, accumulation) and rows % (batch_size * accumulation):  # type: ignore[operator]
+        problems.append(
+            f"--effective_batch_size = {rows}, is no multiple of batch_size_per_gpu x gradient_accumulation_steps "
+            f"({batch_size} x {accumulation}); leave one of the three auto"
+        )
+    return problems
+
+
+def _finetuning(config: Config) -> list[str]:
+    objective = config.data.objective
+    if config.train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
+        return [f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"]
+    return []
+
+
+def _preferences(config: Config) -> list[str]:
+    """Settings that preference training does not heed."""
+    if config.data.objective != PREFERENCES:
+        return []
+    chosen = config.preference.preference_loss
+    unheeded = {
+        "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""),
+        "beta": (chosen == "orpo", "; see orpo_lambda"), "preference_label_smoothing": (chosen != "sigmoid", ""),
+        "orpo_lambda": (chosen != "orpo", "; see beta"),
+    }  # fmt: skip
+    values, defaults = config.as_dict(), type(config)().as_dict()
+    return [
+        f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; leave it out{hint}"
+        for name, (has_no_effect, hint) in unheeded.items()
+        if has_no_effect and values[name] != defaults[name]
+    ]
+
+
+def _adapters(config: Config) -> list[str]:
+    """Settings of adapters where there are none."""
+    if config.lora.lora_rank:
+        return []
+    defaults = dataclasses.asdict(type(config.lora)())
+    changed = [name for name, value in dataclasses.asdict(config.lora).items() if value != defaults[name]]
+    return [f"--{n} = {getattr(config.lora, n)}, has no effect without adapters; name --lora_rank=8" for n in changed]
+
+
+def _scores(config: Config) -> list[str]:
+    """A score that decides and that no evaluation would give."""
+    chosen, given = config.train.metric_for_best, config.metrics
+    if chosen == "loss":
+        return []
+    if given.eval_generate_rows in (AUTO, 0):
+        return [
+            f"--metric_for_best = {chosen}, is a score of answers, and none are written; name --eval_generate_rows=64"
+        ]
+    if given.metrics != AUTO and chosen not in [name.strip() for name in given.metrics.split(",")]:
+        return [f"--metric_for_best = {chosen}, is not among --metrics ({given.metrics}); add it there"]
+    return []
+
+
+def _answers(config: Config) -> list[str]:
+    problems, generate = [], config.generate
+    if generate.num_beams > 1 and generate.temperature > 0.0:
+        problems.append(
+            f"--num_beams = {generate.num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1"
+        )
+    if generate.min_new_tokens > generate.max_new_tokens:
+        problems.append(
+            f"--min_new_tokens = {generate.min_new_tokens}, is more than max_new_tokens ({generate.max_new_tokens}); lower it"
+        )
+    return problems
+
+
+def _memory(config: Config) -> list[str]:
+    problems, memory, train = [], config.memory, config.train
+    if memory.offload_boundaries is True and (
+        memory.memory_mode == "standard" or memory.gradient_checkpointing is False
+    ):
+        problems.append(
+            "--offload_boundaries = True, moves the inputs of recomputed blocks, and memory_mode=standard or "
+            "gradient_checkpointing=False recompute none; leave out one"
+        )
+    if memory.shard_weights is not True:
+        return problems
+    if config.lora.lora_rank or config.data.objective == PREFERENCES:
+        problems.append(
+            "--shard_weights = True, is for training all weights on texts and pairs; leave it out with adapters "
+            "(--lora_base=int8 makes their base smaller) and with preferences"
+        )
+    if train.max_grad_norm > 0:
+        problems.append(
+            f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; leave out one"
+        )
+    if memory.mixed_precision == "fp16":
+        problems.append(
+            "--mixed_precision = fp16, scales the loss and needs all gradients at once, which shard_weights=True never has; leave out one"
+        )
+    return problems
+
+
+def _going_on(config: Config) -> list[str]:
+    problems, mirror = [], config.run.checkpoint_mirror
+    if config.train.is_keep_training == AUTO and config.run.run_name == AUTO:
+        problems.append("--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one")
+    if mirror is not None and "://" not in mirror:
+        problems.append(
+            f"--checkpoint_mirror = {mirror}, is no address; write s3://bucket/folder, gs://.. or file:///.."
+        )
+    return problems

@@ -1,0 +1,225 @@
+"""How is a setting declared, parsed, checked and shown?
+
+Every setting of the program is a dataclass field made by `setting(...)` in `config.py`. From that one declaration come
+the command-line flag, the `--help` line, the check of its value, the file format and `docs/settings.md`.
+Problems are gathered, never raised one by one: a user should repair a command once, not once per mistake.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from units import format_size, parse_size
+
+AUTO = "auto"
+TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+NOTHING_WORDS = ("none", "null", "")
+
+
+class UserError(Exception):
+    """What a user can repair: wrong settings or wrong data. Ends the program with exit code 2.
+
+    Args:
+        problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*.
+    """
+
+    exit_code = 2
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class DoesNotFit(UserError):
+    """The work cannot be done inside the memory budget. Ends the program with exit code 3."""
+
+    exit_code = 3
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    kind: type | str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+    auto: bool = False,
+    optional: bool = False,
+) -> Any:
+    """Declare one setting as a dataclass field.
+
+    Args:
+        default: value used when nobody names another.
+        help: one line, shown by `--help`.
+        kind: `bool`, `int`, `float`, `str`, `"text"` (kept with its blanks) or `"size"` (bytes, written as 6G, 512M, 6GiB).
+        unit: shown after the value, e.g. "tokens".
+        low, high: inclusive range; above: exclusive lower bound.
+        choices: the only allowed words.
+        auto: whether the word "auto" is allowed (the program decides).
+        optional: whether none is allowed.
+    """
+    facts = dict(help=help, kind=kind, unit=unit, low=low, high=high, above=above, choices=choices)
+    return dataclasses.field(default=default, metadata={**facts, "auto": auto, "optional": optional})
+
+
+def parse(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Turn a raw value (a flag's text, a YAML scalar) into the setting's type.
+
+    Raises:
+        ValueError: with a sentence that begins after `name = value, `.
+    """
+    facts = field.metadata
+    word = value.strip().lower() if isinstance(value, str) else value
+    if facts["optional"] and (word is None or word in NOTHING_WORDS):
+        return None
+    if facts["auto"] and word == AUTO:
+        return AUTO
+    parsed = _parse_kind(facts, value, word)
+    parsed = next((choice for choice in facts["choices"] if choice.lower() == str(parsed).lower()), parsed)
+    if facts["choices"] and parsed not in facts["choices"]:
+        raise ValueError(not_known(str(parsed), facts["choices"]))
+    if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
+        _check_range(parsed, facts)
+    return parsed
+
+
+def not_known(word: str, known: Iterable[str]) -> str:
+    """Say that a word is none of those that are allowed, and which one is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"is not known; allowed: {', '.join(known)}{hint}"
+
+
+def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
+    kind = facts["kind"]
+    if kind is bool:
+        further = ", auto" if facts["auto"] else ""
+        if isinstance(word, bool):
+            return word
+        if str(word) in TRUE_WORDS + FALSE_WORDS:
+            return str(word) in TRUE_WORDS
+        raise ValueError(f"is neither true nor false; allowed: True, False, yes, no, 1, 0{further}")
+    if kind == "size":
+        try:
+            return parse_size(value)
+        except (ValueError, OverflowError):
+            raise ValueError("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
+    if kind == "text":
+        return str(value)
+    if kind is str:
+        return str(value).strip()
+    if isinstance(value, bool):
+        raise ValueError("needs a value")
+    try:
+        number = float(value)
+        if kind is int and number != int(number):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"is not {what}; allowed: {allowed(facts)}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"is not a finite number; allowed: {allowed(facts)}")
+    if kind is float:
+        return number
+    return int(value) if isinstance(value, str) and word.lstrip("+-").isdigit() else int(number)
+
+
+def _check_range(value: float, facts: Mapping[str, Any]) -> None:
+    low, high, above = facts["low"], facts["high"], facts["above"]
+    if (
+        (low is not None and value < low)
+        or (high is not None and value > high)
+        or (above is not None and value <= above)
+    ):
+        raise ValueError(f"is out of range; allowed: {allowed(facts)}")
+
+
+def allowed(facts: Mapping[str, Any]) -> str:
+    """Say in words which values a setting takes, e.g. `auto or 1 or more, rows`."""
+    words = ["auto"] if facts["auto"] else []
+    low, high, above = facts["low"], facts["high"], facts["above"]
+    if facts["choices"]:
+        words.append(" | ".join(choice for choice in facts["choices"] if choice != AUTO))
+    elif facts["kind"] is bool:
+        words.append("True | False")
+    elif above is not None:
+        words.append(f"more than {_plain(above)}" + (f" up to {_plain(high)}" if high is not None else ""))
+    elif low is not None:
+        words.append(f"{_plain(low)} to {_plain(high)}" if high is not None else f"{_plain(low)} or more")
+    elif facts["kind"] == "size":
+        words.append("a size such as 6G or 512M")
+    elif facts["kind"] in (str, "text"):
+        words.append("text")
+    else:
+        words.append("a number")
+    if facts["optional"]:
+        words.append("none")
+    return " or ".join(words) + (f", {facts['unit']}" if facts["unit"] else "")
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
+
+
+def show(field: dataclasses.Field[Any], value: Any) -> str:
+    """Render a value as a user would type it."""
+    return format_size(value) if field.metadata["kind"] == "size" and isinstance(value, int) else str(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """Show a number of things: `1 row`, `2,249 rows`, `2 processes`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+
+
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Names in a row, of which a file may hold any number, of any length: `a, b, c and 1,980 more`."""
+    words = [str(name) for name in names]
+    shown = ", ".join(word if len(word) <= 60 else f"{word[:60]}..." for word in words[:most])
+    return shown + (f" and {len(words) - most:,} more" if len(words) > most else "")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Say ` (did you mean --x?)` for an unknown flag, also where Fire has swallowed a leading `no`."""
+    known = list(known)
+    if "no" + name in known:
+        return f"; did you mean --no{name}=VALUE? It needs a value"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean --{near[0]}?" if near else "; see --help for the flags that exist"
+
+
+def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a YAML or JSON table of settings. It may sort them into groups; names are unique, so the groups are dropped.
+
+    Raises:
+        UserError: the file is missing, unreadable or no table.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf8"))  # JSON is YAML
+    except FileNotFoundError:
+        raise UserError(f"--config = {path}, no such file") from None
+    except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
+        raise UserError(f"--config = {path}, cannot be read: {reason}; name a YAML or JSON file of settings") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--config = {path}, is not a table of name: value lines; write it so")
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})
+    problems = [
+        f"--config = {path}, the name {str(key)[:40]} is {type(key).__name__}, not a text; write it in quotes, or mend it"
+        for key in flat
+        if not isinstance(key, str)
+    ]
+    if problems:
+        raise UserError(*problems)
+    return flat

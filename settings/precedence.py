@@ -1,0 +1,120 @@
+"""Which value does a setting take? Defaults < preset < file < flags: read, and put over each other.
+
+`config.load` is the only caller; it knows the settings, this file knows where values come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from settings.fields import UserError, nearest_name, not_known, parse, read_settings_file
+
+if TYPE_CHECKING:
+    from config import Config
+
+PRESETS_DIR = Path(__file__).resolve().parent.parent / "presets"
+Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
+
+
+@cache
+def model_presets() -> dict[str, dict[str, Any]]:
+    """The shapes of the T5 family by name, read from `presets/models.yaml`."""
+    return read_settings_file(PRESETS_DIR / "models.yaml")
+
+
+@cache
+def run_presets() -> tuple[str, ...]:
+    """Names of the presets by machine and goal: the other files of `presets/`."""
+    return tuple(sorted(path.stem for path in PRESETS_DIR.glob("*.yaml") if path.stem not in ("models", "machines")))
+
+
+def fill(
+    config: Config, command: str, flags: Mapping[str, Any], settings: Settings, taken: Mapping[str, Collection[str]]
+) -> list[str]:
+    """Put preset, file and flags over the defaults of a configuration, and note in it where each value came from.
+
+    Args:
+        flags: name -> raw value, as typed; may hold `config` (a file), `preset` and `model_preset`.
+        settings: all there are.
+        taken: command -> names of the settings that it takes.
+    Returns:
+        what is wrong with what was given.
+    """
+    problems: list[str] = []
+    layers = _layers(command, dict(flags), {group for group, _ in settings.values()}, problems)
+    for origin, layer in layers:
+        if "model_preset" in layer:
+            config.model_preset, config.origins["model_preset"] = str(layer.pop("model_preset")), origin
+    for name, value in _shape(config.model_preset, problems).items():
+        _set(config, settings[name], name, value, "preset", problems)
+    for origin, layer in layers:
+        for name, value in layer.items():
+            if name in taken[command]:
+                _set(config, settings[name], name, value, origin, problems)
+            elif origin == "flag" or name not in settings:
+                others = [other for other, names in taken.items() if name in names]
+                near = nearest_name(name, [*taken[command], "config", "preset", "model_preset"])
+                hint = f" of {command}, but of {', '.join(others)}" if others else near
+                problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{hint}")
+    return problems
+
+
+def _layers(
+    command: str, flags: dict[str, Any], groups: set[str], problems: list[str]
+) -> list[tuple[str, dict[str, Any]]]:
+    """What was given, the weakest first."""
+    path = flags.pop("config", None)
+    file = _read(Path(str(path)), groups, problems) if path is not None else {}
+    preset = flags.pop("preset", file.pop("preset", None))
+    if preset is None and not (flags.get("train_file") or file.get("train_file")) and command == "train":
+        preset = "sample"
+    return [("preset", _preset(preset, groups, problems)), ("file", file), ("flag", flags)]
+
+
+def _read(path: Path, groups: set[str], problems: list[str]) -> dict[str, Any]:
+    try:
+        return read_settings_file(path, groups)
+    except UserError as error:
+        problems += error.problems
+        return {}
+
+
+def _preset(name: Any, groups: set[str], problems: list[str]) -> dict[str, Any]:
+    if name is None or str(name).lower() == "none":
+        return {}
+    if name not in run_presets():
+        problems.append(f"--preset = {name}, {not_known(str(name), run_presets())}")
+        return {}
+    return read_settings_file(PRESETS_DIR / f"{name}.yaml", groups)
+
+
+def _shape(name: str, problems: list[str]) -> dict[str, Any]:
+    shape = model_presets().get(name)
+    if shape is None:
+        problems.append(f"--model_preset = {name}, {not_known(name, model_presets())}")
+    return shape or {}
+
+
+def _set(
+    config: Config, place: tuple[str, dataclasses.Field[Any]], name: str, value: Any, origin: str, problems: list[str]
+) -> None:
+    group, member = place
+    if _is_nested(value):  # whose text may be of any length: YAML can name one part many times
+        problems.append(f"--{name}, is given a table; a setting has one value")
+        return
+    try:
+        setattr(getattr(config, group), name, parse(member, value))
+        config.origins[name] = origin
+    except ValueError as error:
+        problems.append(f"--{name} = {value}, {error}")
+
+
+def _is_nested(value: Any) -> bool:
+    inner = (Mapping, list, tuple, set)
+    return isinstance(value, (Mapping, set)) or (
+        isinstance(value, (list, tuple)) and any(isinstance(member, inner) for member in value)
+    )

@@ -1,0 +1,61 @@
+"""Runs as their files tell of them, made up: what the tests of the page read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from board.places import Places
+
+BEGAN = 1_790_000_000.0
+
+
+def places(folder: Path) -> Places:
+    """The page's three folders, made."""
+    found = Places(folder / "logs", folder / "models", folder / "files")
+    for one in (found.log_dir, found.output_dir, found.data_dir):
+        one.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def step(number: int, loss: float | None = 2.0, **more: Any) -> dict[str, Any]:
+    """A `step` event."""
+    told = {"learning_rate": 0.01, "tokens": 100, "seconds": 1.0, "tokens_per_second": 100.0, "time": BEGAN + number}
+    return {"event": "step", "step": number, "loss": loss, **told, "memory_bytes": 1000 + number, **more}
+
+
+def start(max_steps: int = 100) -> dict[str, Any]:
+    """A `start` event."""
+    return {
+        "event": "start",
+        "step": 0,
+        "run_name": "one",
+        "settings": {"max_steps": max_steps, "model_preset": "tiny"},
+    }
+
+
+def write(where: Places, name: str, *events: dict[str, Any], tail: str = "") -> Path:
+    """Write a run's metrics."""
+    folder = where.log_dir / name
+    folder.mkdir(exist_ok=True)
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events) + tail, encoding="utf8")
+    return path
+
+
+def beat(where: Places, name: str, state: str = "running", time: float = BEGAN, **more: Any) -> None:
+    """Write a run's sign of life."""
+    record = {
+        "state": state,
+        "reason": "",
+        "process": os.getpid(),
+        "host": platform.node(),
+        "started": BEGAN,
+        "time": time,
+    }
+    record |= {"step": 5, "max_steps": 100, "anon_bytes": 1000, "peak_bytes": 1500, "budget_bytes": 4000, **more}
+    (where.log_dir / name).mkdir(exist_ok=True)
+    (where.log_dir / name / "heartbeat.json").write_text(json.dumps(record), encoding="utf8")

@@ -1,0 +1,366 @@
+"""Who is let in, which files can be reached, and what may be asked: each way that somebody could try."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from board import app as app_module
+from board.app import make_app
+from board.places import Outside, Places, checked_name
+from board.server import token_of
+from board.service import Board
+from config import UserError, load
+from tests.board.recorded import beat, places, start, step, write
+
+HERE = "http://127.0.0.1:8300"
+TOKEN = "a-token-of-some-length"
+
+
+class Page:
+    """The application of a test, with its folders."""
+
+    def __init__(self, folder: Path, token: str = "", limit: int = 10_000) -> None:
+        self.places = places(folder)
+        self.board = Board(self.places, folder, limit)
+        self.app = make_app(self.board, token, ("box",))
+
+    def client(self, address: str = HERE) -> TestClient:
+        return TestClient(self.app, base_url=address, raise_server_exceptions=False, follow_redirects=False)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    return Page(tmp_path)
+
+
+@pytest.fixture
+def client(page: Page) -> Iterator[TestClient]:
+    yield page.client()
+
+
+def post(client: TestClient, path: str, content: object, **headers: str) -> Any:
+    return client.post(path, content=json.dumps(content), headers={"Content-Type": "application/json", **headers})
+
+
+# --- the name of the host, and other sites ---
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8300", "localhost:8300", "[::1]:8300", "box:8300", "LOCALHOST"])
+def test_names_of_this_machine_are_answered(client: TestClient, host: str) -> None:
+    assert client.get("/", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "192.168.0.7", "", "localhost@evil.example", "["]
+)
+def test_other_names_are_refused(client: TestClient, host: str) -> None:
+    """What DNS rebinding would bring: a foreign name that leads here."""
+    assert client.get("/api/runs", headers={"Host": host}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:9999"}, {"Sec-Fetch-Site": "cross-site"},
+     {"Sec-Fetch-Site": "same-site"}],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_requests_of_other_sites_are_refused(client: TestClient, headers: dict[str, str], method: str) -> None:
+    answer = client.request(method, "/api/runs", headers={"Content-Type": "application/json", **headers})
+    assert answer.status_code == 403
+
+
+def test_a_link_from_elsewhere_opens_the_page(client: TestClient) -> None:
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert client.get("/", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+)
+def test_what_a_form_could_send_is_refused(client: TestClient, kind: str) -> None:
+    assert client.post("/api/start", content=b"{}", headers={"Content-Type": kind}).status_code == 415
+
+
+def test_the_pages_own_requests_are_answered(client: TestClient) -> None:
+    headers = {"Origin": HERE, "Sec-Fetch-Site": "same-origin"}
+    assert client.get("/api/runs", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/runs", "/nowhere", "/api/runs/none"])
+def test_every_answer_forbids_foreign_content_and_frames(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    assert (
+        "default-src 'none'" in headers["content-security-policy"]
+        and "unsafe" not in headers["content-security-policy"]
+    )
+    assert headers["x-frame-options"] == "DENY" and headers["x-content-type-options"] == "nosniff"
+
+
+# --- the token ---
+
+
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/static/main.js", "/api/stream"])
+def test_nothing_is_shown_without_the_token(tmp_path: Path, path: str) -> None:
+    client = Page(tmp_path, TOKEN).client("http://192.168.0.7:8300")
+    assert client.get(path).status_code == 401
+    assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert client.get(path, headers={"Cookie": "frugalt5_token=wrong"}).status_code == 401
+    assert client.get(f"{path}?token=wrong").status_code == 401
+
+
+def test_the_token_opens_by_header_and_by_cookie(tmp_path: Path) -> None:
+    client = Page(tmp_path, TOKEN).client("http://192.168.0.7:8300")
+    assert client.get("/api/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    moved = client.get(f"/run/one?token={TOKEN}&x=1")
+    assert moved.status_code == 303 and moved.headers["location"] == "/run/one?x=1"
+    cookie = moved.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie
+    assert client.get("/api/runs").status_code == 200, "the cookie is sent from now on"
+
+
+def test_the_token_leads_to_no_other_site(tmp_path: Path) -> None:
+    client = Page(tmp_path, TOKEN).client()
+    moved = client.get(f"//evil.example/?token={TOKEN}")
+    assert not moved.headers.get("location", "/").startswith("//")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "box.example"])
+def test_others_are_never_let_in_without_a_token(host: str) -> None:
+    with pytest.raises(UserError, match="--token"):
+        token_of(None, host)
+    assert len(token_of("auto", host)) >= 20
+    assert token_of("auto", host) != token_of("auto", host)
+    with pytest.raises(UserError, match="shorter"):
+        token_of("short", host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_on_this_machine_alone_none_is_needed(host: str) -> None:
+    assert token_of("auto", host) == "" == token_of(None, host)
+    assert token_of(TOKEN, host) == TOKEN
+
+
+# --- paths ---
+
+
+WAYS_OUT = [
+    "../secret.jsonl", "/etc/passwd", "a/../../secret.jsonl", "..", ".", "", "a\0b", "..\\secret.jsonl", "link.jsonl", "folder/secret.jsonl",
+    "//etc/passwd", "~/secret", "*.jsonl", "a.jsonl,/etc/passwd", "s3://bucket/a.jsonl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_no_path_leads_out(tmp_path: Path, way: str) -> None:
+    where = places(tmp_path)
+    (tmp_path / "secret.jsonl").write_text('{"text": "secret"}')
+    (where.data_dir / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    (where.data_dir / "folder").symlink_to(tmp_path)
+    (where.data_dir / "a.jsonl").write_text("{}")
+    with pytest.raises(Outside):
+        where.data(way)
+    with pytest.raises(Outside):
+        where.model(way)
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_no_file_outside_is_shown_or_trained_on(page: Page, client: TestClient, way: str) -> None:
+    (page.places.data_dir.parent / "secret.jsonl").write_text('{"text": "secret"}')
+    (page.places.data_dir / "link.jsonl").symlink_to(page.places.data_dir.parent / "secret.jsonl")
+    (page.places.data_dir / "folder").symlink_to(page.places.data_dir.parent)
+    answer = client.get("/api/preview", params={"file": way})
+    assert "secret" not in answer.json().get("rows", []) and "problems" in answer.json()
+    for flag in ("train_file", "finetune_from", "tokenizer_dir", "validation_file"):
+        if way:
+            started = post(client, "/api/start", {"flags": {flag: way, "is_finetune": "True"}})
+            assert (
+                started.status_code in (404, 422)
+                or not (page.places.log_dir / started.json().get("name", "x")).exists()
+            )
+    assert "link.jsonl" not in client.get("/api/data").text, "links that lead out are not listed"
+
+
+@pytest.mark.parametrize("name", ["..", "../logs", ".hidden", "a/b", "a\\b", "", " ", "x" * 200, "a.", "a\n", "a\0"])
+def test_such_words_are_no_names_of_runs(name: str) -> None:
+    with pytest.raises(Outside):
+        checked_name(name)
+
+
+@pytest.mark.parametrize("name", ["pretrain_20250131_120000", "训练", "a+b=c@d", "my run"])
+def test_such_are(name: str) -> None:
+    assert checked_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["%2e%2e%2flogs", "a..%2flogs", "none", "%00", "....//"])
+@pytest.mark.parametrize("part", ["", "/log", "/stream", "/window?first=0&last=1", "/size"])
+def test_unknown_runs_are_not_found(client: TestClient, name: str, part: str) -> None:
+    assert client.get(f"/api/runs/{name}{part}").status_code == 404
+
+
+def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
+    secret = page.places.log_dir.parent / "secret.log"
+    secret.write_text("secret")
+    write(page.places, "one", start(), step(1))
+    for told in (str(secret), "../secret.log", "/etc/passwd"):
+        beat(page.places, "one", log=told)
+        assert "secret" not in client.get("/api/runs/one/log").text
+    (page.places.log_dir / "chat_trainer_low_mem_1.log").write_text("2026 | INFO | run one\nhello\n")
+    assert "hello" in client.get("/api/runs/one/log").text
+
+
+# --- flags ---
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "log_dir",
+        "output_dir",
+        "overwrite",
+        "cache_dir",
+        "config",
+        "checkpoint_mirror",
+        "is_keep_training",
+        "nonsense",
+        "run-name",
+        "--x",
+        "x=y",
+    ],
+)
+def test_only_the_forms_flags_are_taken(page: Page, client: TestClient, flag: str) -> None:
+    answer = post(client, "/api/start", {"flags": {flag: "/tmp/elsewhere"}})
+    assert answer.status_code == 422 and not list(page.places.log_dir.iterdir())
+
+
+@pytest.mark.parametrize(
+    "value", ["$(touch hacked)", "`touch hacked`", "; touch hacked", "x\n--overwrite=True", "--help"]
+)
+def test_values_are_words_and_no_commands(page: Page, client: TestClient, value: str) -> None:
+    answer = post(client, "/api/start", {"flags": {"source_prefix": value, "run_name": "one"}})
+    assert answer.status_code == 200
+    asked = json.loads((page.places.log_dir / "one" / "launch.json").read_text())
+    assert asked["flags"]["source_prefix"] == value, "one value of one flag, whatever it holds"
+    assert not list(page.places.log_dir.parent.rglob("hacked"))
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".x", "x" * 300])
+def test_a_new_run_has_a_name(page: Page, client: TestClient, name: str) -> None:
+    assert post(client, "/api/start", {"flags": {"run_name": name}}).status_code == 404
+    assert not list(page.places.log_dir.iterdir())
+
+
+def test_a_name_that_exists_is_refused(page: Page, client: TestClient) -> None:
+    (page.places.output_dir / "one").mkdir()
+    assert "exists" in post(client, "/api/start", {"flags": {"run_name": "one"}}).json()["problems"][0]
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"no", b"{" * 5000, b'{"flags": 5}', b'{"flags": {"max_steps": [1]}}', b"x" * 2_000_000]
+)
+def test_bodies_that_are_none_are_refused(client: TestClient, body: bytes) -> None:
+    answer = client.post("/api/start", content=body, headers={"Content-Type": "application/json"})
+    assert 400 <= answer.status_code < 500
+
+
+@pytest.mark.parametrize("word", ["kill", "", None, 5, "../stop"])
+def test_only_known_wishes_are_passed_on(page: Page, client: TestClient, word: object) -> None:
+    write(page.places, "one", start(), step(1))
+    assert post(client, "/api/runs/one/wish", {"word": word}).status_code == 404
+    assert not (page.places.log_dir / "one" / "request").exists()
+
+
+def test_a_wish_is_a_file(page: Page, client: TestClient) -> None:
+    write(page.places, "one", start(), step(1))
+    assert post(client, "/api/runs/one/wish", {"word": "stop"}).json() == {"done": "stop"}
+    assert (page.places.log_dir / "one" / "request").read_text() == "stop\n"
+
+
+# --- uploads ---
+
+
+def put(client: TestClient, name: str, content: Any) -> Any:
+    return client.put(f"/api/data/{name}", content=content, headers={"Content-Type": "application/octet-stream"})
+
+
+def test_a_file_is_taken(page: Page, client: TestClient) -> None:
+    assert put(client, "数据.jsonl", b"x" * 5000).json() == {"name": "数据.jsonl", "bytes": 5000}
+    assert (page.places.data_dir / "数据.jsonl").stat().st_size == 5000
+    assert [file["name"] for file in client.get("/api/data").json()["files"]] == ["数据.jsonl"]
+
+
+def test_one_that_is_too_large_leaves_nothing(page: Page, client: TestClient) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    assert put(client, "big.jsonl", parts()).status_code == 422
+    assert not list(page.places.data_dir.iterdir())
+
+
+def test_a_full_disk_is_told(page: Page, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Board, "free_disk_bytes", lambda self: app_module.DISK_SPARE + 10)
+    assert put(client, "a.jsonl", b"x" * 11).status_code == 422
+    assert not list(page.places.data_dir.iterdir())
+
+
+def test_no_file_is_replaced(page: Page, client: TestClient) -> None:
+    (page.places.data_dir / "a.jsonl").write_text("old")
+    assert put(client, "a.jsonl", b"new").status_code == 422
+    assert (page.places.data_dir / "a.jsonl").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    "name", ["a.py", "a", ".hidden.jsonl", "..%2fa.jsonl", "%2e%2e%2fa.jsonl", "a%2fb.jsonl", "a%00.jsonl", ".jsonl"]
+)
+def test_only_data_files_inside_are_taken(page: Page, client: TestClient, name: str) -> None:
+    assert put(client, name, b"x").status_code in (404, 405, 422)
+    assert not [path for path in page.places.data_dir.parent.rglob("*a*.jsonl*")]
+
+
+# --- text that comes back ---
+
+
+def test_no_script_builds_markup_from_text() -> None:
+    """Everything that is shown goes through text nodes; with the policy of scripts, nothing foreign can run."""
+    for path in sorted(app_module.STATIC.glob("*.js")):
+        text = path.read_text(encoding="utf8")
+        if path.name != "uplot.min.js":
+            for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+                assert word not in text, f"{path.name}: {word}"
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for path in sorted(app_module.STATIC.iterdir()):
+        text = path.read_text(encoding="utf8")
+        found = re.findall(r"""["'`(]\s*(?:https?:)?//\w[^"'`)]*""", text)
+        addresses = [address for address in found if "w3.org" not in address]
+        assert not addresses or path.suffix == ".txt", f"{path.name}: {addresses[:2]}"
+        assert "@import" not in text and "url(" not in text, path.name
+
+
+def test_names_and_answers_are_data(page: Page, client: TestClient) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    write(page.places, "one", start(), {"event": "sample", "prompt": evil, "answer": evil})
+    answer = client.get("/api/runs/one")
+    assert answer.headers["content-type"] == "application/json" and answer.json()["samples"][0]["answer"] == evil
+
+
+def test_a_setting_of_the_page_is_checked() -> None:
+    assert load("board", {"port": "8301"}).board.port == 8301
+    with pytest.raises(UserError):
+        load("board", {"port": "99999"})
+
+
+def test_the_folders_are_those_of_the_settings(tmp_path: Path) -> None:
+    from board.commands import places_of
+
+    config = load(
+        "board", {"log_dir": str(tmp_path / "l"), "output_dir": str(tmp_path / "o"), "data_dir": str(tmp_path / "d")}
+    )
+    assert places_of(config) == Places(tmp_path / "l", tmp_path / "o", tmp_path / "d")

@@ -1,0 +1,296 @@
+"""Runs that are asked for wait, are started when they fit, and outlive the page. The program is a small stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from board import planning
+from board.launching import Launcher
+from board.places import Outside, Places
+from board.planning import Planner, plan_words, still_to_take
+from board.runs import run_facts
+from board.talking import Talks
+from config import UserError
+from tests.board.recorded import beat, places, start, write
+
+GIB = 2**30
+FITS = {"plan": {"peak_bytes": GIB, "budget_bytes": 4 * GIB}, "fits_now": True, "reserved_bytes": 0}
+REFUSED = {"problems": ["--memory_budget = 1.00 GiB, does not hold this run"], "exit_code": 3, "fits_now": False}
+WRONG = {"problems": ["--train_file = x, is empty"], "exit_code": 2, "fits_now": False}
+RECORDER = (
+    "import json, os, sys; open('started.json', 'w').write(json.dumps([sys.argv[1:], os.getsid(0) == os.getpid()]))"
+)
+
+
+@dataclass
+class Planned(Planner):
+    """A planner that answers what a test says."""
+
+    answer: dict[str, Any] = field(default_factory=lambda: dict(FITS))
+    asked: list[int] = field(default_factory=list)
+
+    async def plan(self, flags: Any, reserved_bytes: int = 0, fresh_seconds: float = 0.0) -> dict[str, Any]:
+        self.asked.append(reserved_bytes)
+        return self.answer
+
+
+def launcher(folder: Path, program: str = RECORDER) -> tuple[Launcher, Planned, Places]:
+    where, planner = places(folder), Planned(folder)
+    return Launcher(where, planner, folder, (sys.executable, "-c", program)), planner, where
+
+
+def record(where: Places, name: str) -> Any:
+    return json.loads((where.log_dir / name / "launch.json").read_text())
+
+
+def test_a_run_that_fits_is_started_in_a_session_of_its_own(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    launching.ask("one", "train", {"max_steps": "5", "source_prefix": "a b; c"})
+    assert run_facts(where, "one")["state"] == "waiting"
+    assert asyncio.run(launching.start_next()) == "one"
+    launching._children["one"].wait()
+    words, is_alone = json.loads((tmp_path / "started.json").read_text())
+    assert is_alone, "a Ctrl-C for the page is none for the run"
+    assert words[0] == "train" and {"--max_steps=5", "--source_prefix=a b; c", "--run_name=one"} <= set(words)
+    launching.count_ended()
+    assert record(where, "one")["exit_code"] == 0 and record(where, "one")["planned_peak_bytes"] == GIB
+
+
+def test_one_that_does_not_fit_beside_others_waits(tmp_path: Path) -> None:
+    launching, planner, where = launcher(tmp_path)
+    write(where, "other", start())
+    beat(where, "other", time=2e10, peak_bytes=3 * GIB, anon_bytes=GIB)
+    launching.ask("one", "train", {})
+    planner.answer = {**FITS, "fits_now": False, "reserved_bytes": 2 * GIB}
+    assert asyncio.run(launching.start_next()) is None
+    facts = run_facts(where, "one")
+    assert (facts["state"], facts["reason"]) == ("waiting", "other") and planner.asked == [2 * GIB]
+    planner.answer = REFUSED
+    assert asyncio.run(launching.start_next()) is None and run_facts(where, "one")["state"] == "waiting"
+    planner.answer = dict(FITS)
+    assert asyncio.run(launching.start_next()) == "one"
+    launching._children["one"].wait()
+
+
+@pytest.mark.parametrize("answer", [REFUSED, WRONG])
+def test_one_that_fits_nowhere_or_is_wrong_is_refused_with_the_reasons(tmp_path: Path, answer: dict[str, Any]) -> None:
+    launching, planner, where = launcher(tmp_path)
+    launching.ask("one", "train", {})
+    planner.answer = answer
+    assert asyncio.run(launching.start_next()) is None
+    facts = run_facts(where, "one")
+    assert (facts["state"], facts["reason"]) == ("failed", answer["problems"][0])
+    assert asyncio.run(launching.start_next()) is None, "it is not tried again"
+
+
+def test_beside_others_it_gets_what_is_left_as_its_budget(tmp_path: Path) -> None:
+    launching, planner, where = launcher(tmp_path)
+    launching.ask("one", "train", {})
+    planner.answer = {**FITS, "reserved_bytes": GIB}
+    asyncio.run(launching.start_next())
+    launching._children["one"].wait()
+    assert record(where, "one")["flags"]["memory_budget"] == "4096M"
+
+
+def test_the_oldest_comes_first_and_may_be_withdrawn(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    for name in ("b", "a", "c"):
+        launching.ask(name, "train", {})
+    launching.withdraw("b")
+    assert not (where.log_dir / "b").exists()
+    assert [asyncio.run(launching.start_next()) for _ in range(3)] == ["a", "c", None]
+    for child in launching._children.values():
+        child.wait()
+
+
+def test_the_queue_is_of_files_and_outlives_the_page(tmp_path: Path) -> None:
+    first, _, _ = launcher(tmp_path)
+    first.ask("one", "train", {})
+    second, _, _ = launcher(tmp_path)
+    assert asyncio.run(second.start_next()) == "one"
+    assert asyncio.run(first.start_next()) is None, "the other page sees that it was started"
+    second._children["one"].wait()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"flags": 5}',
+        '{"command": "rm", "flags": {}, "asked": 1}',
+        '{"command": "train", "flags": {}, "asked": "x"}',
+    ],
+)
+def test_a_launch_that_somebody_else_has_written_is_passed_over(tmp_path: Path, content: str) -> None:
+    launching, _, where = launcher(tmp_path)
+    (where.log_dir / "one").mkdir()
+    (where.log_dir / "one" / "launch.json").write_text(content)
+    assert asyncio.run(launching.start_next()) is None
+
+
+def test_what_may_be_resumed(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    with pytest.raises(UserError, match="no checkpoint"):
+        launching.ask("one", "train", {"is_keep_training": "True"})
+    (where.output_dir / "one").mkdir()
+    beat(where, "one", time=2e10)
+    with pytest.raises(UserError, match="exists"):
+        launching.ask("one", "train", {"is_keep_training": "True"})
+    beat(where, "one", "stopped", started=1.0)
+    launching.ask("one", "train", {"is_keep_training": "True"})
+    assert run_facts(where, "one")["state"] == "waiting"
+
+
+def test_wishes_go_to_runs_alone(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    for name, word in (("none", "stop"), ("../x", "stop"), ("one", "kill")):
+        with pytest.raises(Outside):
+            launching.wish(name, word)
+    assert not list(where.log_dir.iterdir())
+
+
+def test_what_others_may_still_take() -> None:
+    runs = [
+        {"state": "running", "planned_peak_bytes": 10, "peak_bytes": 12, "memory_bytes": 5},
+        {"state": "starting", "planned_peak_bytes": 10, "peak_bytes": None, "memory_bytes": None},
+        {"state": "running", "planned_peak_bytes": 4, "peak_bytes": 4, "memory_bytes": 9},
+        {"state": "done", "planned_peak_bytes": 99, "peak_bytes": 99, "memory_bytes": 0},
+    ]
+    assert still_to_take(runs) == 7 + 10
+
+
+def test_a_plan_gets_only_flags_that_it_knows() -> None:
+    words = plan_words({"max_steps": "5", "dedup": "near", "train_file": "x", "run_name": "one"})
+    assert set(words) == {"--max_steps=5", "--train_file=x", "--run_name=one"}
+    assert "--preset=sample" in plan_words({}), "as train without a file"
+
+
+PLANNER = """
+import json, sys
+budget = next((int(w.split('=')[1][:-1]) * 2**20 for w in sys.argv if w.startswith('--memory_budget=')), 8 * 2**30)
+if budget < 2 * 2**30:
+    sys.exit(print('plan: does not fit the memory budget\\n  --memory_budget, too little', file=sys.stderr) or 3)
+print(json.dumps({'plan': {'peak_bytes': 2 * 2**30, 'budget_bytes': budget}, 'machine': {'available_bytes': 8 * 2**30}}))
+"""
+
+
+@pytest.mark.parametrize(("reserved", "fits", "budget"), [(0, True, 8), (3, True, 5), (7, False, 8)])
+def test_others_are_planned_beside(tmp_path: Path, reserved: int, fits: bool, budget: int) -> None:
+    planner = Planner(tmp_path, (sys.executable, "-c", PLANNER))
+    found = asyncio.run(planner.plan({}, reserved * GIB))
+    assert found["fits_now"] is fits and found["plan"]["budget_bytes"] == budget * GIB
+
+
+def test_a_refusal_brings_its_reasons(tmp_path: Path) -> None:
+    planner = Planner(tmp_path, (sys.executable, "-c", PLANNER))
+    found = asyncio.run(planner.plan({"memory_budget": "1000M"}))
+    assert (found["exit_code"], found["problems"]) == (3, ["--memory_budget, too little"])
+
+
+def test_a_plan_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "SECONDS", 0.2)
+    told = tmp_path / "pid"
+    program = f"import os, sys; open({str(told)!r}, 'w').write(str(os.getpid())); sys.stdin.close(); import threading; threading.Event().wait()"
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(Planner(tmp_path, (sys.executable, "-c", program)).plan({}))
+    if told.exists():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(told.read_text()), 0)
+
+
+TALKER = """
+import json, sys
+print('a warning that is no JSON', flush=True)
+print(json.dumps({'ready': True}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if 'text' in asked:
+        if asked['text'] == 'die':
+            sys.exit(print('the model broke', file=sys.stderr) or 1)
+        for piece in (asked['text'], '!'):
+            print(json.dumps({'piece': piece}), flush=True)
+        print(json.dumps({'end': True}), flush=True)
+"""
+
+
+def test_a_talk_streams_answers_from_one_process(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (where.output_dir / "one").mkdir()
+    talks = Talks(where, tmp_path, (sys.executable, "-c", TALKER))
+
+    async def go() -> None:
+        told = [piece async for piece in talks.answer("p", "one", "hello", {})]
+        assert told == [{"loading": True}, {"piece": "hello"}, {"piece": "!"}, {"end": True}]
+        process = talks._talks["p"].child.pid
+        await talks.forget("p")
+        again = [piece async for piece in talks.answer("p", "one", "you", {})]
+        assert again[0] == {"piece": "you"} and talks._talks["p"].child.pid == process
+        broken = [piece async for piece in talks.answer("p", "one", "die", {})]
+        assert broken == [{"problem": "the model broke"}] and not talks._talks
+        for pane in ("a", "b", "c"):
+            [piece async for piece in talks.answer(pane, "one", "x", {})]
+        assert set(talks._talks) == {"b", "c"}, "the one that was used least made room"
+        work = asyncio.create_task(talks.work())
+        await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert not talks._talks, "no model outlives the page"
+
+    asyncio.run(go())
+
+
+ENDLESS = """
+import json, sys
+print(json.dumps({'ready': True}), flush=True)
+for line in sys.stdin:
+    try:
+        print(json.dumps({'piece': json.loads(line)['text']}), flush=True)
+        while 'long' in line:
+            pass
+    except KeyboardInterrupt:
+        pass
+    print(json.dumps({'end': True}), flush=True)
+"""
+
+
+def test_an_answer_that_nobody_waits_for_is_ended_and_the_model_stays(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (where.output_dir / "one").mkdir()
+    talks = Talks(where, tmp_path, (sys.executable, "-c", ENDLESS))
+
+    async def go() -> None:
+        leaving = talks.answer("p", "one", "long", {})
+        async for told in leaving:
+            if "piece" in told:
+                break
+        process = talks._talks["p"].child.pid
+        await leaving.aclose()  # type: ignore[attr-defined]
+        again = [told async for told in talks.answer("p", "one", "short", {})]
+        assert again == [{"piece": "short"}, {"end": True}] and talks._talks["p"].child.pid == process
+        await talks._close("p")
+
+    asyncio.run(go())
+
+
+def test_only_known_options_reach_the_model(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (where.output_dir / "one").mkdir()
+    program = "import json, sys; print(json.dumps({'ready': True, 'words': sys.argv}))"
+    talks = Talks(where, tmp_path, (sys.executable, "-c", program))
+
+    async def go() -> Any:
+        talk = await talks._talk("p", "one", {"temperature": "0.5", "output_dir": "/tmp"})
+        told = await talk.read(60.0)
+        await talks._close("p")
+        return told
+
+    words = asyncio.run(go())["words"]
+    assert "--temperature=0.5" in words and not [word for word in words if "output_dir" in word]

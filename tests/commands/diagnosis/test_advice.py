@@ -1,0 +1,85 @@
+"""Every sentence has its fact: it is there with it, and away without it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from commands.diagnosis.advice import advice_for
+from config import settings_by_name
+from tests.commands.diagnosis.reports import CPU, GIB, GPU, NO_GPU, report, trial
+
+BUSY = {"pid": 77, "name": "browser", "bytes": 6 * GIB}
+SLOW = {"float32": 1e11, "bfloat16": 2e9, "float16": 2e9}
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "a container": (
+        {"memory__binding": "cgroup /docker/ab memory.max", "memory__budget_bytes": 2 * GIB},
+        ("cgroup /docker/ab memory.max limits this process", "2.00 GiB", "killed"),
+    ),
+    "swap in use": ({"memory__swap_used_bytes": GIB}, ("1.00 GiB of swap is in use",)),
+    "no swap": ({"memory__swap_total_bytes": 0}, ("there is no swap",)),
+    "another program": ({"others": [BUSY]}, ("browser (process 77) holds 6.00 GiB",)),
+    "a quota": ({"system__core_quota": 2.0}, ("a quota leaves 2 of 4 cores", "--num_threads=2")),
+    "few threads": ({"torch__threads": 1}, ("torch uses 1 of 4 cores", "--num_threads=4")),
+    "a busy machine": ({"system__load": 9.0}, ("9 processes want 4 cores",)),
+    "bf16 units that torch does not use": ({"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no fast bf16 units: bf16 products take 50 times",)),
+    "no bf16 units": ({"system__bf16_units": None, "devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no AMX or AVX512-BF16", "50 times as long", "--mixed_precision=bf16")),
+    "a full disk": ({"disk__free_bytes": GIB}, ("/data has 1.00 GiB free", "--output_dir")),
+    "a slow disk": ({"disk__read_rate": 2e7}, ("the disk reads", "--cache_dir")),
+    "another allocator": ({"malloc__is_glibc": False, "malloc__library": "Darwin"}, ("the allocator is Darwin",)),
+    "malloc set by the user": ({"malloc__set_by_user": ["MALLOC_ARENA_MAX"]}, ("MALLOC_ARENA_MAX set malloc",)),
+    "Rosetta": ({"torch__mac": "rosetta"}, ("Rosetta", "arm64 Python")),
+    "torch without MPS": (
+        {"torch__mac": "apple_silicon", "devices": [{"name": "mps", "missing": "this build of torch has no MPS"}, CPU]},
+        ("no MPS: install",),
+    ),
+    "fragments": (
+        {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}, ("without expandable_segments:True",)
+    ),
+    "a GPU in use": (
+        {"devices": [{**GPU, "free_bytes": 8 * GIB}, CPU]},
+        ("16.00 GiB of cuda:0 (NVIDIA Test) are held by other processes",),
+    ),
+    "torch is broken": ({"problem": "ImportError: no", "devices": []}, ("torch cannot be used: ImportError: no",)),
+    "a killed trial": (
+        {"trials": [trial(), trial(label="64", outcome="killed by the system for its memory", measured_bytes=None, seconds=None)]},
+        ("did not go through: micro-batch 64",),
+    ),
+    "the fastest": ({"trials": [trial(), trial(label="8", seconds=1.0)]}, ("fastest micro-batch tried is 8, 1,000 tokens/s",)),
+    "too low": ({"trials": [trial(measured_bytes=2 * GIB)]}, ("up to 100% too low", "--memory_budget")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fact_has_its_sentence(name: str) -> None:
+    changes, words = CASES[name]
+    said = advice_for(report(**changes))
+    assert all(any(word in sentence for sentence in said) for word in words), said
+    healthy = " ".join(advice_for(report()))
+    assert not any(word in healthy for word in words)
+
+
+def test_a_healthy_machine_hears_what_its_device_does_fast() -> None:
+    assert advice_for(report()) == [
+        "cpu multiplies bf16 8.0 times as fast as fp32: mixed_precision=auto computes in bf16"
+    ]
+    (about_gpu,) = advice_for(report(devices=[GPU, CPU]))
+    assert about_gpu.startswith("cuda multiplies bf16 4.0 times")
+
+
+def test_the_first_device_that_is_here_counts() -> None:
+    said = advice_for(report(devices=[NO_GPU, {**CPU, "rates": SLOW, "compute": "float32"}], system__bf16_units=None))
+    assert len(said) == 1 and said[0].startswith("cpu has no AMX")
+
+
+def test_what_was_not_tried_has_not_failed() -> None:
+    said = advice_for(report(trials=[trial(outcome="not tried: a step would take about 90 s", measured_bytes=None)]))
+    assert not any("did not go through" in sentence for sentence in said)
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    said = " ".join(sentence for changes, _ in CASES.values() for sentence in advice_for(report(**changes)))
+    flags = set(re.findall(r"--([a-z_]+)", said))
+    assert flags and flags <= set(settings_by_name())

@@ -1,0 +1,163 @@
+"""Loss and scores of a model on rows that the user names, against the same worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands import loading
+from commands.evaluate import _data_settings, evaluate, evaluation_rows
+from config import Config, GenerateConfig, load
+from settings.fields import UserError
+from tests.training.small_trained import save_trained
+from training.evaluation.samples import generate_metrics, score_answers
+from training.evaluation.scores import AnswerScores, metric_names
+from training.report.results import Sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPTS = ["hello", "河水", "two words", "a b c d", "last"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and rows whose right answers begin as the model's own: random weights would score nothing."""
+    folder = save_trained(tmp_path_factory.mktemp("model"))
+    config = load("generate", {"model": str(folder), "max_new_tokens": "12", "mixed_precision": "no"})
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    inputs = [[*ids.tolist(), 1] for ids in trained.tokenizer.encode_batch(PROMPTS)]
+    texts = [trained.tokenizer.decode(ids).strip() for ids in trained.answer(inputs, config)]
+    rows = [
+        {"prompt": prompt, "response": text[: 4 + place] + " 河水 more"[:place] + "."}
+        for place, (prompt, text) in enumerate(zip(PROMPTS, texts, strict=True))
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    return folder
+
+
+def pairs_of(folder: Path) -> list[tuple[str, str]]:
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text(encoding="utf8").splitlines()]
+    return [(row["prompt"], row["response"]) for row in rows]
+
+
+def settings(folder: Path, tmp_path: Path, **flags: Any) -> Config:
+    places = {"output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "cache_dir": folder / "cache"}
+    defaults = {"model": folder, "validation_file": folder / "pairs.jsonl", "mixed_precision": "no", **places}
+    return load("evaluate", {name: str(value) for name, value in {**defaults, **flags}.items()})
+
+
+def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[str]]:
+    """Loss by the whole model under plain autograd, and answers to each row alone."""
+    config.generate.max_new_tokens = new_tokens
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    model, tokenizer = trained.walk.model, trained.tokenizer
+    total, count, answers = 0.0, 0, []
+    for prompt, response in pairs_of(folder):
+        ids, labels = (torch.tensor([[*tokenizer.encode_batch([text])[0].tolist(), 1]]) for text in (prompt, response))
+        total, count = total + model(ids, labels=labels).item() * labels.numel(), count + labels.numel()
+        answers.append(tokenizer.decode(trained.answer(ids.tolist(), config)[0]).strip())
+    return total / count, answers
+
+
+def test_loss_and_scores(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sacrebleu.metrics import BLEU, CHRF
+
+    result = evaluate(settings(folder, tmp_path))
+    told = capsys.readouterr().out
+    longest = max(len(response.encode()) for _, response in pairs_of(folder)) + 1
+    loss, answers = by_hand(folder, settings(folder, tmp_path), longest)
+    assert result.loss == pytest.approx(loss, rel=1e-4) and result.rows == len(PROMPTS)
+    references = [response for _, response in pairs_of(folder)]
+    for name, metric in (("chrf", CHRF()), ("bleu", BLEU()), ("char_bleu", BLEU(tokenize="zh"))):
+        assert result.metrics[name] == pytest.approx(metric.corpus_score(answers, [references]).score), name
+    assert len(result.metrics) == 8 and result.metrics["chrf"] > 0
+    assert "perplexity" in told and f"{result.metrics['chrf']:.2f}" in told and "5, scores in percent" in told
+    assert told.count("reference") == 3
+
+
+def test_only_what_is_asked_for(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = evaluate(settings(folder, tmp_path, metrics="f1,rouge_l", eval_generate_rows=2, max_new_tokens=3))
+    assert list(result.metrics) == ["f1", "rouge_l"] and result.rows == 5
+    assert "2, scores in percent" in capsys.readouterr().out
+    result = evaluate(settings(folder, tmp_path, eval_generate_rows=0, eval_rows=3))
+    assert result.metrics == {} and result.rows == 3
+
+
+def test_beams_are_used(folder: Path, tmp_path: Path) -> None:
+    greedy = evaluate(settings(folder, tmp_path, metrics="chrf"))
+    beams = evaluate(settings(folder, tmp_path, metrics="chrf", num_beams=4))
+    assert greedy.loss == beams.loss and greedy.metrics != beams.metrics
+
+
+def test_unknown_metrics_are_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="meteor is not known"):
+        evaluate(settings(tmp_path / "nowhere", tmp_path, metrics="meteor"))
+
+
+@dataclass
+class Rank:
+    """One of two processes, as far as `generate_metrics` asks."""
+
+    process_index: int
+    sums: list[torch.Tensor] = field(default_factory=list)
+    num_processes: int = 2
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+        self.sums.append(tensor.double())
+        return tensor
+
+
+def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
+    config, _, loader = evaluation_rows(settings(folder, tmp_path), folder)
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    names = metric_names("auto")
+
+    def score(accelerator: Any) -> tuple[dict[str, float], list[Sample]]:
+        return generate_metrics(
+            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9), accelerator,
+            rows=5, batch_size=2, names=names, shown=9,
+        )  # fmt: skip
+
+    whole, samples = score(Rank(0, num_processes=1))
+    ranks = [Rank(0), Rank(1)]
+    shares = [score(rank)[1] for rank in ranks]
+    assert sorted(sample.prompt for share in shares for sample in share) == sorted(sample.prompt for sample in samples)
+    assert sorted(sample.prompt for sample in samples) == sorted(PROMPTS)
+    both = AnswerScores(names).result(sum(rank.sums[0] for rank in ranks).numpy())
+    assert both == pytest.approx(whole, rel=1e-12)
+
+
+def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
+    """The same scores however little is free; nothing where nothing was asked for."""
+    config, _, loader = evaluation_rows(settings(folder, tmp_path, eval_generate_rows=4, metrics="chrf,f1"), folder)
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    alone = Rank(0, num_processes=1)
+    results = [
+        score_answers(trained.walk, loader, trained.tokenizer, config, alone, free)  # type: ignore[arg-type]
+        for free in (2**40, 0)
+    ]
+    assert results[0][0] == results[1][0] and list(results[0][0]) == ["f1", "chrf"]
+    assert len(results[0][1]) == 3
+    config.metrics.eval_generate_rows = "auto"
+    assert score_answers(trained.walk, loader, trained.tokenizer, config, alone, 2**40) == ({}, [])  # type: ignore[arg-type]
+
+
+def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None:
+    """The settings beside a model from elsewhere say how its rows were made, and not where anything is written."""
+    theirs = {"cache_dir": "/theirs/cache", "log_dir": "/theirs/logs", "checkpoint_mirror": "s3://theirs/runs"}
+    saved = load("train", {"train_file": str(folder / "pairs.jsonl"), "max_seq_len": "64", **theirs})
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            (run_dir / path.name).symlink_to(path)
+    saved.save(run_dir / "settings.json")
+    merged = _data_settings(settings(folder, tmp_path, model=run_dir), run_dir)
+    assert merged.data.max_seq_len == 64
+    assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
+    assert merged.run.checkpoint_mirror is None

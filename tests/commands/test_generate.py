@@ -1,0 +1,254 @@
+"""Files of prompts: order, columns, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from commands import generate as answering
+from commands import loading
+from commands.chat import chat
+from commands.generate import generate, names_file
+from config import Config, load
+from devices.cpu import CpuDevice
+from settings.fields import DoesNotFit, UserError
+from tests.training.small_trained import save_trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = ["short", "a longer prompt than that", "河水从桥下流过", "x", "two words", "the last one, of them all", "y z"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_trained(tmp_path_factory.mktemp("model"))
+
+
+def settings(folder: Path, **flags: Any) -> Config:
+    defaults = {"model": str(folder), "max_new_tokens": 6, "max_seq_len": 64, "mixed_precision": "no"}
+    return load("generate", {name: str(value) for name, value in {**defaults, **flags}.items()})
+
+
+def write_prompts(path: Path, prompts: list[str] = PROMPTS) -> Path:
+    rows = [{"id": number, "prompt": text, "tags": ["a", number]} for number, text in enumerate(prompts)]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+
+
+def test_answers_stand_in_order_with_their_columns(folder: Path, tmp_path: Path) -> None:
+    source, output = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out" / "answers.jsonl"
+    generate(settings(folder, input=source, output=output, generate_batch_size=2))
+    rows = read(output)
+    assert [(row["id"], row["prompt"], row["tags"]) for row in rows] == [
+        (i, p, ["a", i]) for i, p in enumerate(PROMPTS)
+    ]
+    assert len({row["response"] for row in rows}) > 2
+    generate(settings(folder, input=source, output=tmp_path / "auto.jsonl"))
+    assert read(tmp_path / "auto.jsonl") == rows
+    assert sorted(path.name for path in output.parent.iterdir()) == ["answers.jsonl"]
+
+
+def test_text_csv_and_parquet_give_the_same_answers(folder: Path, tmp_path: Path) -> None:
+    text, table, comma = tmp_path / "p.txt", tmp_path / "p.parquet", tmp_path / "p.csv"
+    text.write_text("\n".join(PROMPTS) + "\n", encoding="utf8")
+    columns = {"prompt": PROMPTS, "n": list(range(7)), "v": [[1]] * 7, "none": [None, *"abcdef"], "response": PROMPTS}
+    pq.write_table(pa.table(columns), table)
+    comma.write_text("n,prompt\n" + "".join(f'{n},"{p}"\n' for n, p in enumerate(PROMPTS)), encoding="utf8")
+    answers = {}
+    for source in (text, table, comma):
+        output = tmp_path / f"{source.name}.jsonl"
+        generate(settings(folder, input=source, output=output))
+        answers[source.name] = read(output)
+    assert [row["response"] for row in answers["p.txt"]] == [row["response"] for row in answers["p.csv"]]
+    assert [set(row) for row in answers["p.txt"]] == [{"prompt", "response"}] * 7
+    first = answers["p.parquet"][0]
+    assert first == {"prompt": "short", "n": 0, "none": None, "reference": "short", "response": first["response"]}
+    assert [row["response"] for row in answers["p.parquet"]] == [row["response"] for row in answers["p.txt"]]
+
+
+class Killed(Exception):
+    """Stands for a kill."""
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    written = iter(range(count))
+    whole = answering.Output.write
+
+    def write(self: answering.Output, *arguments: Any) -> None:
+        if next(written, None) is None:
+            raise Killed
+        whole(self, *arguments)
+
+    monkeypatch.setattr(answering.Output, "write", write)
+
+
+def test_a_killed_run_goes_on_where_its_output_stops(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "answers.jsonl"
+    generate(settings(folder, input=source, output=tmp_path / "whole.jsonl", generate_batch_size=2))
+    flags = {"input": source, "output": output, "generate_batch_size": 2}
+    with monkeypatch.context() as patch:
+        kill_after(patch, 3)
+        with pytest.raises(Killed):
+            generate(settings(folder, **flags))
+    with output.open("a") as file:
+        file.write('{"id": 3, "prom')  # a torn line
+    with pytest.raises(UserError, match=r"begun with another model, input or settings.*--overwrite=True"):
+        generate(settings(folder, **flags, num_beams=2))
+    seen: list[str] = []
+    encode = answering.Encoder.encode
+    monkeypatch.setattr(answering.Encoder, "encode", lambda self, p: (seen.append(p.text), encode(self, p))[1])
+    generate(settings(folder, **flags))
+    assert "holds 3 answers already" in capsys.readouterr().out
+    assert seen == PROMPTS[3:]
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"--output = .*holds answers already.*--overwrite=True"):
+        generate(settings(folder, **flags))
+    generate(settings(folder, **flags, overwrite=True, num_beams=2))
+    assert len(read(output)) == len(PROMPTS)
+
+
+def test_long_prompts_are_cut_and_counted_or_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_prompts(tmp_path / "p.jsonl", ["short", "x" * 15, "y" * 16, "z" * 40])
+    generate(settings(folder, input=source, output=tmp_path / "cut.jsonl", max_seq_len=16))
+    assert "cut to --max_seq_len=16: 2 prompts, the first is " in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match=r"p.jsonl, line 3: the prompt has 17 tokens, --max_seq_len = 16 allows no more"
+    ):
+        generate(settings(folder, input=source, output=tmp_path / "no.jsonl", max_seq_len=16, long_prompts="refuse"))
+
+
+def test_an_empty_prompt_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_prompts(tmp_path / "p.jsonl", ["short", " ", "other"])
+    with pytest.raises(UserError, match=r"p.jsonl, line 2: prompt is empty, there is nothing to answer"):
+        generate(settings(folder, input=source, output=tmp_path / "a.jsonl"))
+    generate(settings(folder, input=source, output=tmp_path / "b.jsonl", skip_bad_rows=True))
+    assert [row["id"] for row in read(tmp_path / "b.jsonl")] == [0, 2]
+    assert "passed over: 1 row, such as" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--input = none, there is nothing to answer"):
+        generate(settings(folder, input=" "))
+
+
+def test_a_missing_column_is_told_with_those_that_are_there(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "p.jsonl"
+    source.write_text('{"question": "a"}\n')
+    with pytest.raises(UserError, match=r"has neither prompt nor text; its columns: question; .*--prompt_column"):
+        generate(settings(folder, input=source, output=tmp_path / "a.jsonl"))
+
+
+def test_a_missing_file_is_no_text(folder: Path, tmp_path: Path) -> None:
+    for name in ("nothing.jsonl", "Prompts.TXT"):
+        with pytest.raises(UserError, match=r"--input = .*, no such file; name one that exists"):
+            generate(settings(folder, input=tmp_path / name))
+    assert not names_file("what does setup.py hold, and prompts.txt") and not names_file("why?")
+
+
+def test_one_text_on_the_screen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate(settings(folder, input="short"))
+    first = capsys.readouterr().out
+    generate(settings(folder, input="short"))
+    assert capsys.readouterr().out == first and first.endswith("\n")
+
+
+def test_what_does_not_fit_is_refused_before_loading(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_prompts(tmp_path / "p.jsonl")
+    with pytest.raises(DoesNotFit, match=r"does not hold .* try .*--generate_batch_size=50000"):
+        generate(settings(folder, input=source, output=tmp_path / "a.jsonl", generate_batch_size=100000,
+                          max_seq_len=65536, max_new_tokens=65536))  # fmt: skip
+    monkeypatch.setattr(loading.hf_format, "load", lambda *a, **b: pytest.fail("was loaded"))
+    with pytest.raises(DoesNotFit, match=r"--memory_budget = 1.0 MiB, does not hold the model's"):
+        generate(settings(folder, input=source, output=tmp_path / "b.jsonl", memory_budget="1M"))
+
+
+def test_auto_answers_fewer_at_once_in_less_memory(folder: Path) -> None:
+    config = settings(folder, input="x", max_seq_len=65536)
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    writing = loading.writing_of(config, 64)
+    wide = trained.rows_at_once("auto", writing)
+    trained.room.total_bytes = sum(trained.predict(loading.writing_of(config, 5)).values())
+    assert wide == 64 and trained.rows_at_once("auto", writing) == 4
+    assert trained.rows_at_once(5, writing) == 5
+    with pytest.raises(DoesNotFit):
+        trained.rows_at_once(6, writing)
+
+
+def test_bf16_weights_are_widened_once_where_they_fit(tmp_path: Path) -> None:
+    folder = save_trained(tmp_path, dtype=torch.bfloat16)
+    config = settings(folder, input="x", mixed_precision="auto")
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    dtype, compute = trained.walk.model.embedding.dtype, trained.walk.weight_store.compute_dtype
+    assert dtype == compute  # either the device is fast in bf16, or everything is fp32
+    assert trained.weights.is_cast is False
+    assert trained.answer([[5, 6, 1]], config)
+
+
+@pytest.mark.parametrize(
+    ("fast", "asked", "told", "storage"),
+    [
+        ([torch.float32], "fp16", "fp32 products: T5 overflows in fp16", torch.float32),
+        ([torch.float32], "bf16", "fp32 products: bf16 ones are not faster here", torch.bfloat16),
+        ([torch.bfloat16, torch.float32], "fp16", "bf16 products: T5 overflows in fp16", torch.bfloat16),
+        ([torch.bfloat16, torch.float32], "bf16", "", torch.bfloat16),
+        ([torch.float32], "no", "", torch.float32),
+        ([torch.float32], "auto", "", torch.float32),
+    ],
+)
+def test_products_in_another_dtype_than_asked_for_are_told_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    fast: list[torch.dtype], asked: str, told: str, storage: torch.dtype,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(CpuDevice, "fast_dtypes", lambda self: tuple(fast))
+    config = settings(folder, input="x", mixed_precision=asked)
+    generate(config)
+    screen = capsys.readouterr()
+    lines = [line for line in screen.err.splitlines() if "mixed_precision" in line]
+    assert len(lines) == bool(told) and all(line.startswith(f"--mixed_precision = {asked}, {told}") for line in lines)
+    assert "mixed_precision" not in screen.out  # which holds the answer alone
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    assert trained.walk.model.embedding.dtype == storage
+    assert trained.walk.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
+
+
+@pytest.mark.parametrize("command", [generate, chat])
+def test_several_processes_are_refused(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=f"{command.__name__}, works with one process"):
+        command(load(command.__name__, {"model": str(folder)}))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_really_killed_goes_on(folder: Path, tmp_path: Path) -> None:
+    source = write_prompts(tmp_path / "p.jsonl", [f"question {number} of many" for number in range(60)])
+    output = tmp_path / "answers.jsonl"
+    words = [sys.executable, str(ROOT / "train_low_mem.py"), "generate", f"--model={folder}", f"--input={source}"]
+    words += ["--max_new_tokens=100", "--min_new_tokens=100", "--generate_batch_size=1", "--mixed_precision=no"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*words, f"--output={output}"], env=environment, cwd=tmp_path)
+    while not (output.exists() and output.stat().st_size):
+        assert process.poll() is None
+        os.sched_yield()
+    process.kill()
+    process.wait()
+    done = output.read_bytes().count(b"\n")
+    assert 0 < done < 60
+    subprocess.run([*words, f"--output={output}"], env=environment, cwd=tmp_path, check=True, stdout=subprocess.PIPE)
+    subprocess.run([*words, f"--output={tmp_path / 'w'}"], env=environment, cwd=tmp_path, check=True)
+    assert output.read_bytes() == (tmp_path / "w").read_bytes()

@@ -1,0 +1,66 @@
+"""A folder that a command writes is there whole, the old one or the new one, whenever the process dies."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from commands.new_folder import new_folder
+from model.formats.checksums import damages
+from settings.fields import UserError
+from tests.killing import DIED, die_at, run_child
+
+
+def make(output: Path, content: str, overwrite: bool = True) -> None:
+    with new_folder(str(output), overwrite) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "model").write_text(content)
+
+
+def content(output: Path) -> str:
+    assert damages(output) == []
+    return (output / "inner" / "model").read_text()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_at_every_single_change_loses_neither_the_old_nor_the_new(tmp_path: Path, is_after: bool) -> None:
+    for number in range(1000):
+        output = tmp_path / str(number) / "out"
+        make(output, "old")
+
+        def again(output: Path = output, number: int = number) -> None:
+            die_at(number, is_after)
+            make(output, "new")
+
+        code = run_child(again)
+        found = [path for path in (output, output.with_name(".replaced-out")) if path.is_dir()]
+        assert content(found[0]) in ("old", "new")
+        with pytest.raises(UserError, match="exists"):
+            make(output, "never", overwrite=False)
+        assert content(output) in ("old", "new"), "the next command finds it under its name"
+        make(output, "newer")
+        assert content(output) == "newer" and [path.name for path in output.parent.iterdir()] == ["out"]
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 8, "every change was a moment of its own"
+
+
+def test_a_rename_that_fails_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out"
+    make(output, "old")
+    plain = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).name == ".tmp-out":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(UserError, match="Input/output error"):
+        make(output, "new")
+    assert content(output) == "old" and [path.name for path in tmp_path.iterdir()] == ["out"]

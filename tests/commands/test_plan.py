@@ -1,0 +1,75 @@
+"""`plan` tells how long the run will take where its steps are known: by flag, or because its data is prepared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import plan as plan_command
+from config import load
+from data.prepare.preparing import prepare
+from devices import machine_file, processor
+from memory.machines import DTYPES
+
+pytestmark = pytest.mark.usefixtures("processor_class")
+SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "1G", "json": "True"}
+
+
+def told(capsys: pytest.CaptureFixture[str], **flags: object) -> dict[str, Any]:
+    plan_command.show(load("plan", {**SHAPE, **{name: str(value) for name, value in flags.items()}}))
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_steps_that_are_named_give_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = told(capsys)["plan"]
+    assert unknown["seconds"] > 0 and unknown["seconds_total"] is None
+    few, many = (told(capsys, max_steps=steps)["plan"] for steps in (100, 1000))
+    assert 0 < few["seconds_low"] < few["seconds_total"] < few["seconds_high"] < many["seconds_total"]
+    assert few["seconds_total"] > 100 * few["seconds"]
+
+
+def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.dumps({"prompt": "p" * 10, "response": "r" * 10}) for _ in range(200)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    flags = {
+        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 512, "cache_dir": tmp_path / "c",
+        "objective": "pairs",
+    }  # fmt: skip
+    assert told(capsys, **flags)["plan"]["seconds_total"] is None, "nothing is prepared by asking"
+    prepare(load("train", {"prepare_workers": "0", **{name: str(value) for name, value in flags.items()}}))
+    short = told(capsys, **flags, max_steps=50)["plan"]
+    assert short["seconds_total"] < 50 * short["seconds"], "the plan is for rows as long as the settings allow"
+    assert told(capsys, **flags)["plan"]["seconds_total"] is not None, "the steps follow from the rows"
+
+
+def test_measured_speeds_change_the_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plain = told(capsys, max_steps=100)
+    about = processor.describe_here()
+    machine_file.keep(machine_file.key_of("cpu", about), about, 2, dict.fromkeys(DTYPES, 1.0))
+    slow = told(capsys, max_steps=100)
+    assert slow["plan"]["seconds_total"] > 100 * plain["plan"]["seconds_total"]
+    for name in ("choice", "peak_bytes", "phases", "effective_batch_size"):
+        assert slow["plan"][name] == plain["plan"][name]
+    assert [mode["choice"] for mode in slow["modes"].values()] == [mode["choice"] for mode in plain["modes"].values()]
+
+
+def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, words in (({"max_steps": "5"}, "about"), ({}, "prepare its data first, or name --max_steps")):
+        plan_command.show(load("plan", {**SHAPE, "json": "False", **flags}))
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("time ")]
+        assert words in line
+
+
+def test_several_targets_are_planned_in_one_go(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {**SHAPE, "model_preset": "t5-3b", "memory_budget": "auto", "target": "laptop_8gb, gpu_24gb"}
+    plan_command.show(load("plan", flags))
+    small, large = json.loads(capsys.readouterr().out)
+    assert small["exit_code"] == 3 and "memory_budget" in small["problems"][0]
+    assert large["plan"]["peak_bytes"] < large["plan"]["budget_bytes"]

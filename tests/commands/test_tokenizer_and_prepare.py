@@ -1,0 +1,60 @@
+"""The commands that do not train, on small files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commands.prepare import prepare
+from commands.tokenizer import tokenizer
+from config import Config, UserError, load
+from data.tokenizers.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    rows = [{"text": f"row {i} says that {i} squared is {i * i}, and the cube {i**3}"} for i in range(300)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def settings(command: str, tmp_path: Path, text_file: Path, **flags: str) -> Config:
+    folders = {"cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "out"), "vocab_size": "400"}
+    return load(command, {"train_file": str(text_file), **folders, **flags})
+
+
+def test_a_tokenizer_is_trained_and_not_overwritten(
+    tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer(settings("tokenizer", tmp_path, text_file))
+    folder = tmp_path / "out" / "tokenizer"
+    told = capsys.readouterr().out
+    assert f"--tokenizer_dir={folder}" in told
+    made = Tokenizer.load(folder)
+    assert made.size <= 400 and made.decode(made.encode_batch(["row 7 says"])[0]) == "row 7 says"
+    with pytest.raises(UserError, match=r"holds a tokenizer.*--overwrite=True"):
+        tokenizer(settings("tokenizer", tmp_path, text_file))
+    tokenizer(settings("tokenizer", tmp_path, text_file, overwrite="yes", vocab_size="380"))
+    assert Tokenizer.load(folder).size <= 380
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["tokenizer"]
+
+
+def test_a_tokenizer_goes_where_it_is_told(tmp_path: Path, text_file: Path) -> None:
+    tokenizer(settings("tokenizer", tmp_path, text_file, tokenizer_dir=str(tmp_path / "a" / "b")))
+    assert Tokenizer.load(tmp_path / "a" / "b").num_sentinels == 100
+    with pytest.raises(UserError, match=r"--tokenizer_dir = .*cannot be written"):
+        tokenizer(settings("tokenizer", tmp_path, text_file, tokenizer_dir=str(text_file / "below")))
+
+
+def test_prepare_tells_what_became_of_the_rows(
+    tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings("prepare", tmp_path, text_file, shards_dir=str(tmp_path / "shards"))
+    prepare(config)
+    told = capsys.readouterr().out
+    assert "span" in told and "train rows" in told and f"--train_file={tmp_path / 'shards'}" in told
+    with pytest.raises(UserError, match="holds token shards"):
+        tokenizer(settings("tokenizer", tmp_path, tmp_path / "shards"))

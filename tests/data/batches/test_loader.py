@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.batches import loader as loader_module
+from data.batches.collate import Batch
+from data.batches.loader import StepLoader
+from data.batches.order import Order, row_keys
+from data.prepare.preparing import prepare
+
+Rows = list[tuple[int, tuple[int, ...], tuple[int, ...]]]
+
+
+def rows_of(batches: list[Batch]) -> Rows:
+    """Key, input ids and labels of each row, without padding."""
+    return [
+        (int(key), tuple(inputs[:length].tolist()), tuple(labels[:target].tolist()))
+        for batch in batches
+        for key, inputs, length, labels, target in zip(
+            batch.keys, batch.input_ids, batch.input_lengths, batch.labels, batch.target_lengths, strict=True
+        )
+    ]
+
+
+@pytest.fixture(params=["pairs", "span", "ul2", "prefix"])
+def loader(request: pytest.FixtureRequest, configure: Any) -> StepLoader:
+    name = "pairs_file" if request.param == "pairs" else "text_file"
+    config = configure(train_file=request.getfixturevalue(name), objective=request.param)
+    prepared = prepare(config)
+    return StepLoader(prepared.train_dir, prepared.objective, config)
+
+
+def step(loader: StepLoader, number: int, rows: int, batch_size: int, num_processes: int = 1) -> list[list[Batch]]:
+    return [
+        loader.micro_batches(
+            number, effective_batch_size=rows, batch_size=batch_size, rank=rank, num_processes=num_processes
+        )
+        for rank in range(num_processes)
+    ]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 17), st.integers(1, 6), st.integers(1, 4))
+def test_every_row_once_whatever_the_processes_and_the_micro_batch(
+    loader: StepLoader, number: int, rows: int, batch_size: int, num_processes: int
+) -> None:
+    alone = rows_of(step(loader, number, rows, rows)[0])
+    parts = step(loader, number, rows, batch_size, num_processes)
+    together = [row for batches in parts for row in rows_of(batches)]
+    assert sorted(together) == sorted(alone) and len(alone) == rows
+    shares = [sum(batch.num_rows for batch in batches) for batches in parts]
+    assert max(shares) - min(shares) <= 1 and shares == sorted(shares, reverse=True)
+    assert all(batch.num_rows <= batch_size for batches in parts for batch in batches)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_an_epoch_sees_every_row_once(loader: StepLoader, num_processes: int) -> None:
+    steps = -(-loader.num_rows // 7)
+    keys = []
+    for number in range(steps):
+        for batches in step(loader, number, 7, 2, num_processes):
+            keys += [key for key, _, _ in rows_of(batches)]
+    expected = row_keys(loader.seed, np.arange(7 * steps)).view(np.int64).tolist()
+    assert sorted(keys) == sorted(expected)
+    order = Order(loader.num_rows, loader.seed)
+    assert len(set(order.rows(0, loader.num_rows).tolist())) == loader.num_rows <= 7 * steps
+
+
+def test_rows_of_pairs_are_those_of_the_file(configure: Any, pairs_file: Path) -> None:
+    config = configure(train_file=pairs_file)
+    prepared = prepare(config)
+    loader = StepLoader(prepared.train_dir, "pairs", config)
+    seen = [inputs for batch in range(loader.num_rows) for _, inputs, _ in rows_of(step(loader, batch, 1, 1)[0])]
+    assert len(set(seen)) == loader.num_rows == prepared.counts["train_rows"]
+
+
+def test_rows_of_like_length_share_a_micro_batch(configure: Any, pairs_file: Path) -> None:
+    padded = {}
+    for grouped in (True, False):
+        config = configure(train_file=pairs_file, group_by_length=grouped)
+        loader = StepLoader(prepare(config).train_dir, "pairs", config)
+        batches = step(loader, 0, 64, 8)[0]
+        padded[grouped] = sum(batch.input_ids.size for batch in batches)
+        if grouped:
+            lengths = np.concatenate([batch.input_lengths for batch in batches])
+            assert (np.diff(lengths) >= 0).all()
+    assert padded[True] < padded[False]
+
+
+def test_masks_change_with_the_epoch_and_the_seed(configure: Any, text_file: Path) -> None:
+    config = configure(train_file=text_file)
+    prepared = prepare(config)
+    loader = StepLoader(prepared.train_dir, "span", config)
+    n = loader.num_rows
+    places = [int(np.flatnonzero(loader._order.rows(epoch * n, n) == 5)[0]) + epoch * n for epoch in (0, 1)]
+    first, second = (rows_of(step(loader, place, 1, 1)[0])[0] for place in places)
+    assert first[0] != second[0] and first[1] != second[1]
+    other = StepLoader(prepared.train_dir, "span", configure(train_file=text_file, seed=7))
+    assert rows_of(step(other, 0, 4, 4)[0]) != rows_of(step(loader, 0, 4, 4)[0])
+
+
+def test_the_dataset_mode_changes_nothing(configure: Any, text_file: Path) -> None:
+    config = configure(train_file=text_file)
+    train_dir = prepare(config).train_dir
+    modes = [StepLoader(train_dir, "span", config, ultra_low_mem=ultra) for ultra in (False, True)]
+    assert rows_of(step(modes[0], 3, 9, 4)[0]) == rows_of(step(modes[1], 3, 9, 4)[0])
+
+
+def test_span_corruption_fills_the_length(configure: Any, text_file: Path) -> None:
+    config = configure(train_file=text_file, max_seq_len=128)
+    loader = StepLoader(prepare(config).train_dir, "span", config)
+    for batch in step(loader, 0, 8, 4)[0]:
+        assert batch.input_ids.shape == (4, 128) and set(batch.input_lengths) == {128}
+        assert set(batch.target_lengths) == {loader.lengths.target_tokens}
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_evaluation_reads_the_first_rows_once_with_fixed_masks(loader: StepLoader, num_processes: int) -> None:
+    alone = rows_of(list(loader.evaluation_batches(10, 10)))
+    parts = [list(loader.evaluation_batches(10, 3, rank, num_processes)) for rank in range(num_processes)]
+    assert sorted(row for batches in parts for row in rows_of(batches)) == sorted(alone) and len(alone) == 10
+    loader.seed += 1
+    assert rows_of(list(loader.evaluation_batches(10, 10))) == alone
+
+
+def test_evaluation_of_few_rows_gives_what_there_is(loader: StepLoader) -> None:
+    assert len(rows_of(list(loader.evaluation_batches(10**6, 64)))) == loader.num_rows
+    assert len(list(loader.evaluation_batches(1, 4, rank=1, num_processes=2))) == 0
+
+
+def test_pairs_of_longer_shards_are_cut(configure: Any, pairs_file: Path) -> None:
+    train_dir = prepare(configure(train_file=pairs_file)).train_dir
+    loader = StepLoader(train_dir, "pairs", configure(train_file=pairs_file, max_seq_len=8, max_target_len=4))
+    for _, inputs, labels in rows_of(step(loader, 0, 50, 50)[0]):
+        assert len(inputs) <= 8 and inputs[-1] == 1 and len(labels) <= 4 and labels[-1] == 1
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path, num_processes: int) -> None:
+    config = configure(train_file=pairs_file)
+    loader = StepLoader(prepare(config).train_dir, "pairs", config)
+    limited = StepLoader(prepare(config).train_dir, "pairs", configure(train_file=pairs_file, batch_tokens=150))
+    arguments = {"effective_batch_size": 60, "num_processes": num_processes}
+    for rank in range(num_processes):
+        alone = loader.micro_batches(2, batch_size=60, rank=rank, **arguments)
+        by_tokens = loader.micro_batches(2, batch_size=60, rank=rank, max_tokens=150, **arguments)
+        assert rows_of(by_tokens) == rows_of(alone)
+        assert all(batch.num_tokens <= 150 for batch in by_tokens)
+        sizes = [batch.num_rows for batch in by_tokens]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]  # short rows come first, and many at once
+        assert rows_of(limited.micro_batches(2, batch_size=60, rank=rank, **arguments)) == rows_of(alone)
+        assert [b.num_rows for b in limited.micro_batches(2, batch_size=60, rank=rank, **arguments)] == sizes
+        assert max(b.num_rows for b in limited.micro_batches(2, batch_size=5, rank=rank, **arguments)) <= 5
+
+
+def test_a_row_over_the_limit_is_a_batch_of_its_own(configure: Any, pairs_file: Path) -> None:
+    config = configure(train_file=pairs_file)
+    loader = StepLoader(prepare(config).train_dir, "pairs", config)
+    batches = loader.micro_batches(0, effective_batch_size=9, batch_size=9, max_tokens=1)
+    assert [batch.num_rows for batch in batches] == [1] * 9
+
+
+def test_the_longest_rows_are_known(configure: Any, pairs_file: Path, text_file: Path) -> None:
+    for flags in ({}, {"max_seq_len": 16, "max_target_len": 4}):
+        config = configure(train_file=pairs_file, **flags)
+        loader = StepLoader(prepare(config).train_dir, "pairs", config)
+        seen = loader.micro_batches(0, effective_batch_size=loader.num_rows, batch_size=1)
+        lengths = [(int(batch.input_lengths[0]), int(batch.target_lengths[0])) for batch in seen]
+        assert loader.longest == tuple(max(side) for side in zip(*lengths, strict=True))
+    shorter = StepLoader(prepare(configure(train_file=pairs_file)).train_dir, "pairs", config)
+    assert shorter.longest == (16, 4)
+    config = configure(train_file=text_file)
+    loader = StepLoader(prepare(config).train_dir, "span", config)
+    assert loader.longest == (64, loader.lengths.target_tokens)
+
+
+def test_blocks_are_chosen_by_the_data_alone(configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(train_file=text_file)
+    train_dir = prepare(config).train_dir
+    assert StepLoader(train_dir, "span", config)._order.block_rows == 0  # type: ignore[union-attr]
+    monkeypatch.setattr(loader_module, "BLOCKS_FROM_BYTES", 1)
+    monkeypatch.setattr(loader_module, "AUTO_BLOCK_ROWS", 2)
+    assert StepLoader(train_dir, "span", config)._order.block_rows == 2  # type: ignore[union-attr]
+    assert StepLoader(train_dir, "span", configure(train_file=text_file, shuffle_block_rows=0))._order.block_rows == 0  # type: ignore[union-attr]
+
+
+def test_a_resume_on_other_processes_sees_every_row_once(configure: Any, pairs_file: Path) -> None:
+    config = configure(train_file=pairs_file)
+    loader = StepLoader(prepare(config).train_dir, "pairs", config)
+    rows = loader.num_rows
+    size = next(size for size in range(5, rows) if rows % size == 0)
+    seen: list[tuple[int, ...]] = []
+    for number in range(rows // size):  # 1, 2, 3, 4, 1 ... processes, one change after each step
+        for batches in step(StepLoader(prepare(config).train_dir, "pairs", config), number, size, 2, 1 + number % 4):
+            seen += [inputs for _, inputs, _ in rows_of(batches)]
+    assert len(seen) == len(set(seen)) == rows

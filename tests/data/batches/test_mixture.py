@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.batches import mixture as mixture_module
+from data.batches.loader import StepLoader
+from data.batches.mixture import TURN, Mixture, quotas, temperature_weights
+from data.prepare.preparing import prepare
+from settings.fields import UserError
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
+def test_quotas_fill_a_turn_and_leave_nobody_out(weights: list[float]) -> None:
+    parts = quotas(weights)
+    assert sum(parts) == TURN and min(parts) >= 1
+    wanted = np.array(weights) / sum(weights) * TURN
+    assert np.abs(np.array(parts) - wanted).max() <= len(weights)
+
+
+def test_a_turn_is_mixed_exactly_by_weight() -> None:
+    rows = Mixture([1000, 50, 7], [0.5, 0.3, 0.2], seed=3).rows(0, TURN)
+    sources = np.digitize(rows, [1000, 1050])
+    assert np.abs(np.bincount(sources) / TURN - [0.5, 0.3, 0.2]).max() < 1e-4
+    for part in np.array_split(sources, 16):  # evenly, not one source after the other
+        assert np.abs(np.bincount(part, minlength=3) / len(part) - [0.5, 0.3, 0.2]).max() < 0.05
+
+
+def test_every_row_of_a_source_comes_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixture_module, "TURN", 64)
+    mixture = Mixture([300, 20], [0.5, 0.5], seed=1)
+    mixture.quotas, mixture._begins = [32, 32], np.array([0, 32, 64])
+    counts = np.bincount(mixture.rows(0, 64 * 75), minlength=320)  # 2400 places of each: 8 and 120 epochs
+    assert set(counts[:300].tolist()) == {8} and set(counts[300:].tolist()) == {120}
+
+
+@given(st.integers(0, 3 * TURN), st.integers(0, 500), st.integers(0, 9))
+def test_any_part_of_the_run_is_what_the_whole_run_says(position: int, count: int, seed: int) -> None:
+    mixture = Mixture([40, 3000], [2, 1], seed)
+    assert mixture.rows(position, count + 7)[:count].tolist() == mixture.rows(position, count).tolist()
+
+
+def test_temperature_evens_sizes_out() -> None:
+    assert temperature_weights([100, 1], 1.0) == [100, 1]
+    assert temperature_weights([100, 1], 2.0) == [10, 1]
+
+
+def files(tmp_path: Path, kind: str) -> str:
+    paths = []
+    for name, rows in (("a", 400), ("b", 40)):
+        path = tmp_path / f"{name}.jsonl"
+        lines = ({"text": f"{name * 40} {n}", "prompt": f"{name} {n}", "response": name} for n in range(rows))
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        paths.append(str(path))
+    return ",".join(paths)
+
+
+@pytest.mark.parametrize("objective, seen", [("pairs", 1), ("span", 20)])
+def test_the_loader_mixes_the_parts_of_train_file(configure: Any, tmp_path: Path, objective: str, seen: int) -> None:
+    config = configure(train_file=files(tmp_path, objective), objective=objective, mixture_weights="0.25, 0.75")
+    prepared = prepare(config)
+    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    drawn = [
+        batch.input_ids[row]
+        for step in range(25)
+        for batch in loader.micro_batches(step, effective_batch_size=40, batch_size=8)
+        for row in range(batch.num_rows)
+    ]
+    share = np.mean([int((row == ord("b") + 3).sum()) > int((row == ord("a") + 3).sum()) for row in drawn])
+    assert abs(share - 0.75) < 0.06 and len(drawn) == 1000
+
+
+def test_weights_must_fit_the_parts(configure: Any, tmp_path: Path) -> None:
+    spec = files(tmp_path, "pairs")
+    prepared = prepare(configure(train_file=spec))
+    for weights, words in (
+        ("1,2,3", "has 3 weights for 2 parts"),
+        ("1,x", "not a list of weights"),
+        ("0,1", "above 0"),
+    ):
+        with pytest.raises(UserError, match=words):
+            StepLoader(prepared.train_dir, "pairs", configure(train_file=spec, mixture_weights=weights))
+    plain = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec))
+    warm = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec, mixture_temperature=100))
+    few = [int((loader._order.rows(0, 400) >= 396).sum()) for loader in (plain, warm)]
+    assert few[0] < 60 and 150 < few[1] < 250

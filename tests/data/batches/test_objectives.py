@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.batches.objectives import (
+    Lengths,
+    SpecialIds,
+    corrupt,
+    corrupted_lengths,
+    noise_mask,
+    pairs,
+    prefix_lm,
+    span_corruption,
+    span_corruption_lengths,
+    task_lengths,
+    ul2,
+)
+
+EOS, FIRST_SENTINEL = 1, 10_000
+SPECIAL = SpecialIds(eos=EOS, pad=0, sentinels=tuple(range(FIRST_SENTINEL, FIRST_SENTINEL - 100, -1)))
+KEYS = st.integers(0, 2**64 - 1)
+DENSITIES, MEAN_SPANS = st.floats(0.01, 0.9), st.floats(1.0, 64.0)
+
+
+def generator(key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def is_sentinel(token: int) -> bool:
+    return FIRST_SENTINEL - 100 < token <= FIRST_SENTINEL
+
+
+def fill(inputs: list[int], labels: list[int]) -> list[int]:
+    """Put the spans of the labels back where the input has their sentinels."""
+    spans: dict[int, list[int]] = {}
+    for token in labels[:-1]:
+        if is_sentinel(token):
+            assert token not in spans, "a sentinel was used twice"
+            spans[token] = []
+            last = token
+        else:
+            spans[last].append(token)
+    assert all(spans.values()), "a masked span is empty"
+    assert [t for t in inputs if is_sentinel(t)] == list(spans), "sentinels of input and labels differ"
+    return [part for token in inputs[:-1] for part in spans.get(token, [token])]
+
+
+@given(st.integers(2, 700), DENSITIES, MEAN_SPANS, KEYS)
+def test_every_token_is_kept_or_masked_exactly_once(length: int, density: float, mean_span: float, key: int) -> None:
+    tokens = np.arange(2, length + 2)
+    inputs, labels = span_corruption(tokens, generator(key), SPECIAL, density, mean_span)
+    assert fill(inputs.tolist(), labels.tolist()) == tokens.tolist()
+    assert inputs[-1] == EOS and labels[-1] == EOS
+    assert (len(inputs), len(labels)) == corrupted_lengths(length, density, mean_span)
+    sentinels = [token for token in labels.tolist() if is_sentinel(token)]
+    assert sentinels == list(SPECIAL.sentinels[: len(sentinels)])  # in order, none left out
+
+
+@given(st.integers(8, 3000), st.floats(0.01, 0.4), MEAN_SPANS)
+def test_the_corrupted_input_fills_the_length_exactly(max_seq_len: int, density: float, mean_span: float) -> None:
+    raw, input_length, target_length = span_corruption_lengths(max_seq_len, density, mean_span)
+    assert input_length == max_seq_len
+    assert (input_length, target_length) == corrupted_lengths(raw, density, mean_span)
+    assert corrupted_lengths(raw + 1, density, mean_span)[0] > max_seq_len  # no longer window would fit
+
+
+@given(st.integers(8, 600), DENSITIES, MEAN_SPANS, st.integers(4, 200))
+def test_a_longest_target_is_kept(max_seq_len: int, density: float, mean_span: float, longest: int) -> None:
+    raw, input_length, target_length = span_corruption_lengths(max_seq_len, density, mean_span, 100, longest)
+    assert raw >= 2 and input_length <= max_seq_len and target_length <= longest
+
+
+def test_lengths_of_the_paper() -> None:
+    assert span_corruption_lengths(512, 0.15, 3.0) == (568, 512, 114)
+
+
+def t5_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+    """`random_spans_helper` of T5, as it is written there (Apache-2.0)."""
+
+    def lengths(tokens_length: int) -> tuple[int, int]:
+        num_noise_tokens = round(tokens_length * noise_density)
+        num_nonnoise_tokens = tokens_length - num_noise_tokens
+        num_noise_spans = round(num_noise_tokens / mean_noise_span_length)
+        return num_nonnoise_tokens + num_noise_spans + 1, num_noise_tokens + num_noise_spans + 1
+
+    tokens_length = inputs_length - 1
+    while lengths(tokens_length + 1)[0] <= inputs_length:
+        tokens_length += 1
+    return tokens_length, lengths(tokens_length)[1]
+
+
+@pytest.mark.parametrize("inputs_length", [64, 128, 256, 333, 512, 777, 1024])
+@pytest.mark.parametrize("density, mean_span", [(0.15, 3.0), (0.1, 2.0), (0.3, 8.0), (0.15, 10.0)])
+def test_lengths_are_those_of_t5(inputs_length: int, density: float, mean_span: float) -> None:
+    raw, _, target = span_corruption_lengths(inputs_length, density, mean_span, num_sentinels=1000)
+    assert (raw, target) == t5_lengths(inputs_length, density, mean_span)
+
+
+@given(st.integers(2, 400), DENSITIES, MEAN_SPANS, KEYS)
+def test_the_mask_has_the_counts_of_t5(length: int, density: float, mean_span: float, key: int) -> None:
+    mask = noise_mask(generator(key), length, density, mean_span)
+    assert len(mask) == length and not mask[0] and mask[-1]
+    assert mask.sum() == min(max(round(length * density), 1), length - 1)
+
+
+def test_span_lengths_are_drawn_evenly() -> None:
+    """Two spans of five masked tokens: the first has 1, 2, 3 or 4 of them, each as often."""
+    firsts = []
+    for key in range(4000):
+        mask = noise_mask(generator(key), 10, 0.5, 2.5)
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], mask, [0]))))
+        firsts.append(edges[1] - edges[0])
+    counts = np.bincount(firsts, minlength=5)[1:]
+    assert len(counts) == 4 and counts.min() > 900 and counts.max() < 1100
+
+
+@given(st.integers(300, 3000), st.integers(1, 5), KEYS)
+def test_more_spans_than_sentinels_share_the_sentinels(length: int, num_sentinels: int, key: int) -> None:
+    special = SpecialIds(EOS, 0, SPECIAL.sentinels[:num_sentinels])
+    tokens = np.arange(2, length + 2)
+    inputs, labels = span_corruption(tokens, generator(key), special, 0.15, 3.0)
+    assert fill(inputs.tolist(), labels.tolist()) == tokens.tolist()
+    assert sum(is_sentinel(token) for token in inputs.tolist()) == num_sentinels
+
+
+@given(st.integers(2, 300), st.floats(0.05, 0.5), KEYS)
+def test_a_prefix_and_its_continuation_are_the_window(length: int, share: float, key: int) -> None:
+    tokens = np.arange(2, length + 2)
+    inputs, labels = prefix_lm(tokens, generator(key), SPECIAL, Lengths(length, length, length), share)
+    assert inputs[-1] == EOS and labels[-1] == EOS and len(inputs) >= 2 and len(labels) >= 2
+    assert np.concatenate((inputs[:-1], labels[:-1])).tolist() == tokens.tolist()
+    assert len(labels) - 1 <= max(1, round(2 * share * length))
+
+
+@pytest.mark.parametrize("objective", ["span", "ul2", "prefix"])
+@given(max_seq_len=st.integers(8, 300), target=st.one_of(st.none(), st.integers(4, 300)), key=KEYS)
+def test_lengths_hold_for_every_objective(objective: str, max_seq_len: int, target: int | None, key: int) -> None:
+    lengths = task_lengths(objective, max_seq_len, target, 0.15, 3.0)
+    inputs, labels = corrupt(objective, np.arange(2, lengths.raw_tokens + 2), key, SPECIAL, lengths, 0.15, 3.0)
+    assert len(inputs) <= lengths.input_tokens <= max_seq_len
+    assert len(labels) <= lengths.target_tokens <= (target or 10**9)
+    assert inputs[-1] == EOS and labels[-1] == EOS
+
+
+def test_ul2_draws_each_denoiser_as_often() -> None:
+    lengths = task_lengths("ul2", 512, None, 0.15, 3.0)
+    tokens = np.arange(2, lengths.raw_tokens + 2)
+    seen: dict[str, int] = {}
+    for key in range(1400):
+        inputs, labels = ul2(tokens, generator(key), SPECIAL, lengths)
+        assert len(labels) <= lengths.target_tokens
+        spans = sum(is_sentinel(token) for token in inputs.tolist())
+        name = "S" if not spans else f"{len(inputs) - spans - 1}/{spans}"
+        seen[name] = seen.get(name, 0) + 1
+    assert len(seen) == 7 and min(seen.values()) > 140
+
+
+def test_the_key_alone_decides() -> None:
+    lengths = task_lengths("span", 128, None, 0.15, 3.0)
+    tokens = np.arange(2, lengths.raw_tokens + 2)
+    again = [corrupt("span", tokens, key, SPECIAL, lengths, 0.15, 3.0)[0].tolist() for key in (5, 5, 6)]
+    assert again[0] == again[1] != again[2]
+
+
+def test_pairs_stay_as_they_are_or_are_cut_before_the_end_of_text() -> None:
+    prompt, response = np.array([5, 6, 7, EOS]), np.array([8, EOS])
+    kept = pairs(prompt, response, SPECIAL, Lengths(8, 8, 8))
+    assert [ids.tolist() for ids in kept] == [[5, 6, 7, EOS], [8, EOS]]
+    cut = pairs(prompt, response, SPECIAL, Lengths(8, 3, 8))
+    assert cut[0].tolist() == [5, 6, EOS]
+
+
+def test_lengths_of_pairs_default_to_the_input_length() -> None:
+    assert task_lengths("pairs", 48, None, 0.15, 3.0).target_tokens == 48
+    assert task_lengths("pairs", 48, 7, 0.15, 3.0).target_tokens == 7

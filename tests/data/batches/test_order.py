@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.batches.order import WINDOW_BLOCKS, Order, mix, row_keys
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**9))
+def test_every_epoch_is_a_permutation(num_rows: int, seed: int, epoch: int) -> None:
+    rows = Order(num_rows, seed).rows(epoch * num_rows, num_rows)
+    assert np.array_equal(np.sort(rows), np.arange(num_rows))
+
+
+@given(st.integers(1, 10**9), st.integers(0, 2**40), st.lists(st.integers(0, 20), max_size=6))
+def test_the_order_does_not_depend_on_how_it_is_asked_for(num_rows: int, start: int, counts: list[int]) -> None:
+    order = Order(num_rows, 7)
+    whole = order.rows(start, sum(counts))
+    places = np.cumsum([start, *counts])
+    parts = [order.rows(int(place), count) for place, count in zip(places, counts, strict=False)]
+    assert np.array_equal(whole, np.concatenate([np.empty(0, np.int64), *parts]))
+
+
+def test_seeds_and_epochs_differ_and_look_random() -> None:
+    n = 10_000
+    first, second, other = Order(n, 1).rows(0, n), Order(n, 1).rows(n, n), Order(n, 2).rows(0, n)
+    for a, b in ((first, second), (first, other)):
+        assert (a == b).mean() < 0.01
+    assert abs(np.abs(np.diff(first)).mean() / n - 1 / 3) < 0.02  # the mean distance of two random places
+
+
+def test_all_orders_of_three_rows_occur_about_equally_often() -> None:
+    counts: dict[tuple[int, ...], int] = {}
+    for seed in range(1200):
+        order = tuple(Order(3, seed).rows(0, 3).tolist())
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 6 and min(counts.values()) > 140
+
+
+def test_a_billion_rows_need_no_list() -> None:
+    rows = Order(10**9, 3).rows(5 * 10**9 - 100, 300)  # crosses an epoch
+    assert rows.min() >= 0 and rows.max() < 10**9
+    assert len(np.unique(rows[:100])) == 100
+
+
+def test_no_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_rows = 0"):
+        Order(0, 1)
+
+
+def test_mix_is_one_to_one_and_keys_are_distinct() -> None:
+    assert len(np.unique(mix(np.arange(100_000, dtype=np.uint64)))) == 100_000
+    keys = np.concatenate([row_keys(seed, np.arange(10_000)) for seed in (0, 1, 42)])
+    assert len(np.unique(keys)) == 30_000
+
+
+def test_order_is_pinned() -> None:
+    """Changing the permutation would break the resume of runs made before."""
+    assert Order(10, 42).rows(0, 10).tolist() == [6, 2, 1, 9, 4, 5, 7, 8, 3, 0]
+
+
+@given(st.integers(1, 5000), st.integers(1, 40), st.integers(0, 5), st.integers(0, 2**63 - 1))
+def test_with_blocks_every_epoch_is_a_permutation_too(num_rows: int, block: int, epoch: int, seed: int) -> None:
+    rows = Order(num_rows, seed, block).rows(epoch * num_rows, num_rows)
+    assert np.array_equal(np.sort(rows), np.arange(num_rows))
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**7), st.integers(0, 300), st.integers(0, 300))
+def test_blocks_do_not_depend_on_how_they_are_asked_for(num_rows: int, start: int, first: int, second: int) -> None:
+    order = Order(num_rows, 5, 16)
+    whole = order.rows(start, first + second)
+    parts = [order.rows(start, first), order.rows(start + first, second)]
+    assert np.array_equal(whole, np.concatenate(parts))
+
+
+def test_a_window_reads_few_places_of_the_file() -> None:
+    block, n = 32, 100_000
+    order = Order(n, 3, block)
+    window = order.rows(0, WINDOW_BLOCKS * block)
+    assert len(np.unique(window // block)) == WINDOW_BLOCKS  # whole blocks from all over the file
+    assert (window // block).max() - (window // block).min() > n // block * 0.9
+    assert (np.diff(window) == 1).mean() < 0.05  # mixed inside
+    assert len(np.unique(Order(n, 3).rows(0, WINDOW_BLOCKS * block) // block)) > 10 * WINDOW_BLOCKS

@@ -1,0 +1,76 @@
+"""The lengths that are looked up ahead are those of the batches that come."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config import Config, load
+from data.batches import step_lengths as module
+from data.batches.loader import StepLoader
+from data.batches.step_lengths import evaluation_lengths, step_lengths
+from data.prepare.preparing import prepare
+
+ROWS = 150
+
+
+def prepared(folder: Path, objective: str, **flags: Any) -> tuple[Config, Any]:
+    draw = random.Random(0)
+    row = (lambda: {"text": "a" * 400}) if objective != "pairs" else (
+        lambda: {"prompt": "p" * draw.randint(1, 90), "response": "r" * draw.randint(1, 60)}
+    )  # fmt: skip
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row()) + "\n" for _ in range(ROWS)))
+    words = {
+        "train_file": folder / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "objective": objective,
+        "cache_dir": folder / "cache", "prepare_workers": 0, **flags,
+    }  # fmt: skip
+    config = load("train", {name: str(value) for name, value in words.items()})
+    return config, prepare(config)
+
+
+@pytest.mark.parametrize("objective", ["pairs", "span", "ul2", "prefix"])
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_they_are_those_of_the_batches(tmp_path: Path, objective: str, grouped: bool, processes: int) -> None:
+    config, made = prepared(tmp_path, objective, group_by_length=grouped)
+    loader = StepLoader(made.train_dir, made.objective, config)
+    found = step_lengths(loader, made.train_dir, range(3, 9), 7, processes)
+    assert found.is_complete
+    for place, step in enumerate(range(3, 9)):
+        for rank in range(processes):
+            batches = loader.micro_batches(
+                step, effective_batch_size=7, batch_size=7, rank=rank, num_processes=processes
+            )
+            expected = sorted(
+                (int(s), int(t)) for b in batches for s, t in zip(b.input_lengths, b.target_lengths, strict=True)
+            )
+            at = {"pairs": rank * 6 + place, "span": 0}.get(objective, place * processes + rank)
+            rows = [row for row in zip(found.sources[at].tolist(), found.targets[at].tolist(), strict=True) if row[0]]
+            assert sorted(rows)[-len(expected) :] == expected
+
+
+def test_many_steps_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, made = prepared(tmp_path, "pairs")
+    loader = StepLoader(made.train_dir, made.objective, config)
+    monkeypatch.setattr(module, "MOST_PLACES", 80)
+    found = step_lengths(loader, made.train_dir, range(1000), 8)
+    assert not found.is_complete and found.sources.shape == (10, 8)
+    monkeypatch.setattr(module, "MOST_ROWS", 10)
+    monkeypatch.setattr(module, "MOST_MADE_ROWS", 24)
+    assert step_lengths(loader, made.train_dir, range(1000), 8).sources.shape == (3, 8)
+
+
+def test_evaluation(tmp_path: Path) -> None:
+    config, made = prepared(tmp_path, "pairs")
+    loader = StepLoader(made.train_dir, made.objective, config)
+    found = evaluation_lengths(loader, 20, 2)
+    lengths = [
+        sorted(int(n) for batch in loader.evaluation_batches(20, 4, rank, 2) for n in batch.input_lengths)
+        for rank in (0, 1)
+    ]
+    assert np.sort(found.sources, axis=1).tolist() == lengths

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from data.prepare.child import ROOT, call_in_child
+from settings.fields import DoesNotFit, UserError
+from units import parse_size
+
+
+def test_the_result_comes_back_from_another_process() -> None:
+    assert call_in_child(os.getpid) != os.getpid()
+    assert call_in_child(parse_size, "2K") == 2048
+
+
+def test_what_is_printed_does_not_mix_with_the_result() -> None:
+    assert call_in_child(print, "to the screen") is None
+
+
+def test_user_errors_come_back() -> None:
+    from data.sources.files import find
+
+    with pytest.raises(UserError, match="no such file") as caught:
+        call_in_child(find, "/missing/a.txt,/missing/b.txt")
+    assert len(caught.value.problems) == 2
+
+
+def test_a_killed_process_is_taken_as_one_that_did_not_fit() -> None:
+    with pytest.raises(DoesNotFit, match="raise_signal was killed"):
+        call_in_child(signal.raise_signal, signal.SIGKILL)
+
+
+def test_an_interrupt_is_passed_on() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        call_in_child(signal.raise_signal, signal.SIGINT)
+
+
+def test_anything_else_is_a_runtime_error() -> None:
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        call_in_child(int, "x")
+
+
+def test_the_data_wing_imports_nothing_heavy() -> None:
+    names = "prepare.preparing batches.loader dataset prepare.task prepare.encoding"
+    code = f"import sys; import {', '.join('data.' + name for name in names.split())}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "datasets", "pandas", "accelerate"} & set(done.stdout.split())

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config import Config
+from data.dataset import LowMemDataset
+from data.prepare import encoding
+from data.prepare.child import ROOT
+from data.prepare.encoding import is_held_out
+from data.prepare.preparing import find_prepared, prepare, prepare_evaluation, prepare_in_child
+from data.shards.store import ROW_TOKENS, Manifest
+from data.sources.corpus import SampleCorpus
+from data.tokenizers.tokenizer import Tokenizer
+from settings.fields import UserError
+
+
+def tokens_of(split: Path) -> list[int]:
+    return np.concatenate([row["tokens"] for row in LowMemDataset(split)]).tolist()
+
+
+def documents_of(split: Path, tokenizer: Tokenizer) -> list[str]:
+    return tokenizer.decode(tokens_of(split), skip_special=False).split("</s>")[:-1]
+
+
+def texts_of(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+def test_every_document_is_in_one_split_whole_and_in_order(configure: Any, text_file: Path) -> None:
+    prepared = prepare(configure(train_file=text_file))
+    assert prepared.objective == "span"
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    train, held_out = (documents_of(split, tokenizer) for split in (prepared.train_dir, prepared.validation_dir))
+    texts = texts_of(text_file)
+    assert train == [text for number, text in enumerate(texts) if not is_held_out(number)]
+    assert held_out == [text for number, text in enumerate(texts) if is_held_out(number)] and len(held_out) == 3
+    assert prepared.counts["train_texts"] == 297 and prepared.counts["validation_texts"] == 3
+    assert prepared.counts["train_tokens"] == sum(len(text.encode()) + 1 for text in train)
+
+
+def test_rows_of_a_stream_all_have_the_same_length_but_the_last(configure: Any, text_file: Path) -> None:
+    prepared = prepare(configure(train_file=text_file))
+    lengths = [len(row["tokens"]) for row in LowMemDataset(prepared.train_dir)]
+    assert set(lengths[:-1]) == {ROW_TOKENS} and 1 <= lengths[-1] <= ROW_TOKENS
+    assert prepared.counts["train_rows"] == len(lengths)
+
+
+def test_pairs_are_found_cut_and_counted(configure: Any, pairs_file: Path, byte_dir: Path) -> None:
+    prepared = prepare(configure(train_file=pairs_file, max_seq_len=24, max_target_len=4))
+    assert prepared.objective == "pairs"
+    tokenizer = Tokenizer.load(byte_dir)
+    rows = [
+        json.loads(line) for number, line in enumerate(pairs_file.read_text().splitlines()) if not is_held_out(number)
+    ]
+    cut_rows = cut_tokens = 0
+    for row, written in zip(LowMemDataset(prepared.train_dir), rows, strict=True):
+        for ids, text, longest in ((row["input_ids"], written["prompt"], 24), (row["labels"], written["response"], 4)):
+            assert tokenizer.decode(ids[:-1]) == text[: longest - 1] and ids[-1] == tokenizer.eos_id
+            cut_tokens += max(0, len(text) + 1 - longest)
+        cut_rows += len(written["prompt"]) > 23 or len(written["response"]) > 3
+    assert cut_rows > 0
+    assert prepared.counts["train_cut_rows"] == cut_rows and prepared.counts["train_cut_tokens"] == cut_tokens
+
+
+def test_a_validation_file_is_taken_whole_and_then_nothing_is_held_out(
+    configure: Any, text_file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "for validation"}\n')
+    prepared = prepare(configure(train_file=text_file, validation_file=other))
+    assert prepared.counts["train_texts"] == 300
+    assert documents_of(prepared.validation_dir, Tokenizer.load(prepared.tokenizer_dir)) == ["for validation"]
+
+
+@pytest.mark.parametrize("missing", [["train_file"], ["validation_file"], ["train_file", "validation_file"]])
+def test_all_missing_files_are_told_at_once(configure: Any, text_file: Path, missing: list[str]) -> None:
+    named = dict.fromkeys(("train_file", "validation_file"), text_file) | dict.fromkeys(missing, "none.jsonl")
+    with pytest.raises(UserError) as caught:
+        prepare(configure(**named))
+    assert [problem.split(" = ")[0] for problem in caught.value.problems] == [f"--{name}" for name in missing]
+    assert all("none.jsonl, no such file" in problem for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 99, 100, 101, 250])
+def test_at_least_one_row_is_held_out_and_never_all(rows: int) -> None:
+    held_out = sum(map(is_held_out, range(rows)))
+    assert 1 <= held_out <= -(-rows // 100)
+
+
+def test_one_row_in_each_hundred_is_held_out() -> None:
+    places = [number for number in range(10_000) if is_held_out(number)]
+    assert [place // 100 for place in places] == list(range(100))
+    assert len({place % 100 for place in places}) > 50
+
+
+def test_the_second_time_nothing_is_made(configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(train_file=text_file)
+    assert find_prepared(config) is None
+    first = prepare(config)
+    monkeypatch.setattr(encoding, "chunks", None)
+    assert prepare(config) == first == find_prepared(config) == prepare_in_child(config)
+
+
+@pytest.mark.parametrize("change", [{"max_samples": 50}, {"skip_bad_rows": True}, {"text_column": "body"}])
+def test_what_shapes_the_shards_makes_new_ones(configure: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "t {n}", "body": "b {n}"}}\n' for n in range(100)))
+    first = prepare(configure(train_file=path))
+    second = prepare(configure(train_file=path, **change))
+    assert first.train_dir != second.train_dir
+    path.write_text(path.read_text() * 2)
+    assert prepare(configure(train_file=path)).train_dir != first.train_dir
+
+
+def test_objectives_share_a_stream_and_lengths_do_not_matter_to_it(configure: Any, text_file: Path) -> None:
+    prepared = [prepare(configure(train_file=text_file, objective=name)) for name in ("span", "ul2", "prefix")]
+    prepared.append(prepare(configure(train_file=text_file, max_seq_len=128)))
+    assert len({one.train_dir for one in prepared}) == 1
+    assert [one.objective for one in prepared] == ["span", "ul2", "prefix", "span"]
+
+
+def test_max_samples_limits_what_is_read(configure: Any, text_file: Path) -> None:
+    counts = prepare(configure(train_file=text_file, max_samples=120)).counts
+    assert counts["train_texts"] + counts["validation_texts"] == 120
+
+
+def test_the_child_gives_the_same_and_passes_user_errors_on(configure: Any, text_file: Path, tmp_path: Path) -> None:
+    prepared = prepare_in_child(configure(train_file=text_file))
+    again = prepare(configure(train_file=text_file, cache_dir=tmp_path / "other_cache"))
+    assert tokens_of(prepared.train_dir) == tokens_of(again.train_dir) and prepared.counts == again.counts
+    text_file.write_text(text_file.read_text() + "{broken\n")
+    with pytest.raises(UserError, match=r"text\.jsonl, line 301: is not JSON"):
+        prepare_in_child(configure(train_file=text_file))
+
+
+def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": " "}\n{broken\n{"text": "two"}\n{"text": null}\n{"text": "three"}\n')
+    counts = prepare(configure(train_file=path, skip_bad_rows=True)).counts
+    assert (counts["train_bad_rows"], counts["train_empty_rows"]) == (2, 1)
+    assert (counts["train_texts"], counts["validation_texts"]) == (2, 1)
+    assert list((tmp_path / "cache").glob("shards-*"))
+    with pytest.raises(UserError, match="line 3"):
+        prepare(configure(train_file=path))
+    assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ('{"text": "only one"}\n', "leaves no row for validation (rows with text: 1"),
+        ('{"text": " "}\n{"text": ""}\n', "leaves no row for train (rows with text: 0, blank: 2"),
+    ],
+)
+def test_too_little_text_is_a_user_error(configure: Any, tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(UserError) as caught:
+        prepare(configure(train_file=tmp_path / "a.jsonl"))
+    assert words in str(caught.value)
+
+
+def for_prepare_command(config: Config, folder: Path) -> Config:
+    return dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, shards_dir=str(folder)))
+
+
+def test_shards_in_a_named_folder_are_used_as_they_are(configure: Any, text_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()  # empty is fine
+    made = prepare(for_prepare_command(configure(train_file=text_file), folder))
+    assert made.train_dir == folder / "train"
+    text_file.unlink()
+    for spec in (folder, folder / "train"):
+        used = prepare(configure(train_file=spec, tokenizer_dir="auto"))
+        assert (
+            dataclasses.replace(used, counts={}) == dataclasses.replace(made, counts={}) and used.counts == made.counts
+        )
+    assert prepare(configure(train_file=folder, objective="ul2")).objective == "ul2"
+
+
+def test_misuse_of_shards_is_a_user_error(configure: Any, text_file: Path, pairs_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    prepare(for_prepare_command(configure(train_file=text_file), folder))
+    prepare(for_prepare_command(configure(train_file=text_file), folder))  # the same again is no problem
+    with pytest.raises(UserError, match="holds shards of other data or settings"):
+        prepare(for_prepare_command(configure(train_file=pairs_file), folder))
+    with pytest.raises(UserError, match="holds other files"):
+        prepare(for_prepare_command(configure(train_file=pairs_file), tmp_path))
+    with pytest.raises(UserError, match="holds stream shards, which pairs does not read"):
+        prepare(configure(train_file=folder, is_finetune=True))
+    with pytest.raises(UserError, match="shards are used whole"):
+        prepare(configure(train_file=folder, max_samples=5))
+    other = Tokenizer.load(folder / "tokenizer")
+    other._backend.add_special_tokens(["<new>"])
+    other.save(tmp_path / "other")
+    with pytest.raises(UserError, match="was written with another tokenizer"):
+        prepare(configure(train_file=folder, tokenizer_dir=tmp_path / "other"))
+    pairs_shards = tmp_path / "pairs_shards"
+    prepare(for_prepare_command(configure(train_file=pairs_file), pairs_shards))
+    with pytest.raises(UserError, match="holds pairs shards, but training reads stream"):
+        prepare(configure(train_file=folder, validation_file=pairs_shards))
+
+
+def test_shards_and_files_can_be_mixed(configure: Any, text_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    prepare(for_prepare_command(configure(train_file=text_file), folder))
+    with_file = prepare(configure(train_file=folder, validation_file=text_file, tokenizer_dir="auto"))
+    assert with_file.train_dir == folder / "train" and with_file.counts["validation_texts"] == 300
+    with_shards = prepare(configure(train_file=text_file, validation_file=folder))
+    assert with_shards.validation_dir == folder / "validation" and with_shards.counts["train_texts"] == 300
+
+
+def test_for_evaluation_the_whole_validation_file_is_prepared(configure: Any, text_file: Path) -> None:
+    prepared = prepare_evaluation(configure(validation_file=text_file))
+    assert prepared.counts["validation_texts"] == 300 and prepared.objective == "span"
+    assert prepared.train_dir == prepared.validation_dir
+
+
+def test_a_missing_column_names_those_that_exist(configure: Any, text_file: Path) -> None:
+    with pytest.raises(UserError, match="column prompt is missing; columns: text"):
+        prepare(configure(train_file=text_file, is_finetune=True))
+
+
+def test_a_tokenizer_is_trained_once_on_the_training_file(configure: Any, text_file: Path, tmp_path: Path) -> None:
+    config = configure(train_file=text_file, tokenizer_dir="auto", vocab_size=400)
+    prepared = prepare(config)
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    assert tokenizer.size <= 400 and tokenizer.sentinel_ids[0] == tokenizer.size - 1
+    assert prepare(dataclasses.replace(config)) == prepared
+    assert len([path for path in (tmp_path / "cache").glob("tokenizer-*") if path.is_dir()]) == 1
+    facts = Manifest.of(prepared.train_dir).content["tokenizer"]
+    assert facts["fingerprint"] == tokenizer.fingerprint and facts["size"] == tokenizer.size
+
+
+def test_without_a_file_the_sample_is_used(configure: Any, sample: SampleCorpus) -> None:
+    cache = sample.text.parent.parent
+    config = configure(cache_dir=cache, tokenizer_dir="auto", max_samples=100)
+    prepared = prepare(config)
+    assert prepared.objective == "span" and prepared.counts["train_texts"] == 99
+    pairs = prepare(configure(cache_dir=cache, tokenizer_dir=prepared.tokenizer_dir, is_finetune=True, max_samples=100))
+    assert pairs.objective == "pairs" and pairs.counts["train_rows"] == 99
+
+
+PEAK_OF_PREPARING = """
+import sys
+from config import load
+from data.prepare.preparing import prepare
+prepare(load("train", {"train_file": sys.argv[1], "tokenizer_dir": sys.argv[2], "cache_dir": sys.argv[3]}))
+with open("/proc/self/status") as status:
+    print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
+def test_preparing_takes_the_same_memory_for_any_size(tmp_path: Path, byte_dir: Path) -> None:
+    peaks = []
+    for rows in (1_000, 16_000):
+        path = tmp_path / f"{rows}.jsonl"
+        path.write_text("".join(json.dumps({"text": f"row {row} " * 100}) + "\n" for row in range(rows)))
+        command = [sys.executable, "-c", PEAK_OF_PREPARING, str(path), str(byte_dir), str(tmp_path / "cache")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(float(done.stdout))
+    assert peaks[1] < peaks[0] + 30 and peaks[1] < 400, f"{peaks} MiB"

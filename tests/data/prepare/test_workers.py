@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from data.batches.lengths import BOUNDS, LengthCounts
+from data.prepare.pace import Pace
+from data.prepare.workers import in_order
+from settings.fields import DoesNotFit, UserError
+
+
+def squares(offset: int) -> Callable[[int], int]:
+    return lambda number: number**2 + offset
+
+
+def trouble(how: str) -> Callable[[int], int]:
+    def work(number: int) -> int:
+        if number == 3:
+            if how == "user":
+                raise UserError("--x = 3, is wrong; use 4")
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(7)
+        return number
+
+    return work
+
+
+def same(number: int) -> int:
+    return number
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_results_come_in_the_order_of_the_work(workers: int) -> None:
+    with in_order(squares, (5,), workers) as run:
+        assert list(run(range(40), same)) == [(number, number**2 + 5) for number in range(40)]
+        assert list(run([], same)) == []
+
+
+@pytest.mark.parametrize(
+    "how, error, words",
+    [
+        ("user", UserError, "is wrong"),
+        ("kill", DoesNotFit, "killed by the system"),
+        ("exit", RuntimeError, "exit code 7"),
+    ],
+)
+def test_trouble_of_a_worker_reaches_the_user(how: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words), in_order(trouble, (how,), 2) as run:
+        list(run(range(10), same))
+
+
+def test_items_are_not_read_far_ahead() -> None:
+    taken = []
+
+    def items() -> object:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    with in_order(squares, (0,), 2) as run:
+        results = run(items(), same)  # type: ignore[arg-type]
+        next(results)
+        assert len(taken) <= 4
+
+
+def test_lengths_are_counted_in_buckets_with_exact_extremes() -> None:
+    counts = LengthCounts()
+    counts.add(np.array([1, 5, 6, 7, 100]), np.array([1, 5, 6, 7, 900]))
+    counts.add(np.array([], np.int64), np.array([], np.int64))
+    facts = counts.facts()
+    assert (facts["longest"], facts["longest_uncut"], facts["mean"]) == (100, 900, 23.8)
+    assert facts["histogram"] == [[1, 1], [6, 2], [8, 1], [128, 1]]
+    assert (np.diff(BOUNDS) > 0).all()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_the_pace_is_shown_now_and_then(stream: io.StringIO) -> None:
+    now = [0.0]
+    pace = Pace("preparing train", 1000, stream, lambda: now[0])
+    for _ in range(40):
+        now[0] += 1.0
+        pace.add(100, 2 * 10**6, "file 2 of 3")
+    pace.close()
+    shown = stream.getvalue()
+    assert "preparing train: 1,200 rows, 100 rows/s, 2.0 MB/s, file 2 of 3" in shown
+    assert (shown.count("\r") > 20) == stream.isatty() and shown.count("\n") == (0 if stream.isatty() else 4)
+
+
+def test_the_first_row_is_one_row() -> None:
+    now, stream = [0.0], io.StringIO()
+    pace = Pace("preparing train", 0, stream, lambda: now[0])
+    now[0] = 10.0
+    pace.add(1, 10)
+    assert stream.getvalue().startswith("preparing train: 1 row, ")
+
+
+def test_quick_work_shows_nothing() -> None:
+    stream = Terminal()
+    pace = Pace("preparing", 0, stream, lambda: 1.0)
+    pace.add(10, 10)
+    pace.close()
+    assert stream.getvalue() == ""

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.dataset import LowMemDataset
+from data.sources.files import find, sources_fingerprint
+from settings.fields import UserError
+
+TABLE = pa.table({"text": ["one", "two"]})
+
+
+def write(path: Path, content: bytes = b"some text\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def kinds(spec: object) -> list[str]:
+    return [source.kind for source in find(str(spec))]
+
+
+def test_the_kind_follows_from_the_first_bytes(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.data")
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pa.ipc.new_file(file, TABLE.schema) as writer:
+        writer.write(TABLE)
+    with pa.OSFile(str(tmp_path / "c.arrow"), "wb") as file, pa.ipc.new_stream(file, TABLE.schema) as writer:
+        writer.write(TABLE)
+    assert kinds(f"{tmp_path}/a.data,{tmp_path}/b.arrow, {tmp_path}/c.arrow") == [
+        "parquet",
+        "arrow file",
+        "arrow stream",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, kind", [("a.txt", "text"), ("a", "text"), ("a.JSONL", "jsonl"), ("a.csv", "csv"), ("a.b.tsv", "tsv")]
+)
+def test_else_from_the_ending(tmp_path: Path, name: str, kind: str) -> None:
+    assert kinds(write(tmp_path / name)) == [kind]
+
+
+def test_compressed_text_is_known_by_its_content(tmp_path: Path) -> None:
+    source = find(str(write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "x"}\n'))))[0]
+    assert (source.kind, source.compression) == ("jsonl", "gzip")
+
+
+def test_a_folder_gives_its_data_files_in_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/c.txt", "d.csv.gz", ".hidden.txt", "_tmp/e.txt", "notes.md", "state.json", "image.png"):
+        write(tmp_path / name)
+    assert [str(source.path.relative_to(tmp_path)) for source in find(str(tmp_path))] == [
+        "a/c.txt",
+        "b.txt",
+        "d.csv.gz",
+    ]
+
+
+def test_globs_and_lists_join_without_repetition(tmp_path: Path) -> None:
+    for name in ("a1.txt", "a2.txt", "b.txt"):
+        write(tmp_path / name)
+    found = find(f"{tmp_path}/a*.txt,{tmp_path}/b.txt,{tmp_path}/a1.txt")
+    assert [source.path.name for source in found] == ["a1.txt", "a2.txt", "b.txt"]
+
+
+def test_a_comma_in_a_name_is_no_list(tmp_path: Path) -> None:
+    assert len(find(str(write(tmp_path / "a,b.txt")))) == 1
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("missing.txt", None, "no such file"),
+        ("empty.jsonl", b"", "is empty"),
+        ("no.parquet", b"not parquet at all", "does not begin like parquet"),
+        ("no.arrow", b"not arrow at all", "does not begin like arrow"),
+        ("a.parquet.gz", gzip.compress(b"x", mtime=0), "unpack it first"),
+    ],
+)
+def test_problems_name_the_file_and_what_to_do(tmp_path: Path, name: str, content: bytes | None, words: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        find(str(path), "--validation_file")
+    assert str(path) in str(caught.value) and "--validation_file" in str(caught.value)
+
+
+def test_all_problems_come_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "empty.txt", b"")
+    with pytest.raises(UserError) as caught:
+        find(f"{tmp_path}/empty.txt,{tmp_path}/missing.txt,nonsense://bucket/a.parquet")
+    assert len(caught.value.problems) == 3
+
+
+def test_a_folder_without_data_says_which_endings_are_known(tmp_path: Path) -> None:
+    write(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"holds no data file.*\.parquet"):
+        find(str(tmp_path))
+
+
+def test_the_fingerprint_changes_with_name_size_and_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt")
+    first = sources_fingerprint(find(str(path)))
+    assert sources_fingerprint(find(str(path))) == first
+    os.utime(path, ns=(1, 1))
+    second = sources_fingerprint(find(str(path)))
+    write(path, b"longer text than before\n")
+    os.utime(path, ns=(1, 1))
+    third = sources_fingerprint(find(str(path)))
+    path.rename(tmp_path / "b.txt")
+    fourth = sources_fingerprint(find(str(tmp_path / "b.txt")))
+    assert len({first, second, third, fourth}) == 4
+
+
+def saved(folder: Path, texts: list[str], **state: object) -> Path:
+    """What `Dataset.save_to_disk` writes: two streams whose names do not sort, state.json and dataset_info.json."""
+    folder.mkdir(parents=True)
+    half = len(texts) // 2
+    for name, part in (("data-b.arrow", texts[:half]), ("data-a.arrow", texts[half:])):
+        with (
+            pa.OSFile(str(folder / name), "wb") as file,
+            pa.ipc.new_stream(file, pa.schema([("text", pa.string())])) as out,
+        ):
+            out.write_table(pa.table({"text": part}))
+    write(folder / "cache-1234.arrow", b"\xff\xff\xff\xffxxxx")
+    files = [{"filename": "data-b.arrow"}, {"filename": "data-a.arrow"}]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files, **state}))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def test_a_saved_dataset_gives_the_files_that_it_lists_in_their_order(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved", ["1", "2", "3", "4"])
+    assert [source.path.name for source in find(str(folder))] == ["data-b.arrow", "data-a.arrow"]
+    assert [row["text"] for row in LowMemDataset(folder)] == ["1", "2", "3", "4"]
+    (folder / "data-a.arrow").unlink()
+    with pytest.raises(UserError, match=r"data-a\.arrow, is missing, state\.json lists it"):
+        find(str(folder))
+
+
+def test_a_saved_dictionary_gives_the_split_that_is_wanted(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        saved(tmp_path / "all" / split, [split, split])
+    (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for name, split in (("--train_file", "train"), ("--validation_file", "test")):
+        assert {source.path.parent.name for source in find(str(tmp_path / "all"), name)} == {split}
+    (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["dev"]}')
+    with pytest.raises(UserError, match="has the splits dev and no train"):
+        find(str(tmp_path / "all"))
+
+
+def test_a_saved_selection_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved", ["1", "2"], _indices_data_files=[{"filename": "indices.arrow"}])
+    with pytest.raises(UserError, match="flatten_indices"):
+        find(str(folder))
+
+
+@pytest.mark.slow
+def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
+    script = (
+        "import sys, datasets\n"
+        "data = datasets.Dataset.from_dict({'text': [str(n) for n in range(50)]})\n"
+        "data.shuffle(seed=1).save_to_disk(sys.argv[1] + '/one', num_shards=3)\n"
+        "datasets.DatasetDict({'train': data, 'test': data}).save_to_disk(sys.argv[1] + '/all')\n"
+    )
+    pytest.importorskip("datasets")
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
+    assert sorted(int(row["text"]) for row in LowMemDataset(tmp_path / "one")) == list(range(50))
+    assert [row["text"] for row in LowMemDataset(find(str(tmp_path / "all"))[0].path)] == [str(n) for n in range(50)]

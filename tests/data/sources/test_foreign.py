@@ -1,0 +1,74 @@
+"""Tokenizers and cells that someone else has made: what fails inside of them is told with the file's name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.sources.files import find
+from data.text.conversations import turns_text
+from data.tokenizers.tokenizer import Tokenizer
+from settings.fields import UserError
+from tests.mutating.mutated_tokenizers import bpe_folder, byte_bpe_folder, field_of, spiece_folder
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    bpe_folder(folder)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return path
+
+
+@pytest.mark.parametrize("step", ["pre_tokenizer", "normalizer"])
+def test_a_regular_expression_that_panics_names_its_file(tmp_path: Path, step: str) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    replace = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+    path = changed(tmp_path / "x", **{step: split if step == "pre_tokenizer" else replace})
+    with pytest.raises(UserError, match=rf"{path}: fails at a text \(.*retry-limit"):
+        Tokenizer.load(path).encode_batch(["a" * 60 + "!"])
+
+
+def test_absurd_ids_are_refused_before_tables_are_made(tmp_path: Path) -> None:
+    byte_bpe_folder(tmp_path / "x")
+    path = tmp_path / "x" / "vocab.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "<pad>": 2**31}))
+    with pytest.raises(UserError, match="has ids up to 2,147,483,648"):
+        Tokenizer.load(tmp_path / "x")
+
+
+def test_absurd_pieces_and_numbers_of_sentencepiece_are_refused(tmp_path: Path) -> None:
+    spiece_folder(tmp_path / "x")
+    path = tmp_path / "x" / "spiece.model"
+    sound = path.read_bytes()
+    for added, told in (
+        (field_of(1, field_of(1, b"a" * 5000)), "a piece has 5000 letters"),
+        (b"\xff" * 1000 + b"\1", "a number is longer than 64 bits"),
+        (field_of(2, bytes([3 << 3 | 2, 1]) + b"x"), "is no SentencePiece model"),
+    ):
+        path.write_bytes(sound + added)
+        with pytest.raises(UserError, match=rf"spiece\.model: .*{told}|spiece\.model: {told}"):
+            Tokenizer.load(path)
+
+
+def test_deep_nesting_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no list of turns"):
+        turns_text(DEEP)
+    bpe_folder(tmp_path / "x")
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        (tmp_path / "x" / name).write_text(DEEP)
+    assert Tokenizer.load(tmp_path / "x").num_sentinels
+    (tmp_path / "x" / "prompt_template.json").write_text(DEEP)
+    with pytest.raises(UserError, match=r"prompt_template\.json: cannot be read"):
+        Tokenizer.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("files", [[3], [{}], [{"filename": 3}], [None]])
+def test_a_saved_dataset_that_names_no_files_is_told(tmp_path: Path, files: Any) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
+    with pytest.raises(UserError, match=r"state\.json, names no files"):
+        find(str(tmp_path))

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, trainers
+
+from data.tokenizers.tokenizer import Tokenizer
+from settings.fields import UserError
+
+CODE = ["def add(a, b):\n    return a + b", "for i in range(10):  print(i)", "class A: pass", "你好 naïve"] * 3
+
+
+def codet5_folder(folder: Path) -> Path:
+    """A tokenizer as CodeT5's folder has it: no tokenizer.json, special ids 0-4, sentinels in added_tokens.json."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<pad>", "<s>", "</s>", "<unk>", "<mask>"], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    backend.train_from_iterator(CODE, trainer)
+    folder.mkdir()
+    backend.model.save(str(folder))
+    size = backend.get_vocab_size()
+    added = {f"<extra_id_{number}>": size + 99 - number for number in range(100)}
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    names = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    }
+    (folder / "special_tokens_map.json").write_text(json.dumps(names))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "tokenizer_class": "RobertaTokenizer"}))
+    return folder
+
+
+def test_codet5(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(codet5_folder(tmp_path / "codet5"))
+    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 2, 3)
+    assert tokenizer.num_sentinels == 100 and tokenizer.sentinel_ids[0] == tokenizer.size - 1
+    for text, ids in zip(CODE, tokenizer.encode_batch(CODE), strict=True):
+        assert tokenizer.decode(ids) == text
+    tokenizer.save(tmp_path / "json")
+    again = Tokenizer.load(tmp_path / "json")
+    assert [ids.tolist() for ids in again.encode_batch(CODE)] == [ids.tolist() for ids in tokenizer.encode_batch(CODE)]
+    (ids,) = tokenizer.encode_batch(["return </s> <extra_id_0>"])
+    assert not set(ids.tolist()) & {2, tokenizer.sentinel_ids[0]}
+    assert tokenizer.encode_batch(["<extra_id_0>"], special=True)[0].tolist() == [tokenizer.sentinel_ids[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_codet5_gives_the_ids_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = codet5_folder(tmp_path / "codet5")
+    theirs, ours = transformers.RobertaTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    for text, ids in zip(CODE, ours.encode_batch(CODE), strict=True):
+        assert theirs(text).input_ids == [1, *ids.tolist(), 2]
+    ours.save(tmp_path / "json")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "json")
+    assert again("return a").input_ids == [*ours.encode_batch(["return a"])[0].tolist(), 2]
+
+
+def test_gaps_between_added_ids_are_refused(tmp_path: Path) -> None:
+    folder = codet5_folder(tmp_path / "codet5")
+    (folder / "added_tokens.json").write_text('{"<extra_id_0>": 5000}')
+    with pytest.raises(UserError, match="leaves gaps between its ids, <extra_id_0>"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    "file, content", [("vocab.json", "{"), ("merges.txt", "a b c\n"), ("added_tokens.json", "[1]")]
+)
+def test_broken_files_are_user_errors(tmp_path: Path, file: str, content: str) -> None:
+    folder = codet5_folder(tmp_path / "codet5")
+    (folder / file).write_text(content)
+    with pytest.raises(UserError, match=r"vocab\.json and merges\.txt are no byte-level BPE"):
+        Tokenizer.load(folder)
+
+
+def test_byt5_needs_no_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.size == 384 and tokenizer.encode_batch(["héy"])[0].tolist() == [107, 198, 172, 124]
+
+
+@pytest.mark.parametrize("missing", ["pad_token", "eos_token"])
+def test_missing_special_tokens_are_named(tmp_path: Path, missing: str) -> None:
+    folder = codet5_folder(tmp_path / "codet5")
+    names = json.loads((folder / "special_tokens_map.json").read_text())
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        (folder / file).write_text(json.dumps({**names, missing: "[NONE]"}))
+    with pytest.raises(UserError, match=rf"has no \[NONE\] \({missing}\); a T5 tokenizer is needed"):
+        Tokenizer.load(folder)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.tokenizers.tokenizer import PIECE_CHARS, Tokenizer
+from data.tokenizers.training import byte_tokenizer
+from settings.fields import UserError
+
+TEXTS = ["Hello, world!  Two  spaces\n\tnew line", "你好,世界 🙂 é", "", "x"]
+BYTES = byte_tokenizer()
+
+
+@given(st.text(max_size=200).filter(lambda text: text.isprintable() or text.isascii()))
+def test_bytes_are_byt5s_ids_and_come_back(text: str) -> None:
+    ids = BYTES.encode_batch([text])[0]
+    assert ids.dtype == np.int32 and ids.tolist() == [byte + 3 for byte in text.encode("utf8")]
+    assert BYTES.decode(ids) == text
+
+
+def test_special_ids_of_byt5() -> None:
+    assert (BYTES.pad_id, BYTES.eos_id, BYTES.unk_id, BYTES.size) == (0, 1, 2, 384)
+    assert BYTES.num_sentinels == 125 and (BYTES.sentinel_ids[0], BYTES.sentinel_ids[124]) == (259, 383)
+
+
+def test_names_of_special_tokens_in_a_text_are_text_unless_wanted() -> None:
+    text = "a</s>b <extra_id_0>"
+    plain, special = BYTES.encode_batch([text])[0], BYTES.encode_batch([text], special=True)[0]
+    assert plain.max() < 259 and BYTES.eos_id not in plain and BYTES.decode(plain) == text
+    assert BYTES.eos_id in special and BYTES.sentinel_ids[0] in special
+    assert BYTES.decode(special) == "ab " and BYTES.decode(special, skip_special=False) == text
+
+
+def test_long_texts_are_encoded_whole_and_in_their_place() -> None:
+    long = "word " * PIECE_CHARS
+    encoded = BYTES.encode_batch(["a", long, "b" * (3 * PIECE_CHARS), "c"])
+    assert [len(ids) for ids in encoded] == [1, len(long), 3 * PIECE_CHARS, 1]
+    assert BYTES.decode(encoded[1]) == long
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
+    BYTES.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == BYTES.fingerprint and loaded.size == BYTES.size
+    for ids, again in zip(BYTES.encode_batch(TEXTS), loaded.encode_batch(TEXTS), strict=True):
+        assert ids.tolist() == again.tolist()
+    loaded.encode_batch(["x"])  # leaves the library in another mode, which must not reach the file
+    loaded.save(tmp_path / "again")
+    assert (tmp_path / "again/tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+
+
+def test_other_names_of_special_tokens_are_taken_from_the_folder(tmp_path: Path) -> None:
+    BYTES.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        text = (tmp_path / name).read_text(encoding="utf8")
+        (tmp_path / name).write_text(text.replace("</s>", "[EOS]"), encoding="utf8")
+    assert Tokenizer.load(tmp_path).eos_id == 1
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "special_tokens_map.json").unlink()
+    with pytest.raises(UserError, match=r"has no </s> \(eos_token\)"):
+        Tokenizer.load(tmp_path)
+
+
+def test_folders_that_hold_no_tokenizer_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"missing, no such folder"):
+        Tokenizer.load(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "spiece.model").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"version": 1}')
+    with pytest.raises(UserError, match="is no tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_model_config", [False, True])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
+def test_transformers_loads_the_folder(tmp_path: Path, kind: str, with_model_config: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    from data.tokenizers.training import train_tokenizer
+
+    corpus = (f"the {number}th text of a small corpus, with some words" for number in range(500))
+    ours = train_tokenizer(corpus, kind, 700, 2**20)
+    ours.save(tmp_path)
+    if with_model_config:
+        transformers.T5Config(vocab_size=ours.size).save_pretrained(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id) == (0, 1, 2)
+    assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.sentinel_ids[0]
+    batch = theirs(TEXTS, padding=True)
+    for text, ids, mask in zip(TEXTS, batch["input_ids"], batch["attention_mask"], strict=True):
+        real = [number for number, kept in zip(ids, mask, strict=True) if kept]
+        assert real == [*ours.encode_batch([text])[0].tolist(), ours.eos_id]
+        assert set(ids[len(real) :]) <= {0}
+        assert theirs.decode(ids, skip_special_tokens=True) == text
+    assert (
+        theirs("a <extra_id_0> b")["input_ids"][:-1]
+        == ours.encode_batch(["a <extra_id_0> b"], special=True)[0].tolist()
+    )
+
+
+@pytest.mark.slow
+def test_byte_ids_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.ByT5Tokenizer()
+    for text in TEXTS:
+        assert theirs(text)["input_ids"][:-1] == BYTES.encode_batch([text])[0].tolist()
+    sentinels = theirs.convert_tokens_to_ids([f"<extra_id_{number}>" for number in range(125)])
+    assert sentinels == list(BYTES.sentinel_ids)
+
+
+@pytest.mark.slow
+def test_a_t5_folder_of_transformers_is_read(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        ("▁", -2.0),
+        ("▁hello", -3.0),
+        ("▁world", -4.0),
+        ("a", -5.0),
+    ]
+    pieces += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(100))]
+    transformers.T5Tokenizer(vocab=pieces).save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.num_sentinels) == (0, 1, 2, 100)
+    assert tokenizer.sentinel_ids[0] == tokenizer.size - 1 == 106 and tokenizer.sentinel_ids[99] == 7
+    assert tokenizer.decode(tokenizer.encode_batch(["hello world"])[0]) == "hello world"
+    literal = tokenizer.encode_batch(["a</s>a<extra_id_0>", "<pad>"])
+    assert not {0, 1, 106} & {*literal[0].tolist(), *literal[1].tolist()}
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "</s>"

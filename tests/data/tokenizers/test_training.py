@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.prepare.child import ROOT
+from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.training import sample_texts, train_tokenizer
+from settings.fields import UserError
+
+WORDS = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+]
+CHINESE = "模型训练数据学习时间世界生活工作问题系统方法结果研究发展中国人民社会经济文化"
+
+
+def corpus(rows: int = 400) -> list[str]:
+    draw = random.Random(0)
+    english = [" ".join(word + draw.choice(["", ",", "s"]) for word in draw.choices(WORDS, k=12)) for _ in range(rows)]
+    return english + ["".join(draw.choices(CHINESE, k=20)) + "。" for _ in range(rows // 4)]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def trained(request: pytest.FixtureRequest) -> Tokenizer:
+    return train_tokenizer(corpus(), request.param, 700, 2**20)
+
+
+def test_ids_follow_t5(trained: Tokenizer) -> None:
+    assert (trained.pad_id, trained.eos_id, trained.unk_id) == (0, 1, 2)
+    assert trained.size == 700 and trained.num_sentinels == 100
+    assert list(trained.sentinel_ids) == list(range(699, 599, -1))
+
+
+@pytest.mark.parametrize(
+    "text", ["time people world", "模型 训练", "never seen: ŵ 🙂 \x07", "a  b\n\n\tc", "<0x41> </s> <pad>"]
+)
+def test_any_text_comes_back(trained: Tokenizer, text: str) -> None:
+    ids = trained.encode_batch([text])[0]
+    assert trained.decode(ids, skip_special=False) == text
+    assert trained.unk_id not in ids and trained.eos_id not in ids
+
+
+def test_frequent_words_are_one_piece(trained: Tokenizer) -> None:
+    assert len(trained.encode_batch(["people world student"])[0]) <= 4
+
+
+def test_training_is_deterministic() -> None:
+    assert (
+        train_tokenizer(corpus(), "bpe", 450, 2**20).fingerprint
+        == train_tokenizer(corpus(), "bpe", 450, 2**20).fingerprint
+    )
+
+
+def test_more_letters_than_pieces_is_no_problem_for_unigram() -> None:
+    texts = ["".join(chr(0x4E00 + 37 * row + column) for column in range(30)) for row in range(60)]
+    tokenizer = train_tokenizer(texts, "unigram", 640, 2**20)
+    assert tokenizer.size <= 640 and tokenizer.decode(tokenizer.encode_batch(texts[:1])[0]) == texts[0]
+
+
+@pytest.mark.parametrize("kind, smallest", [("bpe", 360), ("unigram", 640), ("byte", 384)])
+def test_a_vocabulary_that_is_too_small_is_refused(kind: str, smallest: int) -> None:
+    with pytest.raises(UserError, match=rf"--vocab_size = {smallest - 1}, .*{smallest} or more"):
+        train_tokenizer(corpus(), kind, smallest - 1, 2**20)
+
+
+def test_no_text_is_refused() -> None:
+    with pytest.raises(UserError, match="holds no text"):
+        train_tokenizer([], "bpe", 500, 2**20)
+
+
+def test_the_sample_keeps_to_its_bytes_and_its_order() -> None:
+    texts = [f"{number:05d} é" for number in range(5000)]  # 8 bytes each
+    sample = sample_texts(iter(texts), 8000)
+    assert 990 <= len(sample) <= 1000 and sample == sorted(sample)
+    assert sample_texts(texts, 10**6) == texts
+
+
+def test_every_row_has_the_same_chance_to_be_sampled() -> None:
+    texts = [f"{number:04d}" for number in range(1000)]
+    chosen = [int(text) for seed in range(20) for text in sample_texts(texts, 400, seed)]
+    thirds = [sum(third * 333 <= number < (third + 1) * 333 for number in chosen) for third in range(3)]
+    assert min(thirds) > 550 and max(thirds) < 780
+
+
+PEAK_OF_TRAINING = """
+import random, sys
+from data.tokenizers.training import train_tokenizer
+draw = random.Random(0)
+def texts(megabytes):
+    size = 0
+    while size < megabytes * 10**6:
+        text = " ".join(str(draw.randrange(3000)) for _ in range(60)) + "".join(chr(draw.randrange(0x4E00, 0x5000)) for _ in range(20))
+        size += len(text.encode())
+        yield text
+train_tokenizer(texts(int(sys.argv[1])), "bpe", 2000, 2**20)
+with open("/proc/self/status") as status:
+    print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
+def test_training_takes_the_same_memory_for_any_corpus() -> None:
+    peaks = []
+    for megabytes in (4, 40):
+        command = [sys.executable, "-c", PEAK_OF_TRAINING, str(megabytes)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(float(done.stdout))
+    assert peaks[1] < peaks[0] + 15, f"{peaks} MiB"

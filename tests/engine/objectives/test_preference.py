@@ -1,0 +1,335 @@
+"""Preference losses and their gradients are those of the papers' formulas, whatever the micro-batches and the policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from data.batches.collate import PreferenceRow, collate_preferences
+from engine.checkpointing import Checkpointing
+from engine.micro_batches import MicroBatch, to_micro_batch
+from engine.objectives.preference import (
+    METRICS,
+    PreferenceLoss,
+    PreferenceObjective,
+    answer_log_probabilities,
+    log_odds,
+)
+from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
+from model import hf_format
+from model.lora.adapter import adapters_of, add_adapters
+from model.lora.form import LoraSettings
+from model.loss import LossSettings
+from model.shapes import hf_names
+from model.t5 import T5
+from tests.engine.small_models import FAMILIES, relative_error, small_model
+
+LOSSES = {
+    "sigmoid": PreferenceLoss("sigmoid", beta=0.3),
+    "smoothed": PreferenceLoss("sigmoid", beta=0.3, label_smoothing=0.2),
+    "ipo": PreferenceLoss("ipo", beta=0.7),
+    "orpo": PreferenceLoss("orpo", orpo_lambda=0.6),
+}
+CPU = torch.device("cpu")
+CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]], "four": [[0], [1], [2], [3]]}
+
+
+def draw_rows(count: int = 4, seed: int = 0, vocab: int = 61, longest: int = 9) -> list[PreferenceRow]:
+    """Prompts with two answers, all of different length."""
+    rng = np.random.default_rng(seed)
+
+    def ids(most: int) -> np.ndarray:
+        return rng.integers(2, vocab, rng.integers(1, most + 1))
+
+    return [
+        PreferenceRow(
+            ids(17), ids(longest), ids(longest), int(rng.integers(1 << 62)), rng.normal(-20, 4, 2).astype("f4")
+        )
+        for _ in range(count)
+    ]
+
+
+def make_micro_batch(rows: list[PreferenceRow]) -> MicroBatch:
+    return to_micro_batch(collate_preferences(rows, 0), 0, CPU)
+
+
+def make_walk(model: T5, pair_loss: PreferenceLoss, saved: int = 99, rate: float = 0.0, **kwargs: object) -> Walk:
+    objective = PreferenceObjective(pair_loss, kwargs.get("as_reference"))  # type: ignore[arg-type]
+    weight_store = kwargs.get("weight_store", WeightStore(torch.float32))
+    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), rate, objective)  # type: ignore[arg-type]
+
+
+def walk_gradients(walk: Walk, rows: list[PreferenceRow], cuts: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss and gradients."""
+    micro_batches = [make_micro_batch([rows[place] for place in cut]) for cut in cuts]
+    total = walk.gradients(micro_batches, len(rows), lambda weights: None)
+    gradients = {name: w.grad.clone() for name, w in walk.model.named_parameters() if w.grad is not None}
+    walk.model.zero_grad()
+    return total / len(rows), gradients
+
+
+def log_probability(model: T5, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
+    """log p(answer | prompt) by plain autograd over the model, one row at a time, from the logits on in float64."""
+    labels = torch.from_numpy(answer)[None]
+    logits = model.logits(torch.from_numpy(prompt)[None], model.shift_right(labels))
+    return logits.double().log_softmax(-1).gather(2, labels[..., None]).sum()
+
+
+def paper_loss(name: str, chosen: Tensor, rejected: Tensor, row: PreferenceRow) -> Tensor:
+    """The formulas as the papers print them, with plain exponentials."""
+    pair_loss, (c, r) = LOSSES[name], (len(row.chosen), len(row.rejected))
+    assert row.reference is not None
+    ref_chosen, ref_rejected = float(row.reference[0]), float(row.reference[1])
+    if name == "orpo":
+        p, q = (chosen / c).exp(), (rejected / r).exp()
+        ratio = (p / (1 - p)) / (q / (1 - q))
+        return -p.log() - pair_loss.orpo_lambda * (1 / (1 + 1 / ratio)).log()
+    if name == "ipo":
+        h = (chosen - ref_chosen) / c - (rejected - ref_rejected) / r
+        return (h - 1 / (2 * pair_loss.beta)) ** 2
+    h = pair_loss.beta * ((chosen - ref_chosen) - (rejected - ref_rejected))
+    preferred = 1 / (1 + (-h).exp())
+    return -(1 - pair_loss.label_smoothing) * preferred.log() - pair_loss.label_smoothing * (1 - preferred).log()
+
+
+def oracle(model: T5, rows: list[PreferenceRow], name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss and gradients."""
+    losses = []
+    for row in rows:
+        chosen, rejected = (log_probability(model, row.input_ids, answer) for answer in (row.chosen, row.rejected))
+        losses.append(paper_loss(name, chosen, rejected, row))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    gradients = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
+    model.zero_grad()
+    return loss.detach(), gradients
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("saved", [0, 99])
+def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, saved: int) -> None:
+    model, rows = small_model(), draw_rows()
+    expected_loss, expected = oracle(model, rows, name)
+    loss, gradients = walk_gradients(make_walk(model, LOSSES[name], saved), rows, CUTS[cut])
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
+    assert gradients.keys() == expected.keys()
+    assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "t5"])
+def test_other_families_learn_the_same(family: str) -> None:
+    model, rows = small_model(family), draw_rows(seed=3)
+    expected_loss, expected = oracle(model, rows, "sigmoid")
+    loss, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"], 2), rows, CUTS["uneven"])
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
+    assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
+
+
+# What trl's own functions give: DPOTrainer.dpo_loss (sigmoid, ipo) and ORPOTrainer.odds_ratio_loss with the mean negative
+# log-probability of the chosen answer added, trl 0.17.0, in float64. Log-probabilities and tokens of four pairs:
+POLICY = [[-12.5, -30.25, -7.0, -41.0], [-14.0, -22.75, -7.5, -80.5]]
+REFERENCE = [[-13.0, -28.0, -9.5, -40.0], [-13.25, -25.5, -7.25, -60.0]]
+TOKENS = [[5.0, 11.0, 3.0, 16.0], [6.0, 9.0, 3.0, 20.0]]
+TRL = [
+    (
+        PreferenceLoss("sigmoid", 0.1),
+        [0.6325990353, 0.9740769842, 0.5650706677, 0.1330210751],
+        [[0.05, -0.225, 0.25, -0.1], [-0.075, 0.275, -0.025, -2.05]],
+    ),
+    (
+        PreferenceLoss("sigmoid", 0.5, label_smoothing=0.2),
+        [0.5537006783, 2.0788897343, 0.5004126516, 1.950058293],
+        [[0.25, -1.125, 1.25, -0.5], [-0.375, 1.375, -0.125, -10.25]],
+    ),
+    (
+        PreferenceLoss("ipo", 0.1),
+        [22.800625, 30.3612131415, 16.6736111111, 16.30140625],
+        [[0.01, -0.0204545455, 0.0833333333, -0.00625], [-0.0125, 0.0305555556, -0.0083333333, -0.1025]],
+    ),
+    (
+        PreferenceLoss("orpo", orpo_lambda=0.1),
+        [2.5788837225, 2.831997354, 2.3939152693, 2.5821948659],
+        [[-0.25, -0.275, -0.2333333333, -0.25625], [-0.2333333333, -0.2527777778, -0.25, -0.4025]],
+    ),
+]
+
+
+@pytest.mark.parametrize(("pair_loss", "losses", "rewards"), TRL, ids=["sigmoid", "smoothed", "ipo", "orpo"])
+def test_losses_and_rewards_are_those_of_trl(
+    pair_loss: PreferenceLoss, losses: list[float], rewards: list[list[float]]
+) -> None:
+    policy, reference, tokens = (torch.tensor(part, dtype=torch.float64) for part in (POLICY, REFERENCE, TOKENS))
+    assert pair_loss(policy, reference, tokens).tolist() == pytest.approx(losses, abs=1e-9)
+    ours = pair_loss.rewards(policy, reference, tokens)
+    assert ours.flatten().tolist() == pytest.approx([number for part in rewards for number in part], abs=1e-9)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.floats(-60.0, 0.0))
+def test_log_odds_lose_no_digits(log_probability: float) -> None:
+    given_value = torch.tensor(log_probability, dtype=torch.float64, requires_grad=True)
+    odds = log_odds(given_value)
+    (slope,) = torch.autograd.grad(odds, given_value)
+    clamped = min(log_probability, -1e-9)
+    assert odds.item() == pytest.approx(clamped - math.log(-math.expm1(clamped)), rel=1e-12, abs=1e-12)
+    assert math.isfinite(slope.item())
+
+
+@pytest.mark.parametrize("saved", [0, 99])
+def test_dropout_and_bf16_at_rest_do_not_depend_on_micro_batches(saved: int) -> None:
+    rows, at_rest = draw_rows(), T5(small_model().config, dtype=torch.bfloat16).initialise(1)
+    weight_store = weight_store_for(torch.bfloat16, torch.float32)
+    runs = [
+        walk_gradients(
+            make_walk(at_rest, LOSSES["sigmoid"], blocks, rate=0.2, weight_store=weight_store), rows, CUTS[cut]
+        )
+        for cut, blocks in (("one", 99), ("uneven", saved))
+    ]
+    (loss, expected), (ours, gradients) = runs
+    assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
+
+
+def test_two_processes_add_up_to_one() -> None:
+    """Each forms the gradient of its rows over the pairs of both; their sum is what the reducer makes."""
+    model, rows = small_model(), draw_rows(6)
+    _, expected = walk_gradients(make_walk(model, LOSSES["sigmoid"]), rows, [[0, 1, 2, 3, 4, 5]])
+    parts = [walk_gradients(make_walk(model, LOSSES["sigmoid"]), part, [[0, 1, 2]])[1] for part in (rows[:3], rows[3:])]
+    for name, gradient in expected.items():
+        both = (parts[0][name] + parts[1][name]) / 2  # each part was over its own three pairs
+        assert relative_error(both, gradient) < 2e-5
+
+
+def test_equal_answers_teach_nothing() -> None:
+    model, (row, *_) = small_model(), draw_rows()
+    _, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"]), [replace(row, rejected=row.chosen)], [[0]])
+    assert max(float(gradient.abs().max()) for gradient in gradients.values()) < 1e-6
+
+
+def test_the_reference_is_asked_where_it_is_not_known() -> None:
+    """With adapters, the same model without them: its answers stand in for stored ones."""
+    model, reference, rows = small_model(), small_model(seed=2), draw_rows()
+    trained = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    @contextmanager
+    def as_reference() -> Iterator[None]:
+        model.load_state_dict(reference.state_dict())
+        yield
+        model.load_state_dict(trained)
+
+    known = []
+    for row in rows:
+        sides = [log_probability(reference, row.input_ids, answer).item() for answer in (row.chosen, row.rejected)]
+        known.append(replace(row, reference=np.array(sides, np.float32)))
+    expected_loss, expected = walk_gradients(make_walk(model, LOSSES["ipo"]), known, CUTS["uneven"])
+    unknown = [replace(row, reference=None) for row in rows]
+    walk = make_walk(model, LOSSES["ipo"], as_reference=as_reference)
+    loss, gradients = walk_gradients(walk, unknown, CUTS["uneven"])
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5)
+    assert max(relative_error(gradients[n], expected[n]) for n in expected) < 1e-4
+    micro_batches = [make_micro_batch(unknown)]
+    assert float(walk.loss(micro_batches)) / len(rows) == pytest.approx(expected_loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
+    model, rows = small_model(), draw_rows()
+    walk = make_walk(model, LOSSES[name], rate=0.0)
+    loss, _ = walk_gradients(walk, rows, CUTS["uneven"])
+    in_step = walk.objective.metrics
+    walk.objective.clear()
+    assert set(walk.objective.metrics.values()) == {0.0}
+    total = walk.loss([make_micro_batch(rows)])
+    assert float(total) / len(rows) == pytest.approx(loss.item(), rel=1e-6)
+    metrics = walk.objective.metrics
+    assert tuple(metrics) == METRICS
+    assert list(metrics.values()) == pytest.approx(list(in_step.values()), rel=1e-5, abs=1e-5)
+    micro_batch = make_micro_batch(rows)
+    policy = answer_log_probabilities(walk.token_losses([micro_batch])[0], micro_batch)
+    tokens = torch.tensor(micro_batch.target.lengths).view(2, -1)
+    shown = policy / tokens if name in ("ipo", "orpo") else policy
+    assert metrics["logps/chosen"] == pytest.approx(shown[0].sum().item(), rel=1e-9)
+    assert metrics["rewards/margins"] == pytest.approx(metrics["rewards/chosen"] - metrics["rewards/rejected"])
+    assert 0 <= metrics["rewards/accuracies"] <= len(rows)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "ipo"])
+def test_a_model_that_is_its_own_reference_wins_half(name: str) -> None:
+    """The accuracy of step 0 is that of chance, not of rounding; a small step away from it counts in full."""
+    model, rows = small_model(), draw_rows(12)
+    walk = make_walk(model, LOSSES[name])
+    (losses,) = walk.token_losses([make_micro_batch(rows)])
+    stored = answer_log_probabilities(losses, make_micro_batch(rows)).t().numpy().astype("f4")
+
+    def accuracy(toward_chosen: float) -> float:
+        moved = stored + np.array([-toward_chosen, toward_chosen], "f4")
+        walk.objective.clear()
+        parts = [[replace(row, reference=moved[place])] for place, row in enumerate(rows)]
+        walk.loss([make_micro_batch(part) for part in parts])
+        return walk.objective.metrics["rewards/accuracies"] / len(rows)
+
+    assert accuracy(0.0) == 0.5
+    assert (accuracy(1e-2), accuracy(-1e-2)) == (1.0, 0.0)
+
+
+def test_a_frozen_encoder_costs_nothing_and_changes_nothing() -> None:
+    model, rows = small_model(), draw_rows()
+    for weight in (model.embedding, *model.encoder.parameters()):
+        weight.requires_grad_(False)
+    _, expected = oracle(model, rows, "sigmoid")
+    _, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"], 0), rows, CUTS["uneven"])
+    assert gradients.keys() == expected.keys()
+    assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
+
+
+def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
+    """The whole loss in float64 over another implementation of the model."""
+    from transformers import T5ForConditionalGeneration
+
+    model, rows = small_model(), draw_rows(3)
+    hf_format.save(model, tmp_path)
+    other = T5ForConditionalGeneration.from_pretrained(tmp_path).double()
+    losses = []
+    for row in rows:
+        sides = []
+        for answer in (row.chosen, row.rejected):
+            prompt, labels = torch.from_numpy(row.input_ids)[None], torch.from_numpy(answer)[None]
+            logits = other(input_ids=prompt, labels=labels).logits
+            sides.append(logits.log_softmax(-1).gather(2, labels[..., None]).sum())
+        losses.append(paper_loss("sigmoid", *sides, row))
+    expected = torch.stack(losses).mean()
+    expected.backward()
+    loss, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"], 0), rows, [[0, 2], [1]])
+    assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
+    theirs = dict(other.named_parameters())
+    for name, gradient in gradients.items():
+        reference = theirs[hf_names(model.config)[name]].grad
+        assert reference is not None and relative_error(gradient, reference) < 2e-5, name
+
+
+@pytest.mark.parametrize("saved", [0, 99])
+def test_adapters_drop_the_same_whatever_the_micro_batches(saved: int) -> None:
+    model, rows = small_model(), draw_rows()
+    add_adapters(model, LoraSettings(2, 4.0, ("q", "k", "v"), dropout=0.3), seed=3)
+    for adapter in adapters_of(model).values():
+        adapter.b.data.fill_(0.05)
+    walk = make_walk(model, LOSSES["sigmoid"], saved)
+    loss, gradients = walk_gradients(walk, rows, CUTS["one"])
+    for cut in ("uneven", "four"):
+        other_loss, others = walk_gradients(walk, rows, CUTS[cut])
+        assert other_loss.item() == pytest.approx(loss.item(), rel=1e-6)
+        assert max(relative_error(others[name], gradients[name]) for name in gradients) < 1e-5
+    model.adapter_dropout = 0.0
+    assert abs(walk_gradients(walk, rows, CUTS["one"])[0].item() / loss.item() - 1) > 1e-4, "nothing was dropped"

@@ -1,0 +1,97 @@
+"""One process of test_reduce.py: a step in which process 1 may fail, and the same step run again."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from engine.checkpointing import Checkpointing
+from engine.optimizers import OPTIMIZERS, Step
+from engine.schedule import Schedule
+from engine.sharing.reduce import Reducer, StepFailed
+from engine.update import Update
+from engine.walk import Walk
+from engine.weights import weight_store_for
+from model.loss import LossSettings
+from tests.engine.small_models import Rectangle, small_model
+
+
+class Broken(Exception):
+    """Stands for an out-of-memory error."""
+
+
+def main(place: str) -> None:
+    """Process 1 fails when group `place` of the walk is handed over ("update3": in the update of the fourth group)."""
+    dist.init_process_group("gloo")
+    rank, batch = dist.get_rank(), Rectangle()
+    model = small_model(seed=3)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
+    update = Update(optimizer)
+    updated: list[str] = []
+    fails_in_update, number = place.startswith("update"), int(place.removeprefix("update"))
+
+    def apply(weights) -> None:
+        if fails_in_update and rank == 1 and len(updated) == number:
+            raise Broken
+        updated.append(optimizer.names[id(weights[0])])
+        update.ready(weights)
+
+    weight_store = weight_store_for(torch.float32, torch.float32)
+    walk, reducer = Walk(model, Checkpointing(99), weight_store, LossSettings(), 0.0), Reducer(apply, 2)
+    handed: list[list[str]] = []
+
+    def ready(weights) -> None:
+        if not fails_in_update and rank == 1 and len(handed) == number:
+            raise Broken
+        handed.append([optimizer.names[id(weight)] for weight in weights])
+        reducer.ready(weights)
+
+    rows = [[0, 1], [2, 3]][rank]
+    outcome = "done"
+    update.begin(Step(1, 1e-2))
+    try:
+        walk.gradients(batch.micro_batches(model, [rows]), batch.num_labels, ready)
+        reducer.finish()
+    except StepFailed:
+        outcome = "told"
+    except Broken:
+        outcome = "broke"
+        reducer.abandon(Schedule(model).hand_over_order(), walk.zero_gradients)
+    order = [[optimizer.names[id(weight)] for weight in group] for group in Schedule(model).hand_over_order()]
+    assert handed == order[: len(handed)], "the order is known before the walk"
+    everywhere: list[tuple[str, list[str]]] = [("", []), ("", [])]
+    dist.all_gather_object(everywhere, (outcome, updated))
+    is_last = number == len(order) - 1 and fails_in_update
+    assert everywhere[1][0] == "broke" and everywhere[0][0] == ("done" if is_last else "told"), everywhere
+    if not is_last:  # after the last group only the closing sum of the step can tell
+        assert everywhere[0][1][: len(everywhere[1][1])] == everywhere[1][1], "the same groups have been updated"
+        # a failure before the first group has changed nothing, so that nothing needs to be rolled back
+        expected = number if fails_in_update else max(0, number - 1)
+        assert len(everywhere[1][1]) <= expected <= len(everywhere[0][1]) + 1, everywhere
+    if place == "0":
+        assert not any(names for _, names in everywhere)
+        assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    again(rank, before, number)
+
+
+def again(rank: int, before: dict[str, torch.Tensor], number: int) -> None:
+    """The collectives are in order again: a step of both processes gives the gradients of one."""
+    model, batch = small_model(seed=3), Rectangle()
+    model.load_state_dict(before)
+    sums: dict[int, torch.Tensor] = {}
+    reducer = Reducer(lambda weights: sums.update({id(w): w.grad.clone() for w in weights}), 2)
+    walk = Walk(model, Checkpointing(0), weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
+    walk.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
+    reducer.finish()
+    model.zero_grad()
+    model(batch.input_ids, batch.mask, batch.labels).backward()
+    for name, weight in model.named_parameters():
+        assert torch.allclose(sums[id(weight)], weight.grad, rtol=1e-4, atol=1e-6), name
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

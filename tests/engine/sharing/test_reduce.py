@@ -1,0 +1,87 @@
+"""Gradients are summed over processes, and a process that fails in the middle of a walk leaves nobody waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpointing import Checkpointing
+from engine.scaling import LossScaling
+from engine.schedule import Schedule
+from engine.sharing.reduce import Reducer
+from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
+from model.loss import LossSettings
+from tests.engine.small_models import FAMILIES, Rectangle, small_model
+from tests.ranks import must_succeed
+
+CHILD = Path(__file__).with_name("reduce_child.py")
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "0",
+        pytest.param("1", marks=slow),
+        "3",
+        pytest.param("7", marks=slow),  # the last group
+        pytest.param("update0", marks=slow),
+        pytest.param("update3", marks=slow),
+        pytest.param("update7", marks=slow),
+    ],
+)
+def test_a_failed_process_stops_all_at_the_same_place(place: str) -> None:
+    must_succeed(CHILD, 2, place)
+
+
+def test_one_process_passes_straight_on() -> None:
+    seen: list[object] = []
+    reducer = Reducer(seen.extend, 1)
+    reducer.ready([1, 2])  # type: ignore[list-item]
+    reducer.finish()
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "frozen", ["", "encoder", "embedding encoder.blocks.0 encoder.bias", "embedding encoder decoder.blocks"]
+)
+def test_the_order_of_groups_is_known_before_the_walk(family: str, frozen: str) -> None:
+    model, batch = small_model(family), Rectangle()
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(not name.startswith(tuple(frozen.split()) or ("none",)))
+    walk = Walk(model, Checkpointing(0), WeightStore(torch.float32), LossSettings(), 0.0)
+    handed: list[list[int]] = []
+    walk.gradients(
+        batch.micro_batches(model, [[0, 1, 2, 3]]),
+        batch.num_labels,
+        lambda group: handed.append([id(weight) for weight in group]),
+    )
+    assert handed == [[id(weight) for weight in group] for group in Schedule(model).hand_over_order()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtypes", ["float32 float16", "bfloat16 float32", "float32 float32"])
+def test_who_abandons_a_walk_sends_what_the_others_send(family: str, dtypes: str) -> None:
+    storage, compute = (getattr(torch, name) for name in dtypes.split())
+    model, batch = small_model(family), Rectangle()
+    for weight in model.parameters():
+        if weight.dim() == 2 and weight.shape[0] != model.config.relative_attention_num_buckets:
+            weight.data = weight.data.to(storage)
+    model.embedding.requires_grad_(family != "umt5")
+    walk = Walk(
+        model, Checkpointing(0), weight_store_for(storage, compute), LossSettings(), 0.0, scaling=LossScaling(2.0**8)
+    )
+
+    def forms() -> list[tuple[object, ...]]:
+        return [(w.grad.dtype, w.grad.shape) if w.grad is not None else () for w in model.parameters()]
+
+    walk.gradients(batch.micro_batches(model, [[0, 1, 2, 3]]), batch.num_labels, lambda weights: None)
+    expected = forms()
+    for group in Schedule(model).hand_over_order():
+        walk.zero_gradients(group)
+    assert forms() == expected
+    assert {weight.dtype for weight in model.parameters()} <= {torch.float32, storage}, "the wide copy has stayed"

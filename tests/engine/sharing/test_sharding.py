@@ -1,0 +1,61 @@
+"""Weights cut over processes train as whole ones do: losses, weights, and the draws of the rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.sharing.sharding import part_of
+from tests.ranks import must_succeed
+
+CHILD = Path(__file__).with_name("sharding_child.py")
+MEASURED = Path(__file__).with_name("sharing_memory_child.py")
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (2, "t5 float32 adafactor stochastic 0"),
+        pytest.param(2, "umt5 bfloat16 adafactor stochastic 99", marks=slow),
+        pytest.param(2, "t5-v1.1 float32 adamw_rms stochastic 99", marks=slow),
+        pytest.param(2, "t5 bfloat16 adamw_8bit compensated 2", marks=slow),
+        pytest.param(2, "t5 bfloat16 sinkgd stochastic 0", marks=slow),
+        pytest.param(4, "t5-v1.1 float32 adafactor stochastic 0", marks=slow),
+        pytest.param(4, "t5 bfloat16 adamw stochastic 99", marks=slow),
+    ],
+)
+def test_sharded_training_equals_whole_training(count: int, words: str) -> None:
+    must_succeed(CHILD, count, *words.split())
+
+
+def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:
+    import torch
+
+    for rows in range(1, 30):
+        for count in range(2, 9):
+            chunks = torch.arange(rows).chunk(count)
+            parts = [part_of((rows, 3), rank, count) for rank in range(count)]
+            if len(chunks) < count:  # somebody would hold nothing: all hold everything
+                assert parts == [None] * count
+                continue
+            found = [list(range(part.first, part.first + part.count)) for part in parts if part is not None]
+            assert found == [chunk.tolist() for chunk in chunks]
+    assert part_of((64,), 0, 2) is None and part_of((64, 64), 0, 1) is None
+
+
+@slow
+@pytest.mark.parametrize(
+    ("optimizer", "count", "share"), [("adafactor", 2, 0.6), ("adamw_rms", 2, 0.6), ("adamw_rms", 4, 0.35)]
+)
+def test_a_process_holds_its_share(tmp_path: Path, optimizer: str, count: int, share: float) -> None:
+    """Peak of steps, less the process before its model: weights, state, gradients, the gathered block, activations."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("needs /proc")
+    peaks = {}
+    for how in ("whole", "sharded"):
+        must_succeed(MEASURED, count, how, optimizer, str(tmp_path / how))
+        peaks[how] = int((tmp_path / how).read_text())
+    (tmp_path / "peaks").write_text(str(peaks))
+    assert peaks["sharded"] <= share * peaks["whole"], peaks

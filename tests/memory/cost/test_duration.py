@@ -1,0 +1,115 @@
+"""The time of a run is its steps with the lengths of their rows, its evaluations and its saves; measured speeds tell it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config import Config, T5ModelConfig, load
+from devices.processor import CLASSES
+from memory.cost.duration import RENEWED_STEPS, Renewal, Schedule, predict_times, schedule_of
+from memory.cost.prediction import Choice, Machine, Work
+from memory.cost.shapes import Shapes
+from memory.cost.speed import PACES, Amount, Pace, flops_of, step_flops, typical_seconds
+from memory.plan import plan
+from units import GIB, MIB
+
+SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
+WORK = Work(SHAPE, 8, 128, 64, False, "adafactor")
+CHOICE = Choice(8, 1, 1, 8, 8, "float32", "float32", 32 * MIB, "fast")
+MACHINE = Machine(GIB, GIB, rates=(("float32", 8e10), ("bfloat16", 1e9)))
+SCHEDULE = Schedule(100, 3, 4, 64)
+
+
+def settings_of(**flags: Any) -> Config:
+    return load("train", {"train_file": "x", "max_steps": 100, "eval_steps": 30, "save_steps": 50, **flags})
+
+
+def test_what_is_left_of_a_run_is_counted() -> None:
+    whole = schedule_of(settings_of(), 0, held_out=1000, answer_tokens=64)
+    # evaluations: 0, 30, 60, 90, 100; saves: 30, 50, 60, 90, 100
+    assert (whole.steps, whole.evaluations, whole.saves, whole.evaluation_rows) == (100, 5, 5, 64)
+    later = schedule_of(settings_of(), 60, held_out=10, answer_tokens=64, num_processes=4)
+    assert (later.steps, later.evaluations, later.saves, later.evaluation_rows) == (40, 2, 2, 3)
+    assert schedule_of(settings_of(), 0, held_out=0, answer_tokens=64).evaluations == 0
+    assert schedule_of(settings_of(), 100, held_out=9, answer_tokens=64).steps == 0
+    asked = {"train_file": "x", "finetune_from": "y", "max_steps": 100}
+    dpo, orpo = (
+        load("dpo", {**asked, "eval_steps": 30, "save_steps": 50, **more}) for more in ({}, {"preference_loss": "orpo"})
+    )
+    assert schedule_of(dpo, 40, held_out=9, answer_tokens=64).reference_steps == 60
+    assert schedule_of(orpo, 40, held_out=9, answer_tokens=64).reference_steps == 0
+    scored = schedule_of(settings_of(eval_generate_rows=100), 0, held_out=1000, answer_tokens=48)
+    assert (scored.scored_batches, scored.scored_tokens) == (2, 48)
+
+
+def test_rows_count_with_their_own_lengths() -> None:
+    sources, targets = np.array([[128, 10, 0], [64, 64, 64]]), np.array([[64, 5, 0], [30, 20, 10]])
+    mean = Amount.mean_of(Shapes(sources, targets))
+    parts = [Amount.of_rows(1, s, t) for s, t in zip(sources.ravel(), targets.ravel(), strict=True) if s]
+    assert mean == Amount(*(sum(values) / 2 for values in zip(*(vars(part).values() for part in parts), strict=True)))
+    assert flops_of(SHAPE, Amount.of_rows(8, 128, 64)) == step_flops(SHAPE, 8, 128, 64)
+    longest = Shapes.longest(8, 128, 64)
+    short = Shapes(np.array([[128, *[16] * 7]]), np.array([[64, *[8] * 7]]))
+    assert typical_seconds(replace(WORK, shapes=longest), CHOICE, MACHINE) == typical_seconds(WORK, CHOICE, MACHINE)
+    assert typical_seconds(replace(WORK, shapes=short), CHOICE, MACHINE) < 0.5 * typical_seconds(WORK, CHOICE, MACHINE)
+
+
+def test_everything_around_the_steps_takes_its_time() -> None:
+    plain = predict_times(WORK, CHOICE, MACHINE, SCHEDULE)
+    assert plain.total().seconds == pytest.approx(100 * plain.step + plain.around)
+    for more in (
+        replace(SCHEDULE, evaluations=6), replace(SCHEDULE, saves=8), replace(SCHEDULE, evaluation_rows=128),
+        replace(SCHEDULE, sample_tokens=64), replace(SCHEDULE, reference_steps=9), replace(SCHEDULE, scored_batches=2, scored_tokens=32),
+    ):  # fmt: skip
+        assert predict_times(WORK, CHOICE, MACHINE, more).around > plain.around
+
+
+def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
+    nominal = predict_times(WORK, CHOICE, MACHINE, SCHEDULE)
+    fast = predict_times(WORK, CHOICE, replace(MACHINE, measured=(("float32", 1.6e11),)), SCHEDULE)
+    assert fast.step < nominal.step
+    ranges = [times.total() for times in (nominal, fast)]
+    assert all(one.low < one.seconds < one.high for one in ranges)
+    assert ranges[1].high / ranges[1].low < ranges[0].high / ranges[0].low
+
+
+def test_every_class_has_its_record_and_a_calibration_tries_another() -> None:
+    assert set(PACES) == {*CLASSES, "cuda", "mps"}
+    slow = Pace(efficiency=0.25)
+    machine = replace(MACHINE, speed_class="amx_bf16")
+    assert (
+        predict_times(WORK, CHOICE, machine, SCHEDULE, slow).step > predict_times(WORK, CHOICE, machine, SCHEDULE).step
+    )
+    blocks = Pace(block_seconds=0.01)  # 8 blocks, forward and back
+    more = typical_seconds(WORK, CHOICE, MACHINE, blocks) - typical_seconds(WORK, CHOICE, MACHINE, Pace())
+    assert more == pytest.approx(0.16)
+
+
+def test_the_time_is_renewed_once_from_what_the_steps_took() -> None:
+    renewal = Renewal(1.0, 150.0, 100)  # half a second around each step
+    told = [renewal.after_step(9.0 if number < 3 else 2.0) for number in range(40)]
+    left = told[RENEWED_STEPS - 1]
+    assert [number for number, one in enumerate(told) if one is not None] == [RENEWED_STEPS - 1] and left is not None
+    assert left.seconds == pytest.approx(80 * 2.0 + 0.8 * 2 * 50), "the first steps do not count"
+    assert left.low < left.seconds < left.high < 1.2 * left.seconds
+
+
+def test_steps_that_scatter_widen_the_range_and_short_runs_are_not_renewed() -> None:
+    renewal = Renewal(1.0, None, 100)
+    told = [renewal.after_step(0.1 if number % 2 else 5.0) for number in range(RENEWED_STEPS)][-1]
+    assert told is not None and told.high > 1.2 * told.seconds
+    short = Renewal(1.0, 20.0, RENEWED_STEPS)
+    assert [short.after_step(1.0) for _ in range(RENEWED_STEPS)] == [None] * RENEWED_STEPS
+
+
+def test_a_falsified_speed_changes_what_is_told_and_not_what_is_chosen() -> None:
+    config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16})
+    machine = Machine(GIB, 16 * GIB, rates=MACHINE.rates)
+    false = replace(machine, measured=(("float32", 1.0), ("bfloat16", 1e20)))
+    one, other = plan(config, machine), plan(config, false)
+    assert one.seconds != other.seconds
+    assert replace(other, seconds=one.seconds) == one

@@ -1,0 +1,72 @@
+"""What writing answers takes, predicted and measured in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from config import T5ModelConfig
+from memory.cost.generation import Weights, Writing, most_rows, predict_generation
+from model.shapes import weight_counts
+from tests.measuring import in_child
+from units import MIB
+
+SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
+CHILD = """
+from config import T5ModelConfig
+from devices.malloc import tune_malloc
+from model.decoding.generation import generate
+from model.t5 import T5
+
+rows, source, new, beams, temperature = (float(word) for word in sys.argv[1:])
+tune_malloc("fast")
+
+def write():
+    model = T5(T5ModelConfig(**{shape})).initialise(0)
+    ids = [[7] * (int(source) - 1) + [1]] * int(rows)
+    generate(model, ids, max_new_tokens=int(new), min_new_tokens=int(new), num_beams=int(beams), temperature=temperature)
+    return model
+
+print(held("RssAnon"), measure(write))
+"""
+
+
+def weights() -> Weights:
+    return Weights(weight_counts(SHAPE)["total"] * 4, False, "float32")
+
+
+@pytest.mark.parametrize(
+    "writing",
+    [
+        Writing(24, 512, 64),
+        pytest.param(Writing(1, 4096, 4), marks=pytest.mark.slow),
+        Writing(8, 64, 96, beams=4),
+        pytest.param(Writing(64, 128, 64, sampled=True), marks=pytest.mark.slow),
+        pytest.param(Writing(4, 64, 512, beams=8), marks=pytest.mark.slow),
+    ],
+)
+def test_prediction_holds_and_is_near(writing: Writing) -> None:
+    words = (writing.rows, writing.source_tokens, writing.new_tokens, writing.beams, 1.0 if writing.sampled else 0.0)
+    base, taken = in_child(CHILD.replace("{shape}", repr(SHAPE.__dict__)), *words)
+    predicted = sum(predict_generation(SHAPE, weights(), writing, base).values()) - base
+    told = f"{taken / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
+    assert taken <= predicted < 1.6 * taken + 24 * MIB, told
+
+
+def test_more_of_anything_takes_more() -> None:
+    def total(writing: Writing) -> int:
+        return sum(predict_generation(SHAPE, weights(), writing, 0).values())
+
+    base = Writing(4, 512, 64)
+    for larger in (Writing(8, 512, 64), Writing(4, 1024, 64), Writing(4, 512, 640), Writing(4, 512, 64, beams=4)):
+        assert total(larger) > total(base)
+    # scores that tokens are drawn from are sorted, with their places
+    assert total(Writing(64, 8, 8, sampled=True)) > total(Writing(64, 8, 8))
+    # the source is held once for all beams: its keys and values are the same
+    one, four = (predict_generation(SHAPE, weights(), Writing(4, 4096, 1, beams), 0) for beams in (1, 4))
+    assert four["keys and values"] < 1.01 * one["keys and values"]
+
+
+def test_most_rows_is_the_largest_power_of_two_that_fits() -> None:
+    for room, expected in ((0, 0), (1, 1), (3, 2), (40, 32), (1000, 64)):
+        assert most_rows(lambda writing, room=room: writing.rows <= room, Writing(100, 8, 8)) == expected
+    assert most_rows(lambda writing: True, Writing(5, 8, 8)) == 4

@@ -1,0 +1,89 @@
+"""The worst batches, from the lengths of rows."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from memory.cost.shapes import Shapes, Tokens, few_sizes
+
+SOURCES = np.array([[2, 3, 9, 10], [4, 4, 4, 8]])
+TARGETS = np.array([[1, 1, 2, 5], [7, 1, 1, 0]])
+
+
+def test_the_largest_micro_batch_and_step() -> None:
+    shapes = Shapes(SOURCES, TARGETS)
+    assert shapes.largest_micro_batch(1) == Tokens(10, 7)
+    assert shapes.largest_micro_batch(2) == Tokens(19, 8)
+    assert shapes.largest_micro_batch(4) == shapes.step == Tokens(24, 9)
+    assert shapes.longest_row == Tokens(10, 7)
+
+
+def test_what_was_found_is_kept_by_the_shapes_it_belongs_to() -> None:
+    first, second = Shapes(SOURCES, TARGETS), Shapes(SOURCES + 1, TARGETS)
+    assert first.largest_micro_batch(2) is first.largest_micro_batch(2) and first.largest_micro_batch(
+        2
+    ) != second.largest_micro_batch(2)
+    found = first.widest_micro_batch(1)
+    for batch_size in range(1, 200):  # as many sizes as one likes
+        first.largest_micro_batch(batch_size)
+    assert first.widest_micro_batch(1) is found
+    known = weakref.ref(first)
+    del first
+    gc.collect()
+    assert known() is None
+
+
+def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> None:
+    shapes = Shapes(np.array([[2, 3, 9, 10], [4, 4, 0, 0]]), np.array([[1, 1, 2, 5], [7, 1, 0, 0]]))
+    sizes = (16, 32), (8, 16)
+    assert shapes.largest_micro_batch(2, sizes) == Tokens(32, 8)
+    assert shapes.together(2, 2, sizes) == Tokens(16 + 32, 8 + 8)
+    assert shapes.together(2, 1, sizes) == Tokens(32, 8)
+    alone = Shapes(np.array([[4, 4, 0, 0]]), np.array([[7, 1, 0, 0]]))
+    assert alone.together(2, 2, sizes) == Tokens(16, 8), "two rows of four are no rows"
+
+
+def test_rows_as_the_loader_cuts_them() -> None:
+    shapes = Shapes(SOURCES, TARGETS, max_tokens=14)
+    assert shapes.worst_steps(2) == [[((2, 1), (3, 1)), ((9, 2),), ((10, 5),)]]
+    assert shapes.largest_micro_batch(4).source <= 14
+
+
+def test_a_sample_of_the_steps_leaves_room_for_the_others() -> None:
+    draw = np.random.default_rng(0)
+    sources = draw.integers(1, 100, (2000, 8))
+    whole = Shapes(sources, sources)
+    part = Shapes(sources[::50], sources[::50], is_complete=False)
+    assert part.step.source >= 0.97 * whole.step.source
+    assert part.step.source <= 8 * 99
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5])
+def test_rows_of_one_length(batch_size: int) -> None:
+    shapes = Shapes.longest(5, 7, 3)
+    assert shapes.largest_micro_batch(batch_size) == Tokens(7 * batch_size, 3 * batch_size)
+    assert sum(len(micro_batch) for micro_batch in shapes.worst_steps(batch_size)[0]) == 5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sizes_are_few_and_add_the_fewest_fillers(seed: int) -> None:
+    sums = np.random.default_rng(seed).integers(100, 900, 60)
+    sizes = few_sizes(sums, 950)
+    assert len(sizes) == 4 and sizes[-1] >= 950 and all(size % 16 == 0 for size in sizes)
+
+    def fillers(chosen: tuple[int, ...]) -> int:
+        return sum(min(size for size in chosen if size >= one) - one for one in [*sums.tolist(), 950])
+
+    edges = sorted({-(-int(one) // 16) * 16 for one in [*sums, 950]})
+    for place, size in enumerate(sizes[:-1]):  # moving any one of them makes it no better
+        others = [*sizes[:place], *sizes[place + 1 :]]
+        assert all(fillers(tuple(sorted([*others, edge]))) >= fillers(sizes) for edge in edges), size
+
+
+def test_few_sums_are_their_own_sizes() -> None:
+    assert few_sizes(np.array([5, 5, 7]), 9) == (5, 7, 9)
+    assert few_sizes(np.arange(1, 13), 12) == (16,)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+
+from memory.observe import budget
+from memory.observe.budget import free_host_bytes, measure_budget
+from tests.fake_device import FakeDevice
+from tests.memory.fake_machine import GIB, ME, MIB, FakeMachine
+
+CPU = FakeDevice()
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return FakeMachine(tmp_path, available=16 * GIB)
+
+
+def ask(machine, flag="auto", device=CPU, ranks=1):
+    return measure_budget(flag, device, ranks, root=machine.root, pid=ME)
+
+
+def test_without_any_limit_the_available_ram_binds_less_a_stated_margin(machine):
+    got = ask(machine)
+    assert got.binding == "available RAM" and got.available_bytes == 16 * GIB
+    assert got.margin_bytes == int(0.05 * 16 * GIB) and got.host_bytes == 16 * GIB - got.margin_bytes
+    assert got.device_bytes is None
+    assert "available RAM" in got.describe() and "left free" in got.describe()
+
+
+def test_what_the_process_already_holds_belongs_to_its_budget(tmp_path):
+    got = ask(FakeMachine(tmp_path, available=4 * GIB, anon=GIB))
+    assert got.available_bytes == 5 * GIB
+
+
+def test_a_smaller_flag_wins_and_is_not_reduced(machine):
+    got = ask(machine, 3 * GIB)
+    assert (got.host_bytes, got.binding, got.margin_bytes, got.warnings) == (3 * GIB, "memory_budget", 0, ())
+    assert [limit.what for limit in got.limits] == ["memory_budget", "available RAM"]
+
+
+def test_a_larger_flag_is_reported_and_the_lower_limit_binds(machine):
+    got = ask(machine, 64 * GIB)
+    assert got.binding == "available RAM" and got.host_bytes == ask(machine).host_bytes
+    assert len(got.warnings) == 1 and "64.00 GiB" in got.warnings[0] and "available RAM" in got.warnings[0]
+
+
+def test_a_group_counts_what_others_use_but_not_file_pages_nor_our_own(tmp_path):
+    machine = FakeMachine(tmp_path, anon=GIB)
+    machine.groups("0::/job\n")
+    machine.v2("job", limit=8 * GIB, used=5 * GIB, file_pages=2 * GIB)  # others: 5 - 2 of files - 1 of ours = 2
+    got = ask(machine)
+    assert got.binding == "cgroup /job memory.max" and got.available_bytes == 6 * GIB
+
+
+def test_a_full_group_leaves_nothing_rather_than_less(machine):
+    machine.groups("0::/job\n")
+    machine.v2("job", limit=GIB, used=3 * GIB)
+    got = ask(machine)
+    assert got.host_bytes == 0 and got.available_bytes == 0
+
+
+def test_ranks_share_the_system_limits_but_each_has_the_flag(machine):
+    assert ask(machine, ranks=4).available_bytes == 4 * GIB
+    assert ask(machine, 2 * GIB, ranks=4).host_bytes == 2 * GIB
+    assert ask(machine, 6 * GIB, ranks=4).warnings
+
+
+def test_memory_of_the_other_ranks_counts_as_our_own(tmp_path):
+    machine = FakeMachine(tmp_path, available=8 * GIB, anon=GIB)
+    machine.process(50, parent=1, anon=GIB)  # the launcher is no rank
+    machine.process(101, parent=50, anon=GIB, name="a ) odd ( name")
+    machine.process(7, parent=1, anon=GIB)
+    assert ask(machine, ranks=2).available_bytes == (8 + 2) * GIB // 2
+
+
+@pytest.mark.parametrize(("soft", "expected"), [("unlimited", 16 * GIB), (str(6 * GIB), 4 * GIB + GIB)])
+def test_address_space_limit(tmp_path, soft, expected):
+    machine = FakeMachine(tmp_path, available=15 * GIB)
+    machine.process(ME, parent=50, anon=GIB, mapped=2 * GIB)
+    machine.write(
+        f"proc/{ME}/limits", f"Limit   Soft Limit  Hard Limit  Units\nMax address space   {soft}   unlimited   bytes\n"
+    )
+    assert ask(machine).available_bytes == expected
+
+
+def test_old_kernels_without_memavailable(machine):
+    machine.write("proc/meminfo", "MemTotal: 999999999 kB\nMemFree: 1048576 kB\nBuffers: 1024 kB\nCached: 1024 kB\n")
+    assert ask(machine).available_bytes == GIB + 2 * MIB
+
+
+def test_separate_device_memory_has_its_own_budget(machine):
+    device = FakeDevice(8 * GIB)
+    device.allocate(GIB)
+    assert ask(machine, device=device).device_bytes == 8 * GIB - int(0.05 * 8 * GIB)  # what is ours is not lost to us
+    assert ask(machine, 2 * GIB, device).device_bytes == 2 * GIB
+    too_much = ask(machine, 12 * GIB, device)
+    assert too_much.device_bytes < 8 * GIB and too_much.host_bytes == 12 * GIB
+    assert len(too_much.warnings) == 1 and "fake device" in too_much.warnings[0]
+
+
+def test_shared_device_memory_is_no_more_than_the_host_budget(machine):
+    shared = FakeDevice(12 * GIB, separate=False)
+    assert ask(machine, 2 * GIB, shared).device_bytes == 2 * GIB
+    assert ask(machine, device=shared).device_bytes == 12 * GIB - int(0.05 * 12 * GIB)
+
+
+def test_small_limits_keep_a_least_margin(tmp_path):
+    got = ask(FakeMachine(tmp_path, available=100 * MIB))
+    assert got.margin_bytes == 32 * MIB and got.host_bytes == 68 * MIB
+
+
+def test_where_proc_is_absent_psutil_answers(tmp_path):
+    got = measure_budget("auto", CPU, root=tmp_path)
+    assert got.binding == "available RAM" and got.host_bytes > 0
+
+
+def test_free_bytes_are_the_least_limit_less_what_is_held(tmp_path):
+    machine = FakeMachine(tmp_path, available=15 * GIB, anon=GIB)
+    machine.groups("0::/job\n")
+    machine.v2("job", limit=4 * GIB, used=2 * GIB)
+    assert free_host_bytes(root=tmp_path, pid=ME) == 2 * GIB
+
+
+def test_this_machine_has_a_budget():
+    got = measure_budget("auto", CPU)
+    assert 0 < got.host_bytes < got.available_bytes and budget.free_host_bytes() > 0
+
+
+def test_what_is_installed_does_not_change_as_others_work(tmp_path):
+    for number, available in enumerate((16 * GIB, 2 * GIB)):
+        machine = FakeMachine(tmp_path / str(number), available=available, anon=GIB)
+        assert ask(machine).installed_bytes == 32 * GIB and ask(machine, ranks=4).installed_bytes == 8 * GIB
+        machine.groups("0::/job\n")
+        machine.v2("job", limit=8 * GIB, used=5 * GIB)
+        assert ask(machine).installed_bytes == 8 * GIB
+
+
+def test_a_process_alone_owns_nothing_of_those_beside_it(tmp_path):
+    """A shell has many children; only those of a launcher are ranks of one run."""
+    machine = FakeMachine(tmp_path, available=4 * GIB, anon=GIB)
+    machine.process(50, parent=1)
+    machine.process(101, parent=50, anon=2 * GIB)
+    assert ask(machine).available_bytes == 5 * GIB
+    assert ask(machine, ranks=2).available_bytes == (4 + 1 + 2) * GIB // 2

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memory.observe import processes
+from memory.observe.processes import ProcessTree, Usage, has_proc, parent_pid, process_usage, tree_pids, usage_of
+from tests.memory.fake_machine import ME, MIB, FakeMachine
+
+needs_proc = pytest.mark.skipif(not has_proc(), reason="/proc does not tell anonymous memory here")
+
+
+@pytest.fixture
+def machine(tmp_path):
+    machine = FakeMachine(tmp_path, anon=10 * MIB)
+    machine.process(101, parent=ME, anon=20 * MIB, file=5 * MIB, shared=3 * MIB, name="with ) bracket")
+    machine.process(102, parent=101, anon=40 * MIB, shared=2 * MIB)
+    machine.process(103, parent=1, anon=999 * MIB)
+    return machine
+
+
+def test_the_tree_holds_descendants_only(machine):
+    assert tree_pids(ME, machine.root) == [ME, 101, 102]
+    assert parent_pid(101, machine.root) == ME and parent_pid(55555, machine.root) == 0
+
+
+def test_children_are_read_from_threads_where_the_kernel_lists_them(machine):
+    machine.write(f"proc/{ME}/task/{ME}/children", "")
+    machine.write(f"proc/{ME}/task/999/children", "103 ")
+    assert tree_pids(ME, machine.root) == [ME, 103]
+
+
+def test_shared_memory_counts_once_and_ended_processes_not_at_all(machine):
+    assert process_usage(101, machine.root) == Usage(23 * MIB, 5 * MIB)
+    assert usage_of([ME, 101, 102, 4040], machine.root) == Usage((10 + 20 + 40 + 3) * MIB, 5 * MIB)
+
+
+def test_a_zombie_holds_nothing(machine):
+    machine.write("proc/101/status", "Name:\tpy\nState:\tZ (zombie)\n")
+    assert process_usage(101, machine.root) == Usage(0, 0)
+
+
+def test_a_new_child_counts_once_it_has_settled(machine, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    tree = ProcessTree(ME, machine.root)
+    assert tree.usage().anon_bytes == 10 * MIB
+    now[0] += 0.01
+    assert tree.usage().anon_bytes == 10 * MIB
+    now[0] += 0.25
+    assert tree.usage().anon_bytes == 73 * MIB
+    machine.write("proc/101/stat", "101 (py) S 1 0 0")  # no longer ours
+    machine.write("proc/102/stat", "102 (py) S 1 0 0")
+    now[0] += 60
+    assert tree.usage().anon_bytes == 10 * MIB
+
+
+def test_a_vanished_child_is_no_error(machine):
+    tree = ProcessTree(ME, machine.root)
+    tree.usage()
+    tree._first_seen = {4040: 0.0}
+    assert tree.usage().anon_bytes == 10 * MIB
+
+
+def test_without_proc_psutil_answers(tmp_path):
+    pid = os.getpid()
+    assert not has_proc(tmp_path) and tree_pids(pid, tmp_path)[0] == pid
+    usage = process_usage(pid, tmp_path)
+    assert usage is not None and usage.anon_bytes > MIB
+    assert process_usage(2**22 + 1, tmp_path) is None
+
+
+@needs_proc
+def test_a_real_child_is_counted(monkeypatch):
+    monkeypatch.setattr(processes, "SETTLED_SECONDS", 0.0)
+    program = "import sys; held = bytearray(b'x') * (64 << 20); print('ready', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        tree = ProcessTree()
+        alone = tree.usage().anon_bytes
+        both = tree.usage().anon_bytes
+        child.communicate()
+    assert 64 * MIB <= both - alone < 128 * MIB

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from config import T5ModelConfig
+from model.decoding.choosing import Choice, Penalties
+from model.decoding.generation import generate, stream
+from model.decoding.kv_cache import Decoding
+from model.quantization import dequantize, quantize_model
+from model.t5 import T5
+from settings.fields import UserError
+
+ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]
+
+
+SEEDS: dict[str, int] = {}  # shape -> the first seed that `lively` found for it
+
+
+def build(config: T5ModelConfig, seed: int = 0, **changes: object) -> T5:
+    """A model with opinions: weights a few times as large as at the start of training."""
+    model = T5(dataclasses.replace(config, **changes)).initialise(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" not in name and name != "embedding":
+                weight.mul_(4.0)
+    return model
+
+
+def naive(model: T5, ids: list[int], max_new_tokens: int) -> list[int]:
+    """Greedy without any cache: the whole model again for each token."""
+    written = [0]
+    for _ in range(max_new_tokens):
+        token = int(model.logits(torch.tensor([ids]), torch.tensor([written]))[0, -1].argmax())
+        if token == model.config.eos_token_id:
+            break
+        written.append(token)
+    return written[1:]
+
+
+def lively(config: T5ModelConfig, **changes: object) -> T5:
+    """A model whose answers to ROWS are not all of one length, nor all cut off."""
+    shape = repr(dataclasses.replace(config, **changes))
+    for seed in [SEEDS[shape]] if shape in SEEDS else range(200):
+        model = build(config, seed, **changes)
+        lengths = {len(answer) for answer in generate(model, ROWS, max_new_tokens=12)}
+        if len(lengths) == 3 and max(lengths) > 4:
+            SEEDS[shape] = seed
+            return model
+    raise AssertionError("no seed gives answers of three lengths")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bias_in_every_layer": True, "feed_forward_proj": "gated-gelu"},
+        {"tie_word_embeddings": False, "scale_decoder_outputs": False},
+    ],
+)
+def test_greedy_is_the_naive_way(config: T5ModelConfig, changes: dict[str, object]) -> None:
+    model = lively(config, **changes)
+    answers = generate(model, ROWS, max_new_tokens=12)
+    assert answers == [naive(model, row, 12) for row in ROWS]
+    assert all(model.config.eos_token_id not in answer for answer in answers)
+
+
+@pytest.mark.parametrize("every_layer", [False, True])
+def test_steps_are_the_whole_model(config: T5ModelConfig, every_layer: bool) -> None:
+    """Also past the first buffers, and past the last bucket."""
+    model = build(config, bias_in_every_layer=every_layer)
+    written = torch.randint(2, config.vocab_size, (3, 150), generator=torch.Generator().manual_seed(1))
+    ids = torch.zeros(3, 8, dtype=torch.long)
+    for row, tokens in enumerate(ROWS):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    expected = model.logits(ids, written, (ids > 0).long())
+    decoding = Decoding(model, ROWS)
+    for place in range(150):
+        logits = decoding.step(written[:, place])
+        torch.testing.assert_close(logits, expected[:, place], rtol=1e-3, atol=1e-3)
+
+
+def test_select_reorders_and_repeats(config: T5ModelConfig) -> None:
+    model = build(config)
+    decoding, plain = Decoding(model, ROWS), Decoding(model, ROWS)
+    for tokens in ([3, 4, 5], [6, 7, 8]):
+        decoding.step(torch.tensor(tokens)), plain.step(torch.tensor(tokens))
+    decoding.select(torch.tensor([2, 0, 0]))
+    selected = decoding.step(torch.tensor([9, 10, 11]))
+    for place, (row, token) in enumerate([(2, 9), (0, 10)]):
+        torch.testing.assert_close(selected[place], _branch(model, row, token), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(selected[2], _branch(model, 0, 11), rtol=1e-4, atol=1e-4)
+
+
+def _branch(model: T5, row: int, token: int) -> torch.Tensor:
+    written = [[3, 4, 5][row], [6, 7, 8][row], token]
+    return model.logits(torch.tensor([ROWS[row]]), torch.tensor([written]))[0, -1]
+
+
+def test_answers_do_not_depend_on_the_batch(config: T5ModelConfig) -> None:
+    model = lively(config)
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9}):
+        together = generate(model, ROWS, max_new_tokens=12, **sampling)
+        alone = [generate(model, [row], max_new_tokens=12, **sampling)[0] for row in ROWS]
+        assert together == alone
+        assert generate(model, ROWS[::-1], max_new_tokens=12, **sampling) == alone[::-1]
+
+
+def test_the_seed_fixes_sampling(config: T5ModelConfig) -> None:
+    model = build(config)
+    first = generate(model, ROWS, max_new_tokens=12, temperature=1.0, seed=1)
+    torch.manual_seed(99)
+    assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, seed=1) == first
+    assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, seed=2) != first
+
+
+def test_narrow_sampling_is_greedy(config: T5ModelConfig) -> None:
+    model = lively(config)
+    greedy = generate(model, ROWS, max_new_tokens=12)
+    assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, top_k=1) == greedy
+    assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, top_p=1e-6) == greedy
+    assert generate(model, ROWS, max_new_tokens=12, temperature=1e-30) == greedy
+
+
+@pytest.mark.parametrize(
+    "choice,expected",
+    [
+        (Choice(1.0), [0.1, 0.4, 0.3, 0.2]),
+        (Choice(1.0, top_k=2), [0, 4 / 7, 3 / 7, 0]),
+        (Choice(1.0, top_p=0.75), [0, 4 / 9, 3 / 9, 2 / 9]),
+        (Choice(1.0, top_p=0.7), [0, 4 / 7, 3 / 7, 0]),
+        (Choice(1.0, top_k=3, top_p=0.5), [0, 4 / 7, 3 / 7, 0]),
+        (Choice(0.5), [1 / 30, 16 / 30, 9 / 30, 4 / 30]),
+    ],
+)
+def test_sampled_shares(choice: Choice, expected: list[float]) -> None:
+    draws = 4000
+    logits = torch.tensor([0.1, 0.4, 0.3 - 1e-7, 0.2]).log().expand(draws, -1)
+    tokens = choice(logits, [choice.generator([row]) for row in range(draws)])
+    shares = torch.bincount(tokens, minlength=4) / draws
+    assert shares.tolist() == pytest.approx(expected, abs=0.04)
+    assert [share > 0 for share in shares.tolist()] == [share > 0 for share in expected]
+
+
+def test_stream_is_generate(config: T5ModelConfig) -> None:
+    model = lively(config)
+    for row, answer in zip(ROWS, generate(model, ROWS, max_new_tokens=12), strict=True):
+        written = stream(model, row, max_new_tokens=12)
+        assert list(written) == answer
+    sampled = generate(model, ROWS[:1], max_new_tokens=12, temperature=1.0, seed=4)[0]
+    assert list(stream(model, ROWS[0], max_new_tokens=12, temperature=1.0, seed=4)) == sampled
+
+
+def test_limits_and_empty_input(config: T5ModelConfig) -> None:
+    model = build(config)
+    assert generate(model, [], max_new_tokens=5) == []
+    assert all(len(answer) <= 3 for answer in generate(model, ROWS, max_new_tokens=3))
+    with pytest.raises(ValueError, match="at least one token"):
+        generate(model, [[5, 1], []], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("foreign", [37, -1])
+def test_foreign_token_is_named(config: T5ModelConfig, foreign: int) -> None:
+    with pytest.raises(UserError, match=rf"token id {foreign}, .*0 to 36.*tokenizer"):
+        generate(build(config), [[5, 1], [foreign, 1]], max_new_tokens=3)
+
+
+def test_training_mode_drops_nothing_and_leaves_no_graph(config: T5ModelConfig) -> None:
+    model = build(config, dropout_rate=0.5).train()
+    logits = Decoding(model, ROWS).step(torch.tensor([0, 0, 0]))
+    assert not logits.requires_grad
+    torch.testing.assert_close(logits, Decoding(model.eval(), ROWS).step(torch.tensor([0, 0, 0])))
+
+
+@contextmanager
+def widened(weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """A context in which the weights are fp32."""
+    stored = [(weight, weight.data) for weight in weights]
+    for weight, data in stored:
+        weight.data = data.float()
+    yield
+    for weight, data in stored:
+        weight.data = data
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_bf16_weights_widened_while_a_block_runs(config: T5ModelConfig, tied: bool) -> None:
+    wide = lively(config, tie_word_embeddings=tied)
+    narrow = T5(wide.config, dtype=torch.bfloat16)
+    narrow.load_state_dict(wide.state_dict())
+    wide.load_state_dict(narrow.state_dict())  # the same rounded values
+    before = {name: weight.dtype for name, weight in narrow.named_parameters()}
+    ours = Decoding(narrow, ROWS, widened, torch.float32).step(torch.tensor([0, 0, 0]))
+    torch.testing.assert_close(ours, Decoding(wide, ROWS).step(torch.tensor([0, 0, 0])), rtol=1e-5, atol=1e-5)
+    answers = generate(narrow, ROWS, max_new_tokens=12, with_weights=widened, compute_dtype=torch.float32)
+    assert answers == generate(wide, ROWS, max_new_tokens=12)
+    assert {name: weight.dtype for name, weight in narrow.named_parameters()} == before
+
+
+def test_bf16_throughout(config: T5ModelConfig) -> None:
+    wide = build(config)
+    narrow = T5(config, dtype=torch.bfloat16)
+    narrow.load_state_dict(wide.state_dict())
+    start = torch.tensor([0])
+    logits = Decoding(narrow, ROWS[1:2]).step(start)
+    reference = Decoding(wide, ROWS[1:2]).step(start)
+    assert logits.dtype == torch.float32
+    assert (logits - reference).norm() / reference.norm() < 0.1
+
+
+def test_every_use_of_a_block_is_in_its_context(config: T5ModelConfig) -> None:
+    model, entered = build(config), []
+    named = {id(block.attention.q.weight): block for stack in (model.encoder, model.decoder) for block in stack.blocks}
+
+    @contextmanager
+    def with_weights(weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        entered.extend(named[id(weight)] for weight in weights if id(weight) in named)
+        yield
+
+    decoding = Decoding(model, ROWS, with_weights)
+    encoder, decoder = list(model.encoder.blocks), list(model.decoder.blocks)
+    assert entered == encoder + decoder
+    decoding.step(torch.tensor([0, 0, 0]))
+    assert entered == encoder + decoder + decoder
+
+
+def test_prompts_pass_the_encoder_in_groups(config: T5ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lively(config)
+    together = generate(model, ROWS, max_new_tokens=12)
+    for tokens in (1, 6, 13):
+        monkeypatch.setattr("model.decoding.kv_cache.ENCODER_TOKENS", tokens)
+        assert generate(model, ROWS, max_new_tokens=12) == together
+
+
+def test_one_beam_or_many_equal_beams_are_greedy(config: T5ModelConfig) -> None:
+    """Beams that all follow the first one see its tokens, past the first buffers too."""
+    model = build(config)
+    written = torch.randint(2, config.vocab_size, (3, 130), generator=torch.Generator().manual_seed(2))
+    single, several = Decoding(model, ROWS), Decoding(model, ROWS, num_beams=3)
+    for place in range(130):
+        expected = single.step(written[:, place])
+        tokens = torch.stack([written[:, place], torch.full((3,), 5), torch.full((3,), 6)], 1)
+        logits = several.step(tokens.flatten()).view(3, 3, -1)
+        torch.testing.assert_close(logits[:, 0], expected, rtol=1e-4, atol=1e-4)
+        several.follow(torch.zeros(3, 3, dtype=torch.long))
+
+
+def test_beams_of_a_prompt_share_its_keys_and_values(config: T5ModelConfig) -> None:
+    one, many = Decoding(build(config), ROWS), Decoding(build(config), ROWS, num_beams=8)
+    for a, b in zip(one.caches, many.caches, strict=True):
+        assert a.cross_k.shape == b.cross_k.shape and a.cross_v.shape == b.cross_v.shape
+        assert b.self_k.numel() == 8 * a.self_k.numel()
+
+
+def test_buffers_do_not_grow_beyond_the_limit(config: T5ModelConfig) -> None:
+    decoding = Decoding(build(config), ROWS, limit=70)
+    for _ in range(70):
+        decoding.step(torch.tensor([5, 5, 5]))
+    assert decoding.capacity == 70
+    assert Decoding(build(config), ROWS, limit=7).capacity == 7
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_int8_weights_write_what_their_widened_form_writes(config: T5ModelConfig, num_beams: int) -> None:
+    narrow = lively(config)
+    quantize_model(narrow)
+    wide = T5(config)
+    with torch.no_grad():
+        for name, weight in wide.named_parameters():
+            weight.copy_(dequantize(narrow.get_parameter(name), torch.float32))
+    answers = generate(narrow, ROWS, compute_dtype=torch.float32, max_new_tokens=12, num_beams=num_beams)
+    assert answers == generate(wide, ROWS, max_new_tokens=12, num_beams=num_beams)
+
+
+def test_penalties_by_hand() -> None:
+    scores = torch.tensor([[2.0, -1.0, 0.5, 3.0]])
+    written = torch.tensor([[0, 3, 1, 3]])
+    assert Penalties(repetition_penalty=2.0)(scores.clone(), written, 3).tolist() == [[1.0, -2.0, 0.5, 1.5]]
+    banned = Penalties(no_repeat_ngram_size=2)(scores.clone(), written, 3)  # 3 was followed by 1
+    assert banned.isinf().tolist() == [[False, True, False, False]]
+    assert Penalties(min_new_tokens=4, eos_token_id=2)(scores.clone(), None, 3).isinf().tolist() == [
+        [False, False, True, False]
+    ]
+    assert torch.equal(Penalties(min_new_tokens=3)(scores.clone(), None, 3), scores)

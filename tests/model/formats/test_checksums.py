@@ -1,0 +1,71 @@
+"""Sums of a folder's files: what was changed, cut off or taken away is named; nothing leads out of the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from model.formats.checksums import CHECKSUMS_FILE, damages, describe, is_inside, read_sums, refuse_damaged, seal
+from settings.fields import UserError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "model"
+    (place / "state").mkdir(parents=True)
+    (place / "model.safetensors").write_bytes(bytes(range(256)) * 5000)
+    (place / "config.json").write_text("{}")
+    (place / "state" / "training.json").write_text('{"step": 3}')
+    seal(place, note=1)
+    return place
+
+
+def test_whole_folders_have_no_damages(folder: Path) -> None:
+    assert damages(folder) == []
+    sums = read_sums(folder)
+    assert sums is not None and sums["note"] == 1
+    assert set(sums["files"]) == {"model.safetensors", "config.json", "state/training.json"}
+    content = (folder / "model.safetensors").read_bytes()
+    known = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert sums["files"]["model.safetensors"] == describe(folder)["model.safetensors"] == known
+    (folder / "notes.txt").write_text("a file of the user's")
+    assert damages(folder) == []
+
+
+def test_each_damaged_file_is_named(folder: Path) -> None:
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").unlink()
+    (folder / "state" / "training.json").write_text("{")
+    found = damages(folder)
+    assert len(found) == 3
+    for name, words in (("config.json", "missing"), ("model.safetensors", "content"), ("training.json", "1 bytes")):
+        assert any(name in damage and words in damage for damage in found), found
+    assert len(damages(folder, deep=False)) == 2, "a changed bit needs a reading"
+    assert len(damages(folder, with_state=False)) == 2
+    with pytest.raises(UserError, match=r"--model = .*model\.safetensors is damaged"):
+        refuse_damaged(folder, "model")
+
+
+def test_folders_of_others_have_no_sums(folder: Path) -> None:
+    (folder / CHECKSUMS_FILE).unlink()
+    (folder / "config.json").write_text("changed")
+    assert damages(folder) == [] and read_sums(folder) is None
+    refuse_damaged(folder, "model")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", "a\\b", "C:x", "a\0"])
+def test_no_name_leads_out_of_the_folder(folder: Path, name: str) -> None:
+    assert not is_inside(name) and is_inside("state/x.json")
+    (folder / CHECKSUMS_FILE).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": ""}}}))
+    assert "checksums.json, is damaged" in damages(folder)[0]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": {"a": 1}}', "[" * 100_000])
+def test_broken_sums_are_damage(folder: Path, text: str) -> None:
+    (folder / CHECKSUMS_FILE).write_text(text)
+    assert len(damages(folder)) == 1

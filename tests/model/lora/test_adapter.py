@@ -1,0 +1,110 @@
+"""Adapters: begin as the base, learn by the formula, come off and merge without a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from config import T5ModelConfig
+from model.lora.adapter import LoraAdapter, adapters_of, adapters_off, add_adapters, merge, resolve_targets, row_norms
+from model.lora.form import LoraSettings
+from model.quantization import quantize
+from model.shapes import targets_of
+from model.t5 import T5
+from settings.fields import UserError
+
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+FORMS = [
+    LoraSettings(3, 6.0),
+    LoraSettings(4, 8.0, ("q", "k", "v", "o", "wi", "wo"), rank_stabilised=True),
+    LoraSettings(2, 4.0, ("q", "wo"), dora=True),
+    LoraSettings(2, 1.0, ("o",), rank_stabilised=True, dora=True),
+]
+
+
+def stir(model: T5) -> None:
+    """Give the adapters values as if they had learned."""
+    generator = torch.Generator().manual_seed(3)
+    for adapter in adapters_of(model).values():
+        adapter.b.data.normal_(generator=generator).mul_(0.3)
+        if adapter.magnitude is not None:
+            adapter.magnitude.data.mul_(1.3)
+
+
+def logits(model: T5) -> torch.Tensor:
+    ids = torch.arange(2, 22).view(2, 10)
+    with torch.no_grad():
+        return model.logits(ids, ids[:, :6])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_begins_as_the_base(config: T5ModelConfig, form: LoraSettings) -> None:
+    model = T5(config).initialise(1)
+    before = logits(model)
+    adapters = add_adapters(model, form, seed=5)
+    torch.testing.assert_close(logits(model), before, rtol=1e-6, atol=1e-6)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == {f"{path}.adapter.{part}" for path, a in adapters.items() for part, _ in a.named_parameters()}
+    assert all(adapter.a.abs().max() <= adapter.a.shape[1] ** -0.5 for adapter in adapters.values())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("as_int8", [False, True])
+def test_one_matrix_by_the_formula_in_float64(form: LoraSettings, as_int8: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(*shape, generator=generator) for shape in ((7, 11), (13, 11)))
+    weight = quantize(iter([w[:5], w[5:]]), 13, 11) if as_int8 else w
+    wide = (weight.data.double() * weight.scale.double()[:, None]) if as_int8 else w.double()
+    adapter = LoraAdapter(weight, form, 2)
+    adapter.b.data.normal_(generator=generator)
+    delta = wide + form.scaling * adapter.b.double() @ adapter.a.double()
+    if adapter.magnitude is not None:
+        torch.testing.assert_close(adapter.magnitude.double(), wide.norm(dim=1), rtol=1e-5, atol=1e-6)
+        adapter.magnitude.data.mul_(0.7)
+        delta = delta * (adapter.magnitude.double() / delta.norm(dim=1))[:, None]
+    y = x @ wide.float().t()
+    torch.testing.assert_close(adapter(x, y, weight, None).double(), x.double() @ delta.t(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapter.merged(weight).double(), delta, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_merged_model_answers_as_the_adapted_one(config: T5ModelConfig, form: LoraSettings) -> None:
+    model = T5(config).initialise(1)
+    base = logits(model)
+    add_adapters(model, form)
+    stir(model)
+    adapted = logits(model)
+    assert (adapted - base).abs().max() > 0.01
+    with adapters_off(model):
+        assert torch.equal(logits(model), base)
+    assert torch.equal(logits(model), adapted)
+    merge(model)
+    assert not adapters_of(model)
+    torch.testing.assert_close(logits(model), adapted, rtol=1e-4, atol=1e-4)
+
+
+def test_names_of_targets_are_those_of_the_family(config: T5ModelConfig) -> None:
+    plain, gated = T5(config), T5(dataclasses.replace(config, **GATED))
+    assert targets_of(plain.config) == ("q", "k", "v", "o", "wi", "wo")
+    assert targets_of(gated.config) == ("q", "k", "v", "o", "wi_0", "wi_1", "wo")
+    assert resolve_targets(gated, "all") == targets_of(gated.config) and resolve_targets(plain, "auto") == ("q", "v")
+    assert resolve_targets(plain, "wo, q") == ("q", "wo")
+    paths = set(add_adapters(gated, LoraSettings(2, 4, ("wi_0",))))
+    assert paths == {f"{s}.blocks.{i}.feed_forward.gate" for s, n in (("encoder", 2), ("decoder", 3)) for i in range(n)}
+
+
+def test_unknown_targets_list_those_that_exist(config: T5ModelConfig) -> None:
+    with pytest.raises(UserError, match=r"wi_0, z is no module.*allowed: q, k, v, o, wi, wo, or all"):
+        resolve_targets(T5(config), "q,wi_0,z")
+
+
+def test_a_rank_above_the_width_is_refused(config: T5ModelConfig) -> None:
+    with pytest.raises(UserError, match=r"--lora_rank = 13.*allowed: 1 to 12"):
+        add_adapters(T5(config), LoraSettings(13, 26.0))
+
+
+def test_row_norms_of_many_rows() -> None:
+    weight = torch.randn(5000, 300, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(row_norms(weight), weight.norm(dim=1))

@@ -1,0 +1,304 @@
+"""Sound folders of models, runs and caches, for `mutated_child` to damage: what comes from others, or from a failing disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from config import load
+from settings.fields import UserError
+
+Maker = Callable[[Path], None]
+Reader = Callable[[Path], None]
+
+
+def tiny_model() -> Any:
+    import torch
+
+    from config import T5ModelConfig
+    from model.t5 import T5
+
+    torch.manual_seed(0)
+    return T5(T5ModelConfig(vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_heads=2, num_layers=1, num_decoder_layers=1))
+
+
+# --- models ---
+
+
+def split_model(folder: Path) -> None:
+    from model import hf_format
+
+    hf_format.save(tiny_model(), folder, shard_bytes=4000)
+    assert (folder / "model-00002-of-00002.safetensors").is_file()
+
+
+def int8_model(folder: Path) -> None:
+    from model import hf_format
+    from model.quantization import quantize_model
+
+    model = tiny_model()
+    quantize_model(model)
+    hf_format.save(model, folder)
+
+
+def pickled_model(folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from model import hf_format
+
+    hf_format.save(tiny_model(), folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def use_int8(folder: Path) -> None:
+    import torch
+
+    from model import hf_format
+
+    hf_format.load(folder, torch.int8)
+
+
+def use_pickled(folder: Path) -> None:
+    from model import hf_format
+
+    hf_format.load(folder, allow_pickle=True)
+
+
+def use_generation_settings(folder: Path) -> None:
+    from commands.new_folder import copy_companions
+    from model import hf_format
+
+    made = folder.with_name("mutated.made")
+    made.mkdir()
+    hf_format.save(tiny_model(), made)
+    copy_companions(folder, folder, made)
+
+
+# --- runs ---
+
+
+def run_folder(folder: Path) -> None:
+    """A run with two whole checkpoints, as `output_dir/a`."""
+    from model import hf_format
+    from model.formats.checksums import seal
+    from training.checkpoints.runs import SETTINGS_FILE, create_run
+
+    config = load("train", {"run_name": "a", "train_file": "a.txt", "max_seq_len": "32", "model_preset": "tiny"})
+    run = create_run(folder, "a", "pretrain", fill=lambda place: config.save(place / SETTINGS_FILE))
+    model = tiny_model()
+    for step in (10, 20):
+        place = run / "checkpoints" / f"step_{step:08d}"
+        place.mkdir(parents=True)
+        hf_format.save(model, place)
+        seal(place, best_step=10)
+    (run / "owner.json").write_text(json.dumps({"process": 1, "host": "here", "started": 1e9}) + "\n")
+
+
+def use_settings(folder: Path) -> None:
+    from training.start.startup import resumed_config
+
+    asked = load("train", {"run_name": "a", "output_dir": str(folder), "is_keep_training": "True"})
+    resumed_config(asked, folder / "a")
+
+
+def use_record(folder: Path) -> None:
+    from training.checkpoints.ownership import _describe
+    from training.checkpoints.runs import newest_run, read_run, resume_run
+
+    newest_run(folder, needs_model=True)
+    _describe(folder / "a")
+    resume_run(folder / "a")
+    assert read_run(folder / "a") is None or newest_run(folder) == folder / "a"
+
+
+def use_checkpoints(folder: Path) -> None:
+    """The newest one is used only if no byte of it has changed."""
+    from training.checkpoints.folder import Checkpoints, step_of
+    from training.checkpoints.runs import model_folder, publish
+
+    checkpoints = Checkpoints(folder / "a", keep_latest=1)
+    checkpoints.latest(), checkpoints.best(), model_folder(folder / "a")
+    content = (folder / "a" / "checkpoints" / "step_00000020" / "model.safetensors").read_bytes()
+    sound = (folder / "a" / "checkpoints" / "step_00000010" / "model.safetensors").read_bytes()
+    chosen, told = checkpoints.intact()
+    assert chosen is not None and (step_of(chosen) == 20) == (not told)
+    assert step_of(chosen) == 10 or content == sound, "a damaged checkpoint was taken"
+    publish(chosen, folder / "a")
+    if told:
+        raise UserError(*told)
+
+
+def mirror_folder(folder: Path) -> None:
+    from training.checkpoints.folder import Checkpoints
+    from training.checkpoints.mirror import Mirror
+
+    run_folder(folder / "here")
+    latest = Checkpoints(folder / "here" / "a", keep_latest=2).latest()
+    assert latest is not None
+    assert Mirror((folder / "there").as_uri(), "a").push(folder / "here" / "a", latest) is None
+
+
+def use_mirror(folder: Path) -> None:
+    from training.checkpoints.mirror import Mirror
+
+    kept = folder / "kept"
+    kept.write_text("of somebody else")
+    Mirror((folder / "there").as_uri(), "a").restore(folder / "new" / "a", 1)
+    assert kept.read_text() == "of somebody else"
+    assert {path.name for path in folder.iterdir()} <= {"here", "there", "new", "kept"}
+
+
+def pieces_folder(folder: Path) -> None:
+    import torch
+
+    from training.checkpoints.pieces import write_index, write_rows
+    from training.checkpoints.state import TrainingState
+
+    shards = folder / "state" / "shards"
+    halves = [{"a/momentum": (torch.ones(2, 4), first), f"{first}/square": (torch.ones(3), 0)} for first in (0, 2)]
+    write_index(shards, [write_rows(shards, rank, rows) for rank, rows in enumerate(halves)])
+    (folder / "state" / "training.json").write_text(json.dumps(asdict(TrainingState())))
+
+
+def use_pieces(folder: Path) -> None:
+    import torch
+
+    from engine.optimizers import OPTIMIZERS
+    from training.checkpoints.sharded_state import load_optimizer_share
+
+    optimizer = OPTIMIZERS["adafactor"]({"a": torch.nn.Parameter(torch.ones(4, 4))})
+    optimizer.load_state = lambda state: None  # type: ignore[method-assign]  # rows are read; they belong to no optimizer
+    optimizer.incomplete = list  # type: ignore[method-assign]
+    load_optimizer_share(folder, optimizer, torch.device("cpu"), None)
+
+
+def metrics_file(path: Path) -> None:
+    lines = [{"event": "step", "step": step, "loss": 2.0} for step in range(9)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def use_metrics(path: Path) -> None:
+    from training.report.tracking import MetricsFile
+
+    metrics = MetricsFile(path, resume=True)
+    metrics.truncate_after(5)
+    metrics.write("end")
+    metrics.close()
+
+
+# --- caches, and what else lies about ---
+
+
+def speeds_file(path: Path) -> None:
+    entry = {"processor": "p", "threads": 2, "rates": {"float32": 1e11}, "date": "2026-01-01", "way": "products"}
+    path.write_text(json.dumps({"cpu: p": entry}))
+
+
+def use_speeds(path: Path) -> None:
+    from unittest import mock
+
+    from devices import machine_file
+
+    home = path.with_name("cache") / machine_file.FOLDER
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, home / machine_file.NAME)
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(home.parent)}):
+        measured = machine_file.read("cpu: p")
+        if measured is not None:
+            measured.rates_with(3)
+        machine_file.keep("cpu: q", "q", 1, {"float32": 1.0})
+        assert machine_file.read("cpu: q") is not None
+
+
+def target_file(path: Path) -> None:
+    path.write_text("available: 8G\nbase: 300M\nrates:\n  float32: 1e11\n  bfloat16: 2e11\n")
+
+
+def use_target(path: Path) -> None:
+    from memory.machines import target_machine
+
+    target_machine(str(path))
+
+
+def probe_file(path: Path) -> None:
+    from memory.probe import ProbeResult
+
+    path.write_text(json.dumps(asdict(ProbeResult(2**28, {"step": 2**29, "save": 2**28}, 1.5))))
+
+
+def use_probe(path: Path) -> None:
+    from memory.probe import _read, correction_of
+
+    result = _read(path)
+    if result is not None:
+        correction_of(result, {"step": {"weights": 2**20}, "save": {"weights": 2**20}})
+
+
+def reference_folder(folder: Path) -> None:
+    from training.start.reference import ReferenceStore
+
+    ReferenceStore(folder / "train.npy", 40).write(np.arange(40), np.ones((40, 2), np.float32))
+    (folder / "reference.json").write_text(json.dumps({"folder": "/cache/reference-0123456789abcdef", "model": "01"}))
+
+
+def use_reference(folder: Path) -> None:
+    from training.start.reference import ReferenceStore, _read_record
+
+    _read_record(folder / "reference.json", folder)
+    store = ReferenceStore(folder / "train.npy", 40)
+    store.unknown()
+    np.asarray(store.read()).sum()
+
+
+def signing_file(path: Path) -> None:
+    from data.sources.chunks import Point
+    from data.text.duplicates import _save_signing
+
+    folder = path.with_name("signing")
+    folder.mkdir()
+    _save_signing(folder, Point(), [8])
+    shutil.copyfile(next(folder.iterdir()), path)
+
+
+def use_signing(path: Path) -> None:
+    from data.text.duplicates import STATE, _signed_so_far
+
+    folder = path.with_name("signing")
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(path, folder / STATE)
+    _signed_so_far(folder, "exact")
+
+
+KINDS: dict[str, tuple[Maker, Reader, str]] = {
+    "index": (split_model, use_pickled, "model.safetensors.index.json"),
+    "part": (split_model, use_pickled, "model-00002-of-00002.safetensors"),
+    "int8": (int8_model, use_int8, "model.int8.safetensors"),
+    "pickled": (pickled_model, use_pickled, "pytorch_model.bin"),
+    "generation": (int8_model, use_generation_settings, "generation_config.json"),
+    "run settings": (run_folder, use_settings, "a/settings.json"),
+    "run record": (run_folder, use_record, "a/run.json"),
+    "owner": (run_folder, use_record, "a/owner.json"),
+    "sums": (run_folder, use_checkpoints, "a/checkpoints/step_00000020/checksums.json"),
+    "checkpoint": (run_folder, use_checkpoints, "a/checkpoints/step_00000020/model.safetensors"),
+    "mirror": (mirror_folder, use_mirror, "there/a/LATEST"),
+    "mirrored sums": (mirror_folder, use_mirror, "there/a/checkpoints/step_00000020/checksums.json"),
+    "mirrored settings": (mirror_folder, use_mirror, "there/a/settings.json"),
+    "pieces": (pieces_folder, use_pieces, "state/shards/index.json"),
+    "rows": (pieces_folder, use_pieces, "state/shards/rank_00001.safetensors"),
+    "metrics.jsonl": (metrics_file, use_metrics, ""),
+    "speeds.json": (speeds_file, use_speeds, ""),
+    "target.yaml": (target_file, use_target, ""),
+    "probe.json": (probe_file, use_probe, ""),
+    "reference": (reference_folder, use_reference, "reference.json"),
+    "reference store": (reference_folder, use_reference, "train.npy"),
+    "signing.json": (signing_file, use_signing, ""),
+}

@@ -1,0 +1,182 @@
+"""A run that is short of memory sees the same rows and gives the same losses as one that is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from config import DoesNotFit
+from engine.walk import Walk
+from memory.cost import prediction
+from tests.end_to_end.running import write_text
+from tests.fake_device import OUT_OF_MEMORY
+from tests.training.small_runs import configuration, events
+from trainer_low_mem import LowMemTrainer
+from training.budget import keeping
+
+STEPS, ROWS = 6, 8  # of a run of `small_runs`
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("keeping")
+    write_text(place / "text.txt")
+    return place
+
+
+def run(folder: Path, name: str, **flags: object) -> list[float]:
+    LowMemTrainer(configuration(folder, name, **flags)).train()
+    steps = events(folder, name, "step")
+    assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+    return [event["loss"] for event in steps]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> list[float]:
+    return run(folder, "undisturbed")
+
+
+class Short:
+    """Lets the walk fail while a micro-batch has more rows than fit, from one step on.
+
+    Args:
+        flavour: of the error. most_rows: that fit. step: the first that may fail.
+        after_updates: weights that are handed over before it fails.
+    """
+
+    def __init__(self, flavour: str, most_rows: int, step: int, after_updates: int = 0) -> None:
+        self.flavour, self.most_rows, self.step, self.after_updates = flavour, most_rows, step, after_updates
+        self.walks = self.failures = 0
+        self.gradients = Walk.gradients
+
+    def __call__(self, walk, micro_batches, total_labels, on_ready, *rest, **named):
+        self.walks += 1
+        handed_over = 0
+
+        def failing(weights):
+            nonlocal handed_over
+            if handed_over == self.after_updates:
+                self.failures += 1
+                raise OUT_OF_MEMORY[self.flavour](2**30)
+            handed_over += 1
+            on_ready(weights)
+
+        too_large = (
+            max(len(micro_batch.source.lengths) for micro_batch in micro_batches) > self.most_rows
+            and self.walks >= self.step
+        )
+        return self.gradients(walk, micro_batches, total_labels, failing if too_large else on_ready, *rest, **named)
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch, short: Short) -> None:
+    monkeypatch.setattr(Walk, "gradients", lambda walk, *args, **named: short(walk, *args, **named))
+
+
+@pytest.mark.parametrize("flavour", ["cpu", "python", "c++"])
+def test_the_same_step_runs_again_in_a_smaller_way(folder, undisturbed, monkeypatch, flavour):
+    short = Short(flavour, most_rows=3, step=3)
+    put_in(monkeypatch, short)
+    losses = run(folder, f"again_{flavour}")
+    assert losses == pytest.approx(undisturbed, rel=1e-5) and short.failures >= 1
+    steps, records = events(folder, f"again_{flavour}", "step"), events(folder, f"again_{flavour}", "recovery")
+    assert steps[1]["batch_size_per_gpu"] == ROWS and steps[2]["batch_size_per_gpu"] <= 3
+    assert (
+        len(records) == short.failures
+        and records[0]["step"] == 3
+        and "effective batch unchanged" in records[0]["report"]
+    )
+
+
+@pytest.mark.parametrize(("step", "goes_on_behind"), [(5, 4), (2, 0)])
+def test_weights_that_are_changed_are_taken_back_from_the_last_checkpoint(
+    folder, undisturbed, monkeypatch, step, goes_on_behind
+):
+    name = f"changed_{step}"
+    short = Short("cpu", most_rows=4, step=step, after_updates=2)
+    put_in(monkeypatch, short)
+    assert run(folder, name) == pytest.approx(undisturbed, rel=1e-5)
+    records = [e for e in events(folder, name, "recovery") if e["reason"] == "rolled back"]
+    assert short.failures >= 1 and [record["step"] for record in records] == [goes_on_behind] * short.failures
+
+
+def test_with_nothing_left_the_run_is_saved_and_says_what_helps(folder, monkeypatch):
+    put_in(monkeypatch, Short("python", most_rows=0, step=4))
+    with pytest.raises(DoesNotFit) as caught:
+        LowMemTrainer(configuration(folder, "nothing_left", save_steps=100)).train()
+    for part in ("phase train", "nothing is left to shrink", "--memory_budget", "step 3 is saved"):
+        assert part in str(caught.value)
+    assert (folder / "runs" / "nothing_left" / "checkpoints" / "step_00000003").is_dir()
+
+
+def test_an_evaluation_that_does_not_fit_goes_on_with_fewer_rows(folder, undisturbed, monkeypatch):
+    loss = Walk.loss
+
+    def short(walk, micro_batches, *rest):
+        if len(micro_batches[0].source.lengths) > 1:
+            raise MemoryError
+        return loss(walk, micro_batches, *rest)
+
+    monkeypatch.setattr(Walk, "loss", short)
+    assert run(folder, "evaluation") == undisturbed
+    records = events(folder, "evaluation", "recovery")
+    assert records[-1]["phase"] == "evaluation" and records[-1]["batch_size"] == 1
+    ours, theirs = ([e["loss"] for e in events(folder, name, "eval")] for name in ("evaluation", "undisturbed"))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeypatch):
+    measured = keeping.measure_budget
+    now = []
+
+    def lowered(*args, **named):
+        budget, planned = measured(*args, **named), events(folder, "lowered", "plan")[0]
+        now.append(replace(budget, host_bytes=planned["peak_bytes"] - 2**20, binding="test group", margin_bytes=0))
+        return now[-1]
+
+    monkeypatch.setattr(keeping, "measure_budget", lowered)
+    monkeypatch.setattr(keeping, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "SETTLED_STEPS", 10**9)
+    monkeypatch.setattr(
+        keeping.Monitor, "pressure", lambda self: 0.5
+    )  # what tests before this one hold is not its matter
+    for name in ("LOAD_BYTES", "SAVE_BYTES"):  # more than all that this small model's steps take
+        monkeypatch.setattr(prediction, name, 0)
+    assert run(folder, "lowered") == pytest.approx(undisturbed, rel=1e-5)
+    records, plans = events(folder, "lowered", "recovery"), events(folder, "lowered", "plan")
+    assert [record["reason"] for record in records] == ["budget"] and "test group" in records[0]["report"]
+    assert plans[-1]["peak_bytes"] <= now[-1].host_bytes < plans[0]["peak_bytes"]
+
+
+def test_pressure_that_stays_after_cleaning_makes_the_run_smaller(folder, undisturbed, monkeypatch):
+    monkeypatch.setattr(keeping.Monitor, "pressure", lambda self: 0.99)
+    assert run(folder, "pressed") == pytest.approx(undisturbed, rel=1e-5)
+    assert [e["reason"] for e in events(folder, "pressed", "recovery")][:1] == ["pressure"]
+    assert [e["reason"] for e in events(folder, "pressed", "cleanup")].count("pressure") >= 1
+
+
+@pytest.mark.parametrize("mode", ["standard", "low", "ultra"])
+def test_every_mode_gives_the_same_losses(folder, undisturbed, mode):
+    losses = run(folder, f"mode_{mode}", memory_mode=mode, batch_size_per_gpu=3, ultra_low_mem=mode == "ultra")
+    assert losses == pytest.approx(undisturbed, rel=1e-5)
+
+
+def test_bf16_at_rest_stays_near_fp32(folder, undisturbed):
+    losses = run(folder, "mode_bf16", memory_mode="ultra", mixed_precision="bf16")
+    assert losses != undisturbed and losses == pytest.approx(undisturbed, rel=0.02)
+
+
+def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbed, monkeypatch, capfd):
+    """Every step holds more than the one before: the run cleans, and where that does not help takes a smaller way."""
+    monkeypatch.setattr("memory.observe.growth.WINDOW", 1)
+    shares = iter(0.3 + 0.1 * step for step in range(100))
+    monkeypatch.setattr("memory.observe.growth.Growth.steps_left", lambda self, growth, peak: 7 if growth > 0 else None)
+    inner = keeping.Growth.after_step
+    monkeypatch.setattr(keeping.Growth, "after_step", lambda self, held: inner(self, next(shares)))
+    losses = run(folder, "grows", max_steps=STEPS)
+    assert losses == pytest.approx(undisturbed, rel=1e-5)
+    (record,) = [event for event in events(folder, "grows", "recovery") if event["reason"] == "growth"]
+    assert record["step"] == 6 and "memory still grows" in record["report"]
+    told = capfd.readouterr()
+    assert (told.out + told.err).count("would reach the budget in 7 steps") == 2

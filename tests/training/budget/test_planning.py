@@ -1,0 +1,211 @@
+"""A run's plan is made for the rows that come, and is corrected by what a probe measures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import devices
+from config import load
+from data.batches.loader import StepLoader
+from data.prepare.preparing import prepare
+from devices import machine_file
+from devices.base import Device
+from memory.observe.budget import FLAG, Budget
+from memory.plan import Plan
+from memory.probe import KILLED, ProbeRequest, ProbeResult
+from settings.fields import DoesNotFit
+from training.budget import planning
+from training.budget.planning import make_plan
+from training.checkpoints.state import TrainingState
+from training.report.progress import about
+from training.report.summary import plan_rows
+from training.start.startup import Start
+from units import GIB, MIB
+
+BASE = 200 * MIB
+pytestmark = pytest.mark.usefixtures("processor_class")
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Start:
+    lengths = [60] * 3 + [10] * 97
+    lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    flags = {
+        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "effective_batch_size": 8,
+        "cache_dir": tmp_path / "cache", "prepare_workers": 0, "max_steps": 2, "run_name": "x",
+    }  # fmt: skip
+    config = load("train", {name: str(value) for name, value in flags.items()})
+    made = prepare(config)
+    loaders = (StepLoader(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
+    return cast(Any, Start)(config, made, None, *loaders, None, TrainingState(), False, [])
+
+
+def plan_of(begin: Start, budget: int, base: int = BASE, **flags: Any) -> Any:
+    return make_plan(begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), base, 1, **flags)
+
+
+def measured(bytes_above: int) -> Any:
+    asked: list[ProbeRequest] = []
+
+    def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
+        asked.append(request)
+        return ProbeResult(BASE, {"step": BASE + bytes_above}, 0.1, 1.0)
+
+    probe.asked = asked  # type: ignore[attr-defined]
+    return probe
+
+
+def test_short_batches_are_planned_short(begin: Start) -> None:
+    machine = planning.machine_of(devices.pick("cpu", 0), Budget(GIB, None, GIB, (), "flag", 0), BASE, 1)
+    shapes, evaluation = planning.shapes_of(begin, machine)
+    most = max(
+        sum(
+            int(n)
+            for batch in begin.loader.micro_batches(step, effective_batch_size=8, batch_size=8)
+            for n in batch.input_lengths
+        )
+        for step in range(2)
+    )
+    assert shapes.step.source == most < 8 * begin.loader.longest[0]
+    assert evaluation.longest_row.source <= begin.validation.longest[0]
+
+
+def test_a_plan_becomes_what_was_measured(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin.config.memory.probe = True
+    monkeypatch.setattr(planning, "probe", measured(150 * MIB))
+    plain, probed = plan_of(begin, GIB), plan_of(begin, GIB, may_probe=True)
+    assert probed.choice == plain.choice
+    assert probed.unprobed_peak_bytes == plain.peak_bytes
+    assert probed.peak_bytes == pytest.approx(BASE + 150 * MIB, rel=0.001)
+    assert any("probe" in reason for reason in probed.reasons)
+
+
+def test_a_plan_that_is_too_small_is_made_again(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin.config.memory.probe = True
+    probe = measured(700 * MIB)
+    monkeypatch.setattr(planning, "probe", probe)
+    with pytest.raises(DoesNotFit):
+        plan_of(begin, 500 * MIB, may_probe=True)
+    assert len(probe.asked) == 1
+
+
+def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = measured(60 * MIB)
+    monkeypatch.setattr(planning, "probe", probe)
+    plain = plan_of(begin, GIB, may_probe=True)
+    assert not probe.asked and plain.unprobed_peak_bytes is None
+    near = plain.peak_bytes + BASE + MIB  # the child fits beside this process
+    monkeypatch.setattr(planning, "PROBE_FROM", 0.9 * plain.peak_bytes / near)
+    plan_of(begin, near, may_probe=True)
+    assert len(probe.asked) == 1
+    begin.config.memory.probe = False
+    plan_of(begin, near, may_probe=True)
+    assert len(probe.asked) == 1
+
+
+def test_where_the_probe_would_break_the_budget_the_plan_stands(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = measured(60 * MIB)
+    monkeypatch.setattr(planning, "probe", probe)
+    budget = int(plan_of(begin, GIB).peak_bytes * 1.15)
+    assert plan_of(begin, budget, may_probe=True).choice == plan_of(begin, budget).choice
+    assert not probe.asked
+
+
+def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ProbeRequest] = []
+
+    def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
+        asked.append(request)
+        return ProbeResult(failed="not run")
+
+    monkeypatch.setattr(planning, "probe", probe)
+    begin.config.memory.probe = True
+    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
+    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
+    plain = plan_of(begin, GIB, base)
+    budget = plain.peak_bytes + MIB
+    chosen = plan_of(begin, budget, base, may_probe=True)
+    assert chosen.choice == plain.choice
+    (request,) = asked
+    assert request.choice != plain.choice
+    assert request.choice == plan_of(begin, budget - base, base).choice  # what fits beside this process
+
+
+def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = measured(60 * MIB)
+    monkeypatch.setattr(planning, "probe", probe)
+    begin.config.memory.probe = True
+    told = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
+    assert not probe.asked
+    assert any(reason.startswith("not probed") for reason in told.reasons)
+
+
+def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin.config.memory.probe = True
+    monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
+    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
+    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
+    plain = plan_of(begin, GIB, base)
+    try:
+        killed = plan_of(begin, int(plain.peak_bytes * 1.02), base, may_probe=True)
+    except DoesNotFit:
+        return
+    assert killed.choice != plain.choice
+
+
+def decided(chosen: Plan) -> dict[str, Any]:
+    return {name: value for name, value in chosen.as_dict().items() if not name.startswith("seconds")}
+
+
+@pytest.mark.parametrize("rates", [{"float32": 1e15, "bfloat16": 1.0}, {"float32": 1.0, "bfloat16": 1e15}])
+def test_measured_speeds_tell_times_and_decide_nothing(
+    begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[str, float]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    device = devices.pick("cpu", 0)
+    budgets = [GIB, BASE + 100 * MIB]
+    plain = [plan_of(begin, budget) for budget in budgets]
+    machine_file.keep(machine_file.key_of("cpu", device.computes_on), device.computes_on, 2, rates)
+    falsified = [plan_of(begin, budget) for budget in budgets]
+    assert [decided(chosen) for chosen in falsified] == [decided(chosen) for chosen in plain]
+    assert all(one.seconds != other.seconds for one, other in zip(plain, falsified, strict=True))
+
+
+def test_a_machine_that_is_measured_as_slow_plans_the_same(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = plan_of(begin, GIB)
+    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: 1.0)
+    assert plan_of(begin, GIB) == plain
+
+
+def test_a_run_is_measured_once(begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    asked: list[object] = []
+    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(asked.append(dtype) or 1e10))
+    for _ in range(2):
+        planning.look_ahead(begin, devices.pick("cpu", 0), Budget(GIB, None, GIB, (), "flag", 0), 1)
+    assert len(asked) == 2, "two dtypes, once"
+
+
+@pytest.mark.parametrize(("binding", "rows"), [(FLAG, 32), ("available RAM", 8)])
+def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(begin: Start, binding: str, rows: int) -> None:
+    begin.config.train.effective_batch_size = "auto"
+    for available in (12 * 10**9, 5 * 10**9):
+        budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=16 * 10**9)
+        machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
+        assert planning.effective_batch(begin.config, machine) == rows
+
+
+def test_the_time_of_the_run_is_told(begin: Start) -> None:
+    chosen = plan_of(begin, GIB)
+    assert chosen.seconds_total is not None and chosen.seconds_low is not None and chosen.seconds_high is not None
+    assert 2 * chosen.seconds < chosen.seconds_total
+    assert chosen.seconds_low < chosen.seconds_total < chosen.seconds_high
+    assert ("time", about(chosen.seconds_total, chosen.seconds_low, chosen.seconds_high)) in plan_rows(chosen, 1)
+    later = plan_of(replace(begin, state=replace(begin.state, step=1)), GIB)
+    assert later.seconds_total is not None and later.seconds_total < chosen.seconds_total

@@ -1,0 +1,309 @@
+"""Runs: refused before anything is created, found again by kind and time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from model.formats.checksums import damages
+from settings.fields import UserError
+from tests.killing import DIED, die_at, run_child
+from training.checkpoints.durable import replace_text
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.ownership import Ownership
+from training.checkpoints.runs import (
+    check_new_run,
+    create_run,
+    model_folder,
+    new_run_name,
+    newest_run,
+    publish,
+    read_run,
+    resume_run,
+)
+
+
+def write_model(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text(folder.name)
+    (folder / "state").mkdir()
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is a second later."""
+    seconds = iter(range(1_000, 10_000))
+    monkeypatch.setattr("time.time", lambda: float(next(seconds)))
+
+
+@pytest.mark.usefixtures("ticking")
+def test_newest_run_by_kind(tmp_path: Path) -> None:
+    assert newest_run(tmp_path / "missing") is None
+    for name, kind in [("z", "pretrain"), ("a", "pretrain"), ("m", "finetune")]:
+        create_run(tmp_path, name, kind)
+    (tmp_path / "stranger").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    assert newest_run(tmp_path) == tmp_path / "m"
+    assert newest_run(tmp_path, "pretrain") == tmp_path / "a"
+    resume_run(tmp_path / "z")
+    assert newest_run(tmp_path) == newest_run(tmp_path, "pretrain") == tmp_path / "z"
+    record = read_run(tmp_path / "z")
+    assert record is not None and record["name"] == "z" and record["started"] < record["resumed"]
+
+
+def test_a_clock_that_is_set_back_does_not_change_which_run_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, clock in (("first", 5_000.0), ("second", 1_000.0), ("third", 999.0)):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        assert newest_run(tmp_path) != create_run(tmp_path, name, "pretrain") == newest_run(tmp_path)
+    resume_run(tmp_path / "first")
+    assert newest_run(tmp_path) == tmp_path / "first"
+
+
+@pytest.mark.usefixtures("ticking")
+def test_runs_without_a_model_can_be_passed_over(tmp_path: Path) -> None:
+    first, second = create_run(tmp_path, "first", "pretrain"), create_run(tmp_path, "second", "pretrain")
+    assert newest_run(tmp_path, needs_model=True) is None
+    checkpoints = Checkpoints(first, keep_latest=2)
+    checkpoints.save(1, write_model, is_best=True)
+    checkpoints.save(2, write_model)
+    assert newest_run(tmp_path) == second and newest_run(tmp_path, "pretrain", needs_model=True) == first
+    assert model_folder(first) == first / "checkpoints" / "step_00000001", "the best one"
+    assert model_folder(second) is None
+
+
+def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    (run_dir / "old").write_text("")
+    with pytest.raises(UserError, match=r"--run_name = run, exists .*--overwrite=True"):
+        create_run(tmp_path, "run", "finetune")
+    assert (run_dir / "old").exists()
+    create_run(tmp_path, "run", "finetune", overwrite=True)
+    assert [path.name for path in run_dir.iterdir()] == ["run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_only_runs_are_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years of work")
+    with pytest.raises(UserError, match="no run of this program"):
+        create_run(tmp_path, "thesis", "pretrain", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter").exists()
+    (tmp_path / "empty").mkdir()
+    assert create_run(tmp_path, "empty", "pretrain") == tmp_path / "empty"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "a\\b", ".hidden", "a:b", "a ", "a\n", "a."])
+def test_names_that_are_no_folder_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="no folder name"):
+        create_run(tmp_path / "out", name, "pretrain")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "pretrain_20250101_120000", "实验 1", "lr=1e-3+x", "_x", "v1.2"])
+def test_names_that_are(tmp_path: Path, name: str) -> None:
+    assert create_run(tmp_path, name, "pretrain").is_dir()
+
+
+def test_an_unwritable_output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert "is a file" in check_new_run(folder, "run")[0]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "is not writable" in check_new_run(tmp_path / "a" / "b", "run")[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "checking creates nothing"
+
+
+def test_what_only_trying_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError, match=r"--output_dir = .*Read-only file system"):
+        create_run(tmp_path, "run", "pretrain")
+
+
+def test_other_processes_create_nothing(tmp_path: Path) -> None:
+    assert create_run(tmp_path, "run", "pretrain", is_main=False) == tmp_path / "run"
+    resume_run(tmp_path / "run", is_main=False)
+    publish(tmp_path / "nowhere", tmp_path, is_main=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_publishing_makes_the_run_a_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    checkpoints = Checkpoints(run_dir, keep_latest=1)
+    for step in (1, 2):
+        checkpoint = checkpoints.save(step, write_model)
+        for _ in range(2):  # twice the same is fine
+            publish(checkpoint, run_dir)
+        assert model_folder(run_dir) == run_dir
+        assert (run_dir / "model.safetensors").read_text() == f".tmp-step_0000000{step}"
+    assert sorted(p.name for p in run_dir.iterdir()) == [
+        "checkpoints", "checksums.json", "config.json", "model.safetensors", "run.json",
+    ]  # fmt: skip
+    assert damages(run_dir) == []
+    shared = os.stat(run_dir / "model.safetensors").st_ino == os.stat(checkpoint / "model.safetensors").st_ino
+    assert shared == links
+
+
+def test_publishing_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write_model)
+
+    def no_room(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", no_room)
+    monkeypatch.setattr("shutil.copyfile", no_room)
+    with pytest.raises(UserError, match=r"No space left.*the model is whole in .*step_00000001"):
+        publish(checkpoint, run_dir)
+    assert sorted(path.name for path in run_dir.iterdir()) == ["checkpoints", "run.json"]
+
+
+def test_names_of_unnamed_runs(tmp_path: Path) -> None:
+    name = new_run_name("finetune", 0.0)
+    assert name.startswith("finetune_19") and check_new_run(tmp_path, name) == []
+
+
+def test_a_damaged_checkpoint_is_not_published(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write_model)
+    (checkpoint / "model.safetensors").write_text(".tmp-step_0000000X")
+    with pytest.raises(UserError, match=r"model.safetensors is damaged: its content[\s\S]*not published"):
+        publish(checkpoint, run_dir)
+    assert not (run_dir / "model.safetensors").exists()
+
+
+def test_a_run_appears_with_all_that_it_begins_with(tmp_path: Path) -> None:
+    """Killed while its folder is made, a run is not there, or can be started again without being asked to overwrite."""
+
+    def die(folder: Path) -> None:
+        (folder / "settings.json").write_text("{")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_run(tmp_path, "run", "pretrain", fill=die)
+    assert not (tmp_path / "run").exists()
+    run_dir = create_run(tmp_path, "run", "pretrain", fill=lambda folder: (folder / "settings.json").write_text("{}"))
+    assert sorted(path.name for path in run_dir.iterdir()) == ["run.json", "settings.json"]
+    with pytest.raises(KeyboardInterrupt):
+        create_run(tmp_path, "run", "pretrain", overwrite=True, fill=die)
+    assert (run_dir / "settings.json").read_text() == "{}", "the one to be replaced is whole"
+    create_run(tmp_path, "run", "pretrain", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("left", [["run.json"], [".tmp-run.json"], ["run.json", ".tmp-settings.json"]])
+def test_what_a_kill_at_the_start_has_left_is_in_nobodys_way(tmp_path: Path, left: list[str]) -> None:
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).write_text("{")
+    assert check_new_run(tmp_path, "run") == check_new_run(tmp_path, "run", overwrite=True) == []
+    create_run(tmp_path, "run", "pretrain")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """A folder from elsewhere may hold links under the names that a resume writes."""
+    (tmp_path / "mine").write_text("mine")
+    run_dir = create_run(tmp_path / "runs", "run", "pretrain")
+    for name in (".tmp-run.json", "settings.json", ".tmp-settings.json", "owner.json", ".tmp-owner.json"):
+        (run_dir / name).symlink_to(tmp_path / "mine")
+    resume_run(run_dir)
+    replace_text(run_dir / "settings.json", "{}")
+    with Ownership() as owner:
+        assert owner.take(run_dir) == []
+        owner.sign()
+        assert "process" in (run_dir / "owner.json").read_text()
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (run_dir / "settings.json").is_symlink()
+
+
+def test_a_record_with_foreign_times_is_no_run(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    for name in ("started", "resumed"):
+        record = {"name": "run", "kind": "pretrain", "started": 1.0, name: "yesterday"}
+        (run_dir / "run.json").write_text(json.dumps(record))
+        assert newest_run(tmp_path) is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_kill_at_every_single_change_while_a_run_is_made(tmp_path: Path, overwrite: bool, is_after: bool) -> None:
+    """The run of before is whole, or the new one, or there is none; and the same start works again."""
+
+    def make(folder: Path, word: str) -> None:
+        create_run(
+            folder, "run", "pretrain", overwrite=overwrite, fill=lambda made: replace_text(made / "settings.json", word)
+        )
+
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        if overwrite:
+            create_run(folder, "run", "pretrain", fill=lambda made: replace_text(made / "settings.json", "old"))
+
+        def start(folder: Path = folder, number: int = number) -> None:
+            die_at(number, is_after)
+            make(folder, "new")
+
+        code = run_child(start)
+        settings = folder / "run" / "settings.json"
+        assert not (folder / "run").exists() or settings.read_text() in ("old", "new")
+        if code != 0 and not settings.exists():
+            make(folder, "new")
+        elif code != 0:
+            create_run(folder, "run", "pretrain", overwrite=True)
+        assert [path.name for path in folder.iterdir()] == ["run"]
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 8, "every change was a moment of its own"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_at_every_single_change_while_a_model_is_published(tmp_path: Path, is_after: bool) -> None:
+    """No folder says of a file that it is damaged which is only of the model before; publishing again mends it."""
+    for number in range(1000):
+        run_dir = create_run(tmp_path / str(number), "run", "pretrain")
+        checkpoints = Checkpoints(run_dir, keep_latest=2)
+        publish(checkpoints.save(1, write_model), run_dir)
+        second = checkpoints.save(2, write_model)
+
+        def again(run_dir: Path = run_dir, second: Path = second, number: int = number) -> None:
+            die_at(number, is_after)
+            publish(second, run_dir)
+
+        code = run_child(again)
+        assert damages(run_dir) == []
+        assert (run_dir / "model.safetensors").read_text() in (".tmp-step_00000001", ".tmp-step_00000002")
+        publish(second, run_dir)
+        assert damages(run_dir) == [] and (run_dir / "model.safetensors").read_text() == ".tmp-step_00000002"
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 5, "every change was a moment of its own"
+
+
+def test_a_run_on_a_disk_that_has_become_read_only_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create_run(tmp_path, "a", "pretrain")
+
+    def refuse(*paths: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("training.checkpoints.durable.os.replace", refuse)
+    with pytest.raises(UserError, match=f"--output_dir = {tmp_path}, cannot be written: Read-only file system"):
+        resume_run(run)
+    assert read_run(run) is not None, "the record of before"

@@ -1,0 +1,112 @@
+"""Scores of answers against the programs that define them, and against values worked out by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from settings.fields import UserError
+from training.evaluation.scores import AnswerScores, metric_names, normalised, token_f1
+
+ROOT = Path(__file__).resolve().parents[3]
+ANSWERS = [
+    "The cat sat on the mat.", "a dog barks, loudly", "", "It's 3.5% of GDP (2019).", "the river runs under the bridge",
+    "我们今天去公园。", "水在100度沸腾 boiling", "same text here",
+]  # fmt: skip
+REFERENCES = [
+    "The cat is on the mat.", "the dog barked loudly", "something", "It is 3.5 % of the GDP in 2019.",
+    "the river ran under an old stone bridge", "我们昨天去了公园。", "水在100度时沸腾", "same text here",
+]  # fmt: skip
+
+
+def scored(names: list[str], answers: list[str] = ANSWERS, references: list[str] = REFERENCES) -> dict[str, float]:
+    scores = AnswerScores(names)
+    for answer, reference in zip(answers, references, strict=True):
+        scores.add(answer, reference)
+    assert scores.rows == len(answers)
+    return scores.result()
+
+
+def test_corpus_scores_are_those_of_sacrebleu() -> None:
+    from sacrebleu.metrics import BLEU, CHRF
+
+    ours = scored(["bleu", "chrf", "char_bleu"])
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF()), ("char_bleu", BLEU(tokenize="zh"))):
+        assert ours[name] == pytest.approx(metric.corpus_score(ANSWERS, [REFERENCES]).score), name
+        assert 1 < ours[name] < 99
+
+
+def test_rouge_is_that_of_rouge_score() -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    english = [place for place, text in enumerate(REFERENCES) if text.isascii()]
+    answers, references = ([texts[place] for place in english] for texts in (ANSWERS, REFERENCES))
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    rows = [scorer.score(reference, answer) for answer, reference in zip(answers, references, strict=True)]
+    ours = scored(["rouge_1", "rouge_2", "rouge_l"], answers, references)
+    for name, theirs in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
+        assert ours[name] == pytest.approx(100 * np.mean([row[theirs].fmeasure for row in rows])), name
+
+
+def test_rouge_counts_chinese_letters() -> None:
+    # 今天去公园 against 昨天去公园: 天去公园 of five letters each
+    scores = scored(["rouge_1", "rouge_l"], ["今天去公园"], ["昨天去公园"])
+    assert scores == pytest.approx({"rouge_1": 80.0, "rouge_l": 80.0})
+
+
+@pytest.mark.parametrize(
+    "answer,reference,exact,f1",
+    [
+        ("The Cat!", "cat", 1, 1.0),
+        ("a cat sat", "the cat stood up", 0, 2 * 1 / (2 + 3)),
+        ("", "", 1, 1.0),
+        ("", "cat", 0, 0.0),
+        ("the", "a", 1, 1.0),
+        ("dog dog cat", "dog cat cat", 0, 2 / 3),
+        ("今天 去公园！", "今天去公园", 0, 1.0),
+        ("北京", "北京市", 0, 2 * 2 / 5),
+    ],
+)
+def test_exact_match_and_f1(answer: str, reference: str, exact: int, f1: float) -> None:
+    assert int(normalised(answer) == normalised(reference)) == exact
+    assert token_f1(answer, reference) == pytest.approx(f1)
+    assert scored(["exact_match", "f1"], [answer], [reference]) == pytest.approx(
+        {"exact_match": 100.0 * exact, "f1": 100 * f1}
+    )
+
+
+def test_sums_of_parts_add_up() -> None:
+    names = metric_names("auto")
+    whole, parts = AnswerScores(names), [AnswerScores(names), AnswerScores(names)]
+    for place, (answer, reference) in enumerate(zip(ANSWERS, REFERENCES, strict=True)):
+        whole.add(answer, reference)
+        parts[place % 2].add(answer, reference)
+    assert whole.result(parts[0].sums + parts[1].sums) == pytest.approx(whole.result())
+    assert len(whole.sums) < 100
+
+
+def test_nothing_counted_has_no_score() -> None:
+    assert AnswerScores(["bleu"]).result() == {}
+
+
+def test_names() -> None:
+    assert metric_names("rouge, F1") == ["f1", "rouge_1", "rouge_2", "rouge_l"]
+    assert len(metric_names("auto")) == 8
+    with pytest.raises(
+        UserError, match=r"--metrics = bleu,meteor,x, meteor, x is not known; allowed: auto, exact_match"
+    ):
+        metric_names("bleu,meteor,x")
+
+
+def test_libraries_are_loaded_where_asked_for() -> None:
+    code = (
+        "import sys\nfrom training.evaluation.scores import AnswerScores\n"
+        "AnswerScores(['f1'])\nassert 'sacrebleu' not in sys.modules and 'rouge_score' not in sys.modules\n"
+        "AnswerScores(['bleu'])\nassert 'rouge_score' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

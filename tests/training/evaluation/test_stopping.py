@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from config import load
+from settings.fields import UserError
+from training.checkpoints.state import TrainingState, read_training_state
+from training.evaluation.stopping import BestMetric, lowest_of
+
+
+def run(best: BestMetric, numbers: list[float], first: int = 1) -> list[tuple[bool, bool]]:
+    return [
+        (best.is_best(step, {best.metric: number, "other": 0.0}), best.should_stop)
+        for step, number in enumerate(numbers, first)
+    ]
+
+
+def test_less_loss_and_more_score_are_better() -> None:
+    assert [new for new, _ in run(BestMetric("loss"), [3.0, 2.0, 2.0, 2.5, 1.0])] == [True, True, False, False, True]
+    assert [new for new, _ in run(BestMetric("bleu"), [3.0, 2.0, 3.0, 4.0])] == [True, False, False, True]
+
+
+def test_patience_counts_evaluations_in_a_row() -> None:
+    best = BestMetric("loss", patience=2)
+    assert [stop for _, stop in run(best, [3.0, 3.1, 2.0, 2.1, 2.2])] == [False, False, False, False, True]
+    assert (best.value, best.step, best.evals_since) == (2.0, 3, 2)
+    assert best.describe() == "stopped early: 2 evaluations in a row no better than loss 2.0000 at step 3"
+
+
+def test_a_run_that_got_no_better_is_known() -> None:
+    best = BestMetric("loss")
+    run(best, [3.0], first=0)
+    assert not best.got_no_better, "nothing was trained yet"
+    run(best, [3.1, 3.0])
+    assert best.got_no_better and BestMetric.restore("loss", 0, best.state()).got_no_better
+    run(best, [2.9], first=3)
+    assert not best.got_no_better
+
+
+def test_without_patience_a_run_never_stops() -> None:
+    assert not any(stop for _, stop in run(BestMetric("loss"), [1.0] * 50))
+
+
+def test_what_is_no_number_is_never_the_best() -> None:
+    best = BestMetric("loss", patience=3)
+    assert [new for new, _ in run(best, [math.nan, math.inf, 5.0, math.nan])] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_a_resumed_run_stops_where_an_unbroken_one_does(cut: int) -> None:
+    numbers = [5.0, 4.0, 4.5, 4.2, 3.9, 4.0, 4.1, 4.3]
+    whole, first = BestMetric("loss", 3), BestMetric("loss", 3)
+    expected = run(whole, numbers)
+    run(first, numbers[:cut])
+    second = BestMetric.restore("loss", 3, json.loads(json.dumps(first.state())))
+    assert run(second, numbers[cut:], cut + 1) == expected[cut:]
+    assert second == whole
+
+
+def test_flags_of_the_resumed_run_count() -> None:
+    best = BestMetric("loss", 1)
+    run(best, [1.0, 2.0])
+    assert best.should_stop and not BestMetric.restore("loss", 5, best.state()).should_stop
+    assert BestMetric.restore("bleu", 1, best.state()) == BestMetric("bleu", 1)
+    assert BestMetric.restore("loss", 2, None) == BestMetric("loss", 2)
+
+
+def test_a_score_needs_answers() -> None:
+    with pytest.raises(UserError, match=r"--metric_for_best = bleu, is a score of answers.*--eval_generate_rows"):
+        load("train", {"metric_for_best": "bleu"})
+    assert load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8"}).train.metric_for_best == "bleu"
+    with pytest.raises(UserError, match=r"--metric_for_best = bleu, is not among --metrics"):
+        load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8", "metrics": "f1,chrf"})
+
+
+def test_the_lowest_loss_is_a_number() -> None:
+    lowest, found = None, []
+    for loss in (math.nan, 5.0, math.nan, math.inf, 4.0, 6.0):
+        lowest = lowest_of(lowest, loss)
+        found.append(lowest)
+    assert found == [None, 5.0, 5.0, 5.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"step": "7"}, "step of it is 7"),
+        ({"tokens": -1}, "tokens of it is -1"),
+        ({"best_eval_loss": [1]}, "best_eval_loss of it is"),
+        ({"best_metric": {"metric": "loss"}}, "its best_metric lacks"),
+        ({"choice": {"songs": 3}}, "its choice lacks"),
+        ({"loss_scaling": {"songs": 3}}, "its loss_scaling lacks"),
+    ],
+)
+def test_a_checkpoint_whose_state_makes_no_sense_is_told(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    (tmp_path / "state").mkdir()
+    content = {**asdict(TrainingState()), **change}
+    (tmp_path / "state" / "training.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"{tmp_path}, holds no state to resume from: .*{told}"):
+        read_training_state(tmp_path)

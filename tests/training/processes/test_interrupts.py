@@ -1,0 +1,75 @@
+"""The first signal asks, the second insists; signals sent twice by a launcher are one wish."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from training.processes.interrupts import Interrupts
+from training.report.endings import Interrupted
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+CHILD = """
+import os, signal
+from training.processes.interrupts import Interrupts
+with Interrupts(same_wish_seconds={seconds}) as interrupts:
+    for number in (signal.{first}, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    print("saved" if interrupts.stop_requested else "not asked", flush=True)
+"""
+
+
+def run_child(seconds: float, first: str) -> subprocess.CompletedProcess[str]:
+    code = CHILD.format(seconds=seconds, first=first)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_first_signal_only_asks(name: str) -> None:
+    before = signal.getsignal(getattr(signal, name))
+    with Interrupts(is_main=False) as interrupts:
+        assert not interrupts.stop_requested
+        os.kill(os.getpid(), getattr(signal, name))
+        assert interrupts.stop_requested
+    assert signal.getsignal(getattr(signal, name)) is before, "the handler is given back"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+def test_the_second_leaves_at_once(first: str) -> None:
+    result = run_child(0.0, first)
+    assert result.returncode == 130
+    assert "saved" not in result.stdout
+    assert "again to leave at once" in result.stderr and "left without saving" in result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
+def test_what_a_launcher_forwards_is_the_same_wish() -> None:
+    result = run_child(60.0, "SIGINT")
+    assert (result.returncode, result.stdout) == (0, "saved\n")
+    assert result.stderr.count("again to leave at once") == 1
+
+
+def test_other_threads_take_no_signals() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen: list[object] = []
+
+    def work() -> None:
+        with Interrupts() as interrupts:
+            seen.extend([interrupts.stop_requested, signal.getsignal(signal.SIGINT)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False, before]
+
+
+def test_an_interrupted_run_is_a_keyboard_interrupt() -> None:
+    assert issubclass(Interrupted, KeyboardInterrupt) and str(Interrupted("saved")) == "saved"

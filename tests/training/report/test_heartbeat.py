@@ -1,0 +1,88 @@
+"""A run's sign of life, how it ends, and what may be wished of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from settings.fields import UserError
+from training.processes.interrupts import Interrupts
+from training.report import heartbeat
+from training.report.endings import SAVE, STOP, Interrupted
+from training.report.heartbeat import HEARTBEAT_FILE, REQUEST_FILE, Heartbeat
+
+
+def told(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / HEARTBEAT_FILE).read_text("utf8"))
+    return record
+
+
+def test_a_run_is_running_from_the_first_moment(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, lambda: {"step": 3}):
+        record = told(tmp_path)
+    assert (record["state"], record["step"], record["process"]) == ("running", 3, os.getpid())
+    assert told(tmp_path)["state"] == "done"
+
+
+def test_it_goes_on_beating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[int] = []
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
+    with Heartbeat(tmp_path, lambda: {"step": beats.append(1)}):
+        while len(beats) < 4:
+            pass
+    assert len(beats) >= 4
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason"),
+    [
+        (Interrupted("stopped after step 4"), "stopped", "stopped after step 4"),
+        (KeyboardInterrupt(), "stopped", ""),
+        (UserError("a = 1, is wrong", "b = 2, too"), "failed", "a = 1, is wrong\nb = 2, too"),
+        (ValueError("odd"), "failed", "ValueError: odd"),
+    ],
+)
+def test_its_last_beat_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: str, reason: str) -> None:
+    with pytest.raises(type(error)), Heartbeat(tmp_path, dict):
+        raise error
+    assert (told(tmp_path)["state"], told(tmp_path)["reason"]) == (state, reason)
+
+
+def test_a_wish_is_heard_once(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, dict) as beating:
+        assert beating.wish() == ""
+        (tmp_path / REQUEST_FILE).write_text("save\n")
+        assert beating.wish() == SAVE
+        assert beating.wish() == ""
+
+
+@pytest.mark.parametrize("content", [b"delete", b"\xff\xfe", b"", b"stop" * 99])
+def test_other_words_are_no_wish(tmp_path: Path, content: bytes) -> None:
+    with Heartbeat(tmp_path, dict) as beating:
+        (tmp_path / REQUEST_FILE).write_bytes(content)
+        assert beating.wish() == ""
+
+
+def test_what_was_wished_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
+    (tmp_path / REQUEST_FILE).write_text("stop")
+    with Heartbeat(tmp_path, dict) as beating:
+        assert beating.wish() == ""
+
+
+def test_only_the_main_process_writes_and_listens(tmp_path: Path) -> None:
+    (tmp_path / REQUEST_FILE).write_text("stop")
+    with Heartbeat(tmp_path, dict, is_main=False) as beating:
+        assert beating.wish() == ""
+    assert [path.name for path in tmp_path.iterdir()] == [REQUEST_FILE]
+
+
+def test_a_wish_to_stop_is_a_first_signal() -> None:
+    with Interrupts(is_main=False) as interrupts:
+        assert interrupts.hear(SAVE) == (0, 1)
+        assert interrupts.hear("") == (0, 0)
+        assert interrupts.hear(STOP) == (1, 0) and interrupts.stop_requested
+        assert interrupts.hear("") == (1, 0)

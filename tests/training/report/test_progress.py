@@ -1,0 +1,148 @@
+"""The display: plain lines for files, a live line for terminals, nothing from other processes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from training.report.progress import Progress, Reading, about, aligned, duration
+
+
+def reading(step: int, **changes: Any) -> Reading:
+    facts: dict[str, Any] = dict(loss=2.5, learning_rate=1e-3, tokens_per_second=1234.5)
+    sizes = dict(memory_bytes=2**30, peak_bytes=3 * 2**29, budget_bytes=3 * 2**30)
+    return Reading(step, **{**facts, **sizes, **changes})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_plain_lines_every_log_steps_and_at_both_ends() -> None:
+    out = io.StringIO()
+    with Progress(25, log_steps=10, stream=out) as progress:
+        for step in range(1, 26):
+            progress.step(reading(step))
+    lines = out.getvalue().splitlines()
+    assert [line.split("/")[0].split()[-1] for line in lines] == ["1", "10", "20", "25"]
+    for part in (
+        "step 10/25",
+        "40%",
+        "loss 2.500",
+        "lr 1.0e-03",
+        "1,234 tokens/s",
+        "1.00 GiB, peak 1.50 GiB of 3.00 GiB",
+    ):
+        assert part in lines[1]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_time_left_ignores_the_first_steps() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(103, log_steps=1, stream=out, clock=clock)
+    for step in range(1, 5):
+        clock.now += 1000.0 if step <= 3 else 2.0
+        progress.step(reading(step))
+    lines = out.getvalue().splitlines()
+    assert all("left" not in line for line in lines[:3])
+    assert lines[3].endswith("3:18 min left")  # 99 steps of 2 seconds
+
+
+def test_a_resumed_run_counts_its_own_steps() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(60, log_steps=50, start_step=40, stream=out, clock=clock)
+    for step in range(41, 51):
+        clock.now += 1.0
+        progress.step(reading(step))
+    lines = out.getvalue().splitlines()
+    assert "41/60" in lines[0] and lines[1].endswith("10s left")
+
+
+def test_a_terminal_gets_a_live_line_that_notes_do_not_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    with Progress(10, stream=out) as progress:
+        progress.step(reading(1))
+        progress.note("evaluation [loss] 2.0 " + "x" * 90)
+        progress.step(reading(10, peak_bytes=4 * 2**30))
+    text = out.getvalue()
+    assert "10/10 100%" in text and "loss 2.500" in text and "peak 4.00 GiB of 3.00 GiB" in text
+    assert "evaluation [loss] 2.0 " + "x" * 90 in text, "markup is left alone, and lines can be copied whole"
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
+    progress.stop()  # twice is once
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    with Progress(1, stream=out) as progress:
+        progress.step(reading(1))
+    assert "\x1b" not in out.getvalue() and "step 1/1" in out.getvalue()
+
+
+def test_other_processes_show_nothing() -> None:
+    out = io.StringIO()
+    with Progress(2, is_main=False, log_steps=1, stream=out) as progress:
+        progress.step(reading(1))
+        progress.note("x")
+        progress.table("t", [("a", "b")])
+        progress.sample("a", "b")
+    assert out.getvalue() == ""
+
+
+def test_tables_and_samples() -> None:
+    out = io.StringIO()
+    progress = Progress(1, stream=out)
+    progress.table("plan", [("weights", "96.0 MiB", "fp32"), ("中文", "1 B", "x")])
+    progress.sample("def f(x):\n    return x", "Return " * 60, "Give x back.")
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == ["plan", "  weights  96.0 MiB  fp32", "  中文     1 B       x"]
+    assert lines[3] == "  prompt     def f(x): return x"
+    assert lines[4].startswith("  answer     Return Return") and lines[4].endswith("...") and len(lines[4]) < 180
+    assert lines[5] == "  reference  Give x back."
+
+
+def test_rows_of_different_length() -> None:
+    assert aligned([("a",), ("bb", "c"), ()]) == ["a", "bb  c", ""]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0s"),
+        (59.4, "59s"),
+        (59.6, "1:00 min"),
+        (185, "3:05 min"),
+        (3599.6, "1:00 h"),
+        (7620, "2:07 h"),
+        (90000, "25:00 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("range_of", "words"),
+    [
+        ((12_000, 10_200, 14_400), "about 3 h 20 min, between 2 h 50 min and 4 h"),
+        ((40, 30, 55), "about 40 s, between 30 s and 55 s"),
+        ((1000, 700, 1400), "about 17 min, between 12 min and 23 min"),
+        ((200_000, 170_000, 260_000), "about 2 days 8 h, between 47 h 10 min and 3 days"),
+        ((0.2, 0.1, 0.3), "about 1 s"),
+    ],
+)
+def test_an_estimate_is_told_as_finely_as_it_is(range_of: tuple[float, float, float], words: str) -> None:
+    assert about(*range_of) == words

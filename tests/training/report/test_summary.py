@@ -1,0 +1,40 @@
+"""The summary of a run, and of one in which nothing was left to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from training.report.summary import Summary, next_commands, summary_rows
+
+DONE = Summary(
+    steps=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
+    measured_peak_bytes=190 << 20, budget_bytes=1 << 30, phase_peaks={"load": 150 << 20, "samples": 1}, care_seconds=0.5,
+    watched_seconds=25.0, model_dir="model_save/x",
+)  # fmt: skip
+
+
+def test_the_summary_tells_what_was_left_out() -> None:
+    assert "inf or nan" not in dict(summary_rows(DONE))
+    assert dict(summary_rows(replace(DONE, skipped_batches=1)))["inf or nan"] == "1 batch left out"
+    slower = replace(DONE, skipped_batches=4, rate_factor=0.5)
+    assert dict(summary_rows(slower))["inf or nan"] == "4 batches left out, learning rate x 0.5"
+
+
+def test_the_summary_of_a_run() -> None:
+    rows = dict(summary_rows(DONE))
+    assert rows["steps"] == "40 in 20s, 1,234 tokens/s"
+    assert rows["evaluation loss"] == "9.500 -> 3.250"
+    assert rows["peak memory"] == "planned 200.0 MiB, measured 190.0 MiB (-5%)"
+    assert rows["watching and cleaning"] == "0.5 s, 2.0% of the run"
+    assert rows["  in load"] == "150.0 MiB" and "  in samples" not in rows
+
+
+def test_a_run_that_was_done_before_tells_no_rates() -> None:
+    rows = dict(summary_rows(replace(DONE, seconds=0.0, tokens_per_second=0.0, first_eval_loss=None)))
+    assert rows["steps"] == "40, all done before; --max_steps=80 would train on"
+    assert "watching and cleaning" not in rows and "evaluation loss" not in rows
+
+
+def test_the_next_commands_take_a_short_prompt() -> None:
+    asked, *_ = next_commands("m", True, "it's " + "long " * 40)
+    assert asked.count("'") == 2 and len(asked) < 150 and asked.endswith("long'")

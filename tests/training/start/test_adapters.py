@@ -1,0 +1,224 @@
+"""What learns in a run, and what belongs together: choices, refusals, several adapters, merging, int8 folders."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from commands.loading import find_model
+from commands.merge import merge
+from config import Config, T5ModelConfig, load
+from model import hf_format
+from model.formats.peft import save_adapters
+from model.lora.adapter import adapters_of, add_adapters
+from model.lora.form import AdapterInfo, LoraSettings
+from model.quantization import is_int8
+from model.t5 import T5
+from settings.fields import UserError
+from training.start.adapters import (
+    adapter_folders,
+    attach,
+    base_of,
+    check_trained,
+    choose_trained,
+    fingerprint_of,
+    note_origin,
+)
+
+SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=2, num_heads=3)
+
+
+def run_config(**flags: object) -> Config:
+    config = load("train", {"train_file": "x", "is_finetune": "True", **flags})
+    config.model = dataclasses.replace(SHAPE)
+    return config
+
+
+def problems_of(work: object, *arguments: object) -> str:
+    with pytest.raises(UserError) as caught:
+        work(*arguments)  # type: ignore[operator]
+    return str(caught.value)
+
+
+def logits(model: T5) -> torch.Tensor:
+    ids = torch.arange(2, 22).view(2, 10)
+    with torch.no_grad():
+        return model.logits(ids, ids[:, :6])
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    hf_format.save(T5(SHAPE).initialise(1), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def make_adapter(base: Path, folder: Path, seed: int, **changes: object) -> Path:
+    model = hf_format.load(base)
+    settings = LoraSettings(**{"rank": 2, "alpha": 4.0, **changes})  # type: ignore[arg-type]
+    for index, adapter in enumerate(add_adapters(model, settings, seed).values()):
+        adapter.b.data.normal_(generator=torch.Generator().manual_seed(seed * 100 + index))
+    save_adapters(model, settings, folder, str(base), fingerprint_of(base))
+    return folder
+
+
+def test_a_run_learns_its_adapters_alone(base: Path) -> None:
+    config = run_config(
+        lora_rank=4, lora_targets="q,wo", use_dora=True, lora_scaling="rank_stabilised", lora_dropout=0.1
+    )
+    model = choose_trained(hf_format.load(base), config, base, base)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert trained and all(".adapter." in name for name in trained)
+    assert model.adapter_info == AdapterInfo(
+        LoraSettings(4, 8.0, ("q", "wo"), 0.1, True, True), str(base.resolve()), fingerprint_of(base)
+    )
+    assert model.adapter_dropout == 0.1 and config.train.optimizer == "adamw"
+    frozen = choose_trained(hf_format.load(base), run_config(lora_rank=4, freeze="encoder"), base, base)
+    assert {n.split(".")[0] for n, w in frozen.named_parameters() if w.requires_grad} == {"decoder"}
+
+
+def test_without_adapters_all_learns_but_what_is_frozen() -> None:
+    model = choose_trained(T5(SHAPE).initialise(0), run_config(freeze="encoder,embedding"))
+    frozen = {name.split(".")[0] for name, weight in model.named_parameters() if not weight.requires_grad}
+    assert frozen == {"encoder", "embedding"} and model.adapter_info is None
+
+
+def test_a_checkpoint_of_adapters_is_gone_on_with(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "a", 1)
+    model = choose_trained(hf_format.load(base), run_config(lora_rank=2), folder, base)
+    expected = hf_format.load(base)
+    attach(expected, [folder], base)
+    assert torch.equal(logits(model), logits(expected))
+    assert all(weight.requires_grad for adapter in adapters_of(model).values() for weight in adapter.parameters())
+    said = problems_of(choose_trained, hf_format.load(base), run_config(lora_rank=3), folder, base)
+    assert "--lora_rank = 3 on q,v, the adapter" in said and "has rank 2 on q,v" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "start", "words"),
+    [
+        ({"lora_rank": 4}, None, "a base to adapt is needed"),
+        ({}, "adapter", "is an adapter; continue with it by --lora_rank=2"),
+        ({"lora_rank": 4, "lora_targets": "q,x"}, "base", "x is no module of this model; allowed: q, k, v, o, wi, wo"),
+        ({"lora_rank": 25}, "base", "--lora_rank = 25, is more than the width of the matrices (24)"),
+        ({"freeze": "encoders"}, "base", "--freeze = encoders, names no weight of this model"),
+        ({"lora_rank": 4, "freeze": "*"}, "base", "leaves nothing to train"),
+    ],
+)
+def test_refusals_before_anything_is_loaded(base: Path, tmp_path: Path, flags: dict, start: str, words: str) -> None:
+    make_adapter(base, tmp_path / "adapter", 1)
+    problems = check_trained(run_config(**flags), None if start is None else tmp_path / start)
+    assert len(problems) == 1 and words in problems[0]
+    assert not check_trained(run_config(lora_rank=4, freeze="encoder"), base)
+
+
+def test_all_problems_at_once(base: Path) -> None:
+    assert len(check_trained(run_config(lora_rank=4, lora_targets="z", freeze="y,x"), base)) == 3
+
+
+def test_settings_of_adapters_without_adapters() -> None:
+    said = problems_of(load, "train", {"train_file": "x", "lora_alpha": "4", "use_dora": "True"})
+    assert "--lora_alpha = 4.0, has no effect without adapters" in said and "--use_dora" in said
+    said = problems_of(load, "train", {"train_file": "x", "lora_rank": "4", "shard_weights": "True"})
+    assert "--shard_weights = True, is for training all weights" in said
+
+
+def test_several_adapters_over_one_base(base: Path, tmp_path: Path) -> None:
+    folders = [make_adapter(base, tmp_path / "one", 1), make_adapter(base, tmp_path / "two", 2, targets=("k",))]
+    model = hf_format.load(base)
+    plain = logits(model)
+    adapters = attach(model, folders, base)
+    assert list(adapters.by_name) == ["one", "two"]
+    first = logits(model)
+    adapters.set_adapter("two")
+    second = logits(model)
+    adapters.set_adapter(None)
+    assert torch.equal(logits(model), plain)
+    adapters.set_adapter("one")
+    assert torch.equal(logits(model), first)
+    assert not any(torch.equal(a, b) for a, b in ((plain, first), (plain, second), (first, second)))
+    assert "there are: one, two" in problems_of(adapters.set_adapter, "three")
+    assert "folders of one name" in problems_of(attach, model, [folders[0], folders[0]], base)
+
+
+def test_an_adapter_alone_brings_its_base(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter", 1)
+    make_adapter(base, tmp_path / "runs" / "newest", 2)  # what is newest in output_dir is not asked for
+    flags = {"adapter": str(folder), "output_dir": str(tmp_path / "runs")}
+    assert find_model(load("generate", flags)).resolve() == base.resolve()
+    assert find_model(load("generate", {**flags, "model": str(tmp_path / "runs")})) == tmp_path / "runs"
+
+
+def test_an_adapter_belongs_to_its_base(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter", 1)
+    hf_format.save(T5(SHAPE).initialise(2), tmp_path / "other")
+    assert base_of(folder) == base and base_of(base) == base
+    assert base_of(folder, str(tmp_path / "other")) == tmp_path / "other", "moved, says the user"
+    said = problems_of(attach, hf_format.load(tmp_path / "other"), [folder], tmp_path / "other")
+    assert "is for another base" in said and str(base) in said
+    attach(hf_format.load(tmp_path / "other"), [folder])  # a base without a folder cannot be checked
+    (base / "config.json").unlink()
+    assert "is not there; put it back" in problems_of(base_of, folder)
+    assert "holds no adapter_config.json" in problems_of(adapter_folders, base, f"{folder},{base}")
+
+
+def test_the_fingerprint_is_of_the_weights(base: Path, tmp_path: Path) -> None:
+    model = hf_format.load(base, torch.bfloat16)
+    hf_format.save(model, tmp_path / "bf16")
+    assert fingerprint_of(tmp_path / "bf16") == fingerprint_of(base), "the dtype at rest does not matter"
+    model.decoder.blocks[1].cross_attention.v.weight.data[0, 0] += 1
+    hf_format.save(model, tmp_path / "moved")
+    assert fingerprint_of(tmp_path / "moved") != fingerprint_of(base)
+
+
+def merge_config(output: Path, **flags: object) -> Config:
+    return load("merge", {"output": str(output), **flags})
+
+
+@pytest.mark.parametrize("by", ["adapter", "both", "model"])
+def test_merge_writes_a_plain_folder_with_equal_logits(base: Path, tmp_path: Path, by: str) -> None:
+    folder = make_adapter(base, tmp_path / "adapter", 1, dora=True, targets=("q", "wi"))
+    flags = {
+        "adapter": {"adapter": str(folder)},
+        "both": {"adapter": str(folder), "model": str(base)},
+        "model": {"model": str(folder)},
+    }[by]
+    assert merge(merge_config(tmp_path / "merged", **flags)) < 1e-5
+    adapted = hf_format.load(base)
+    attach(adapted, [folder], base)
+    merged = hf_format.load(tmp_path / "merged")
+    torch.testing.assert_close(logits(merged), logits(adapted), rtol=1e-4, atol=1e-4)
+    assert (logits(merged) - logits(hf_format.load(base))).abs().max() > 0.01
+    said = problems_of(merge, merge_config(tmp_path / "merged", **flags))
+    assert "exists; name another folder or use --overwrite=True" in said
+    merge(merge_config(tmp_path / "merged", overwrite="True", **flags))
+
+
+def test_merge_refuses(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter", 1)
+    assert "= none, merging takes one" in problems_of(merge, merge_config(tmp_path / "out", model=str(base)))
+    assert "--output = none, is needed" in problems_of(merge, load("merge", {"adapter": str(folder)}))
+    said = problems_of(merge, merge_config(base, adapter=str(folder), overwrite="True"))
+    assert "is the folder that is read" in said and (base / "config.json").exists()
+    hf_format.save(hf_format.load(base, torch.int8), tmp_path / "int8")
+    note_origin(tmp_path / "int8", base)
+    said = problems_of(merge, merge_config(tmp_path / "out", adapter=str(folder), model=str(tmp_path / "int8")))
+    assert "has int8 weights, which hold no sum" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_over_an_int8_folder(base: Path, tmp_path: Path) -> None:
+    small = hf_format.load(base, torch.int8)
+    hf_format.save(small, tmp_path / "int8")
+    folder = make_adapter(base, tmp_path / "adapter", 1)
+    assert "another base" in problems_of(attach, small, [folder], tmp_path / "int8")
+    note_origin(tmp_path / "int8", base)
+    small = hf_format.load(tmp_path / "int8", torch.int8)
+    before = logits(small)
+    attach(small, [folder], tmp_path / "int8")
+    adapted = hf_format.load(base)
+    attach(adapted, [tmp_path / "adapter"], base)
+    assert is_int8(small.embedding) and not torch.equal(logits(small), before)
+    assert float((logits(small) - logits(adapted)).norm() / logits(adapted).norm()) < 0.05

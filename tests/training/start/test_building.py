@@ -1,0 +1,78 @@
+"""The parts of a step follow the settings: what learns, how fast, the dtype of the frozen weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import devices
+from devices.malloc import trim_malloc
+from engine.step import Engine
+from engine.walk import no_trim
+from engine.weights import Int8WeightStore, WeightStore
+from memory.cost.prediction import Choice
+from model import hf_format
+from model.lora.adapter import adapters_of
+from model.quantization import is_int8
+from model.t5 import T5
+from settings.fields import UserError
+from tests.training.start.test_adapters import SHAPE, make_adapter, run_config
+from training.start.building import build
+
+
+def built(base: Path | None, storage: str = "float32", **flags: object) -> Engine:
+    begin = SimpleNamespace(config=run_config(**flags), base=base, is_resumed=False)
+    choice = Choice(1, 1, 1, 0, 1, storage, "float32", 2**20)
+    return build(begin, choice, devices.pick("cpu"))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    hf_format.save(T5(SHAPE).initialise(1), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_only_what_learns_has_an_optimizer() -> None:
+    engine = built(None, freeze="encoder,embedding", layerwise_decay=0.5, optimizer="adafactor")
+    assert all(name.startswith("decoder.") for name in engine.optimizer.weights)
+    factors = engine.optimizer.factors
+    assert (
+        factors["decoder.blocks.1.attention.q.weight"] == 1.0 and factors["decoder.blocks.0.attention.q.weight"] == 0.5
+    )
+    assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
+
+
+@pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int8", Int8WeightStore)])
+def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
+    engine = built(base, storage, lora_rank=2)
+    assert type(engine.walk.weight_store) is weight_store
+    assert is_int8(engine.model.embedding) == (storage == "int8")
+    assert len(adapters_of(engine.model)) == 2 * (1 + 2 * 2)
+    assert all(".adapter." in name for name in engine.optimizer.weights)
+    assert all(weight.dtype == torch.float32 for weight in engine.optimizer.weights.values())
+
+
+def test_adapters_go_on_over_their_base_alone(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter", 1)
+    engine = built(folder, lora_rank=2)
+    assert engine.model.adapter_info is not None and engine.model.adapter_info.base == str(base.resolve())
+    assert any(adapter.b.abs().sum() > 0 for adapter in adapters_of(engine.model).values())
+    hf_format.save(T5(SHAPE).initialise(2), base)
+    with pytest.raises(UserError, match="is for another base"):
+        built(folder, lora_rank=2)
+
+
+def test_the_walk_trims_the_heap_where_it_is_kept_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, choice = built(None), Choice(1, 1, 1, 0, 1, "float32", "float32", 2**20)
+    assert engine.walk.policies.trim is trim_malloc
+    engine.follow(replace(choice, malloc="small"))
+    assert engine.walk.policies.trim is no_trim, "nearly all is mapped, and given back at once"
+    engine.follow(choice)
+    assert engine.walk.policies.trim is trim_malloc
+    monkeypatch.setattr(type(engine.device), "is_separate_memory", True)
+    engine.follow(choice)
+    assert engine.walk.policies.trim is no_trim, "the tensors lie on a device"

@@ -1,0 +1,124 @@
+"""A preference run from its settings to a model that prefers: the parts of the trainer, one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+import devices
+from config import Config, load
+from engine.micro_batches import to_micro_batch
+from engine.objectives.preference import METRICS
+from engine.optimizers import Step
+from memory.cost.work import Choice
+from model.lora.adapter import adapters_of
+from tests.training.small_trained import save_trained
+from training.checkpoints.runs import create_run
+from training.evaluation.losses import evaluate, mean_metrics
+from training.report.results import Evaluation
+from training.start.building import Engine, build
+from training.start.reference import attach_reference
+from training.start.startup import Start, resolve_schedule, start
+
+CHOICE = Choice(4, 2, 1, 1, 3, "float32", "float32", 1 << 20)
+ROWS, STEPS = 8, 6
+
+
+@pytest.fixture
+def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Start a run on preferences that say yes rather than no."""
+    save_trained(tmp_path / "base")
+    path = tmp_path / "preferences.jsonl"
+    rows = [{"prompt": f"is it {n}?", "chosen": f"yes {n}", "rejected": "no"} for n in range(80)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(**flags: object) -> Start:
+        given = {
+            "train_file": path, "finetune_from": tmp_path / "base", "output_dir": tmp_path / "runs", "run_name": "run",
+            "cache_dir": tmp_path / "cache", "max_seq_len": 32, "max_steps": STEPS, "device": "cpu", "beta": 0.5,
+            "optimizer": "adamw", "learning_rate": 3e-3, **flags,
+        }  # fmt: skip
+        config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
+        begin = start(config, 1 << 40)
+        resolve_schedule(begin.config, ROWS, begin.loader.num_rows)
+        create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
+        return begin
+
+    return make
+
+
+def train(begin: Start, choice: Choice = CHOICE) -> tuple[Engine, list[float], list[Evaluation], dict[str, float]]:
+    """The loop of the trainer: losses of the steps, evaluations before and after, and the metrics of the last step."""
+    device, accelerator = devices.pick("cpu"), Accelerator(cpu=True)
+    attach_reference(begin, choice, device, accelerator, ROWS, lambda text: None)
+    engine = build(begin, choice, device)
+    walk, losses, metrics = engine.walk, [], {}
+
+    def measure() -> Evaluation:
+        return evaluate(walk, begin.validation.evaluation_batches(64, 3), accelerator, torch.device("cpu"))
+
+    evaluations = [measure()]
+    for number in range(STEPS):
+        batches = begin.loader.micro_batches(number, effective_batch_size=ROWS, batch_size=choice.batch_size_per_gpu)
+        count = sum(batch.num_labels for batch in batches)
+        walk.objective.clear()
+        engine.update.begin(Step(number + 1, begin.config.train.learning_rate, 0.0, 1))  # type: ignore[arg-type]
+        micro_batches = [
+            to_micro_batch(batch, walk.model.config.pad_token_id, torch.device("cpu")) for batch in batches
+        ]
+        losses.append(float(walk.gradients(micro_batches, count, engine.update.ready)) / count)
+        engine.update.finish()
+        metrics = mean_metrics(walk.objective, count, accelerator)
+    return engine, losses, [*evaluations, measure()], metrics
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "orpo"])
+def test_the_model_learns_to_prefer(begun, loss: str) -> None:  # type: ignore[no-untyped-def]
+    flags = {"preference_loss": loss, "beta": None if loss == "orpo" else 0.5}
+    _, losses, (before, after), metrics = train(begun(**flags))
+    assert losses[-1] < losses[0] and after.loss < before.loss
+    assert set(metrics) == set(before.metrics) == set(METRICS)
+    assert after.metrics["rewards/margins"] > before.metrics["rewards/margins"]
+    assert before.tokens == before.rows, "means are over pairs"
+    if loss != "orpo":
+        assert before.metrics["rewards/accuracies"] == 0.5, "the model begins as its own reference"
+    if loss == "sigmoid":
+        assert losses[0] == pytest.approx(0.693147, abs=1e-4) and metrics["rewards/accuracies"] > 0.5
+
+
+def test_one_micro_batch_and_four_give_the_same_run(begun) -> None:  # type: ignore[no-untyped-def]
+    one = train(
+        begun(learning_rate=3e-4),
+        dataclasses.replace(CHOICE, batch_size_per_gpu=8, micro_batches_per_pass=1, saved_blocks=3),
+    )[1]
+    four = train(
+        begun(learning_rate=3e-4),
+        dataclasses.replace(CHOICE, batch_size_per_gpu=2, micro_batches_per_pass=4, saved_blocks=0),
+    )[1]
+    assert four == pytest.approx(one, rel=1e-3), "AdamW makes a full step of a gradient that is rounding alone"
+
+
+def test_adapters_need_no_stored_reference(begun, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    engine, losses, (before, after), _ = train(begun(lora_rank=4, learning_rate=1e-2))
+    assert adapters_of(engine.model), "they are on again after the reference was asked"
+    assert losses[0] == pytest.approx(0.693147, abs=1e-5) and after.loss < before.loss - 0.01
+    assert not list((tmp_path / "cache").glob("reference-*"))
+    assert all(weight.requires_grad == ("adapter" in name) for name, weight in engine.model.named_parameters())
+
+
+def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # type: ignore[no-untyped-def]
+    """Both ways to the reference give the same log-probabilities, after some steps too."""
+    engine, *_ = train(begun(lora_rank=4, learning_rate=1e-2, run_name="adapters"))
+    full = begun()
+    attach_reference(full, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), ROWS, lambda text: None)
+    (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
+    part = to_micro_batch(batch, 0, torch.device("cpu"))
+    asked = dataclasses.replace(part, reference=None)
+    (completed,) = engine.walk.objective.complete([asked], engine.walk.token_losses)
+    assert part.reference is not None and completed.reference is not None
+    assert completed.reference.tolist() == pytest.approx(part.reference.tolist(), rel=1e-5)

@@ -1,0 +1,198 @@
+"""Reference log-probabilities: right, computed once and only for rows that are seen, and never those of another model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+import devices
+from config import Config, load
+from memory.cost.prediction import Choice
+from model import hf_format
+from settings.fields import UserError
+from tests.training.small_trained import save_trained
+from training.checkpoints.runs import create_run
+from training.start import reference as reference_module
+from training.start.preference import objective_of, stores_reference
+from training.start.reference import RECORD, ReferenceStore, attach_reference, model_digest
+from training.start.startup import Start, resolve_schedule, start
+
+CHOICE = Choice(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
+BATCH = 4
+Configure = Callable[..., Config]
+
+
+@pytest.fixture
+def configure(tmp_path: Path) -> Configure:
+    """Settings of a preference run under the test's folder, from a model and data that are there."""
+    save_trained(tmp_path / "base")
+    path = tmp_path / "preferences.jsonl"
+    rows = [{"prompt": f"is it {n}?", "chosen": f"yes, {n}", "rejected": "no" * (1 + n % 4)} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(**flags: object) -> Config:
+        given = {
+            "train_file": path, "finetune_from": tmp_path / "base", "output_dir": tmp_path / "runs", "run_name": "run",
+            "cache_dir": tmp_path / "cache", "max_seq_len": 32, "max_steps": 3, "eval_rows": 2, "mixed_precision": "no",
+            "device": "cpu", **flags,
+        }  # fmt: skip
+        return load("dpo", {name: str(value) for name, value in given.items()})
+
+    return make
+
+
+def begun(config: Config) -> Start:
+    """A run whose folder exists, and nothing else."""
+    begin = start(config, 1 << 40)
+    resolve_schedule(begin.config, BATCH, begin.loader.num_rows)
+    create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
+    return begin
+
+
+def attach(begin: Start) -> list[str]:
+    """Attach, and give what was told."""
+    told: list[str] = []
+    attach_reference(begin, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), BATCH, told.append)
+    return told
+
+
+def stores(tmp_path: Path) -> dict[str, np.ndarray]:
+    return {path.stem: np.load(path) for path in (tmp_path / "cache").glob("reference-*/*.npy")}
+
+
+def test_they_are_those_of_the_model_and_only_of_rows_that_are_seen(configure: Configure, tmp_path: Path) -> None:
+    begin = begun(configure())
+    told = attach(begin)
+    assert [line.split(":")[0].split(" of ")[-1] for line in told] == ["train rows", "validation rows"]
+    model = hf_format.load(tmp_path / "base")
+    seen = set(begin.loader.rows_of_steps(0, 3, BATCH).tolist())
+    values = begin.loader.reference
+    assert values is not None and values.shape == (begin.loader.num_rows, 2)
+    assert set(np.flatnonzero(~np.isnan(values).any(1)).tolist()) == seen and len(seen) < begin.loader.num_rows
+    for row in seen:
+        batch = begin.loader.batch_of(np.array([row]))
+        prompt = torch.from_numpy(batch.input_ids[:, : batch.input_lengths[0]])
+        for side in (0, 1):
+            labels = torch.from_numpy(batch.labels[side : side + 1, : batch.target_lengths[side]])
+            logits = model.logits(prompt, model.shift_right(labels)).double()
+            expected = logits.log_softmax(-1).gather(2, labels[..., None]).sum()
+            assert values[row, side] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_what_is_stored_is_not_computed_again(configure: Configure, tmp_path: Path) -> None:
+    begin = begun(configure())
+    attach(begin)
+    before = stores(tmp_path)
+    again = begun(configure(run_name="other"))
+    assert attach(again) == [], "the same model and the same data"
+    longer = begun(configure(run_name="longer", max_steps=6))
+    assert attach(longer)[0].startswith("reference log-probabilities of train rows")
+    after = stores(tmp_path)
+    known = ~np.isnan(before["train"])
+    assert (
+        np.array_equal(before["train"][known], after["train"][known])
+        and np.isnan(after["train"]).sum() < (~known).sum()
+    )
+
+
+def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_module, "BLOCK_ROWS", 4)
+    begin, write, calls = begun(configure()), ReferenceStore.write, []
+
+    def stop(store: ReferenceStore, rows: np.ndarray, values: np.ndarray) -> None:
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(rows)
+        write(store, rows, values)
+
+    monkeypatch.setattr(ReferenceStore, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        attach(begin)
+    (found,) = stores(tmp_path).values()
+    assert (~np.isnan(found).any(1)).sum() == 8
+    monkeypatch.setattr(ReferenceStore, "write", write)
+    assert "4 to compute" in attach(begin)[0]
+
+
+def test_another_model_has_another_store(configure: Configure, tmp_path: Path) -> None:
+    attach(begun(configure()))
+    save_trained(tmp_path / "second", seed=4)
+    assert model_digest(tmp_path / "second") != model_digest(tmp_path / "base")
+    begin = begun(configure(finetune_from=tmp_path / "second", run_name="second"))
+    assert len(attach(begin)) == 2 and len(list((tmp_path / "cache").glob("reference-*"))) == 2
+
+
+def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
+    begin = begun(configure())
+    attach(begin)
+    begin.config.train.is_keep_training = True
+    save_trained(tmp_path / "base", seed=9)  # changed in place: what is stored is still the reference
+    assert attach(begin) == []
+    folder = Path(json.loads((begin.run_dir / RECORD).read_text())["folder"])
+    (folder / "train.npy").unlink()
+    with pytest.raises(UserError, match="is not the model any more"):
+        attach(begin)
+    save_trained(tmp_path / "base")  # as it was
+    assert len(attach(begin)) == 1
+
+
+@pytest.mark.parametrize(
+    "about", [{"folder": "/theirs", "model": "x"}, {"folder": ".."}, {"model": "x"}, [], {"folder": 1, "model": "x"}]
+)
+def test_a_foreign_record_names_no_place(configure: Configure, tmp_path: Path, about: object) -> None:
+    """What a run's folder says of its stores is looked for in the cache of now alone."""
+    begin = begun(configure())
+    begin.config.train.is_keep_training = True
+    (begin.run_dir / RECORD).write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"reference\.json, "):
+        attach(begin)
+    elsewhere = tmp_path / "theirs" / "reference-0123456789abcdef"
+    (begin.run_dir / RECORD).write_text(json.dumps({"folder": str(elsewhere), "model": "x"}))
+    with pytest.raises(UserError, match="is not the model any more"):
+        attach(begin)
+    assert not elsewhere.exists()
+
+
+def test_rows_may_be_written_in_any_pieces(tmp_path: Path) -> None:
+    store = ReferenceStore(tmp_path / "new" / "a.npy", 10)
+    assert store.unknown().all()
+    store.write(np.array([1, 2, 3, 7]), np.arange(8, dtype=np.float32).reshape(4, 2))
+    ReferenceStore(store.path, 10, is_writer=False).write(np.array([0]), np.ones((1, 2), np.float32))
+    assert np.flatnonzero(~store.unknown()).tolist() == [1, 2, 3, 7]
+    assert np.load(store.path)[[1, 7]].tolist() == [[0.0, 1.0], [6.0, 7.0]]
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="--cache_dir"):
+        ReferenceStore(tmp_path / "file" / "a.npy", 3)
+
+
+def test_who_stores_and_who_asks(configure: Configure, tmp_path: Path) -> None:
+    model = hf_format.load(tmp_path / "base") if configure() else None
+    assert model is not None
+    full, orpo, lora = configure(), configure(preference_loss="orpo"), configure(lora_rank=2)
+    assert [stores_reference(config) for config in (full, orpo, lora)] == [True, False, False]
+    assert objective_of(full, model).as_reference is None  # type: ignore[attr-defined]
+    assert objective_of(lora, model).as_reference is not None  # type: ignore[attr-defined]
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    on_adapter = configure(lora_rank=2, finetune_from=tmp_path / "adapter")
+    assert stores_reference(on_adapter), "adapters that have learnt before are part of the reference"
+
+
+def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
+    with pytest.raises(UserError, match="--finetune_from = auto, there is no trained model"):
+        start(configure(finetune_from="auto"), 1 << 40)
+
+
+def test_they_take_small_steps(configure: Configure) -> None:
+    assert begun(configure()).config.train.learning_rate == pytest.approx(1e-4)
+    with_adapters = begun(configure(lora_rank=2, run_name="adapters")).config.train
+    assert (with_adapters.optimizer, with_adapters.learning_rate) == ("adamw", pytest.approx(1e-4))

@@ -1,0 +1,72 @@
+"""Learning rates against the formulas and against torch's OneCycleLR."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from training.start.schedules import layerwise_factors, learning_rate
+
+SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant")
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant"])
+def test_linear_warm_up_reaches_the_peak(schedule: str) -> None:
+    rates = [learning_rate(s, schedule=schedule, peak=0.02, warmup_steps=10, max_steps=100) for s in range(1, 11)]
+    assert rates == pytest.approx([0.002 * s for s in range(1, 11)])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 7), (1, 1), (1, 9), (5, 5), (50, 10), (3, 100)])
+def test_every_step_learns_and_none_exceeds_the_peak(schedule: str, warmup: int, steps: int) -> None:
+    for step in range(1, steps + 3):
+        rate = learning_rate(step, schedule=schedule, peak=1.0, warmup_steps=warmup, max_steps=steps)
+        assert 0.0 < rate <= 1.0
+    if warmup <= 1:
+        assert learning_rate(1, schedule=schedule, peak=1.0, warmup_steps=warmup, max_steps=steps) > 0.25
+
+
+def test_cosine_is_half_way_down_in_the_middle_and_ends_just_above_zero() -> None:
+    rates = [learning_rate(s, schedule="cosine", peak=1.0, warmup_steps=9, max_steps=108) for s in range(9, 110)]
+    assert rates[0] == 1.0 and rates[50] == pytest.approx(0.5)
+    assert rates[99] == pytest.approx((1 - math.cos(math.pi / 100)) / 2)
+    assert rates[:100] == sorted(rates[:100], reverse=True)
+    assert rates[100] == rates[99], "after the last step the rate stays"
+
+
+def test_inverse_square_root_is_t5s() -> None:
+    """Raffel et al.: 1 / sqrt(max(n, k)) with k = 10^4, that is a peak of 0.01 there."""
+    for step in (10_000, 40_000, 1_000_000):
+        rate = learning_rate(step, schedule="inverse_sqrt", peak=0.01, warmup_steps=10_000, max_steps=2**20)
+        assert rate == pytest.approx(1 / math.sqrt(step))
+
+
+def test_one_cycle_is_torchs() -> None:
+    steps, warmup, peak = 40, 10, 3e-3
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup / steps)
+    for step in range(1, steps + 1):
+        ours = learning_rate(step, schedule="one_cycle", peak=peak, warmup_steps=warmup, max_steps=steps)
+        assert ours == pytest.approx(theirs.get_last_lr()[0], rel=1e-9), step
+        optimizer.step()
+        if step < steps:
+            theirs.step()
+
+
+def test_unknown_schedule() -> None:
+    with pytest.raises(ValueError, match="linear"):
+        learning_rate(1, schedule="linear", peak=1.0, warmup_steps=0, max_steps=2)
+
+
+def test_layers_learn_slower_towards_the_bottom() -> None:
+    names = [
+        "embedding", "head", "encoder.bias.table", "encoder.final_norm.weight", "encoder.blocks.0.attention.q.weight",
+        "encoder.blocks.1.bias.table", "decoder.blocks.0.attention_norm.weight", "decoder.blocks.3.feed_forward.wo.weight",
+        "decoder.blocks.1.cross_attention.v.adapter.a", "decoder.bias.table", "decoder.final_norm.weight",
+    ]  # fmt: skip
+    factors = layerwise_factors(names, num_layers=2, num_decoder_layers=4, decay=0.5)
+    exponents = [4, 0, 1, 0, 1, 0, 3, 0, 2, 3, 0]  # blocks above in the same stack; below all blocks: the longer stack
+    assert factors == {name: 0.5**exponent for name, exponent in zip(names, exponents, strict=True)}
+    assert set(layerwise_factors(names, 2, 4, 1.0).values()) == {1.0}

@@ -1,0 +1,78 @@
+"""What is kept to save time may be damaged: it is made anew, or named; it is never a traceback, and never believed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.sources.chunks import Point
+from data.text.duplicates import STATE, _save_signing, _signed_so_far
+from devices import machine_file
+from memory.probe import ProbeResult, _read
+from settings.fields import UserError
+from training.checkpoints.ownership import OWNER_FILE, _describe
+from training.report.tracking import MetricsFile
+from training.start.reference import ReferenceStore
+
+DEEP = "[" * 100_000 + "]" * 100_000
+SOUND = ProbeResult(2**28, {"step": 2**29}, 1.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phases": 3.5}, {"phases": {"step": "5"}}, {"phases": {}}, {"phases": None}, {"base_bytes": -1},
+        {"base_bytes": True}, {"step_seconds": float("nan")}, {"step_seconds": None}, {"failed": "killed"}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_probe_that_no_probe_has_written_is_measured_anew(tmp_path: Path, change: dict[str, Any]) -> None:
+    place = tmp_path / "probe.json"
+    place.write_text(json.dumps(asdict(SOUND)))
+    assert _read(place) == replace(SOUND, is_cached=True)
+    place.write_text(json.dumps({**asdict(SOUND), **change}))
+    assert _read(place) is None
+
+
+def test_depth_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine_file.place().parent.mkdir(parents=True)
+    for path in (machine_file.place(), tmp_path / OWNER_FILE, tmp_path / "probe.json"):
+        path.write_text(DEEP)
+    assert machine_file.read("cpu: p") is None and _read(tmp_path / "probe.json") is None
+    machine_file.keep("cpu: p", "p", 2, {"float32": 1e9})
+    assert machine_file.read("cpu: p") is not None
+    assert _describe(tmp_path) == "another process"
+    (tmp_path / OWNER_FILE).write_text('{"process": 1e999, "host": "h", "started": 1.0}')
+    assert _describe(tmp_path) == "another process"
+    (tmp_path / "metrics.jsonl").write_text(f'{{"event": "step", "step": 1}}\n{DEEP}\n')
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", resume=True)
+    assert metrics.truncate_after(1) == 1
+    metrics.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (", "other", "half"])
+def test_damaged_log_probabilities_are_named(tmp_path: Path, damage: bytes | str) -> None:
+    store = ReferenceStore(tmp_path / "train.npy", 5)
+    assert store.unknown().all()
+    if damage == "other":
+        np.save(store.path, np.zeros((5, 3), np.float32))
+    else:
+        store.path.write_bytes(store.path.read_bytes()[:-8] if isinstance(damage, str) else damage)
+    with pytest.raises(UserError, match=r"train\.npy, is damaged \(.*\); remove it, it is computed anew"):
+        store.unknown()
+
+
+def test_a_damaged_search_for_duplicates_begins_anew(tmp_path: Path) -> None:
+    point = Point(source=1, batch=2, read=30)
+    _save_signing(tmp_path, point, [8])
+    assert _signed_so_far(tmp_path, "exact") == (point, [8])
+    content = (tmp_path / STATE).read_bytes()
+    (tmp_path / STATE).write_bytes(content.replace(b'"read": 30', b'"read": 31'))
+    assert _signed_so_far(tmp_path, "exact") == (Point(), [0])
+    (tmp_path / STATE).unlink()
+    assert _signed_so_far(tmp_path, "exact") == (Point(), [0])

@@ -1,0 +1,112 @@
+"""After a step that failed a run takes a smaller way, goes back, or ends; and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.step import Outcome
+from settings.fields import DoesNotFit, UserError
+from training import recovering
+from training.divergence import MOST_IN_A_ROW, Divergence
+from training.recovering import Recovery
+
+NO_MEMORY = MemoryError()
+
+
+class Live:
+    """Stands for a run, and remembers what was asked of it."""
+
+    def __init__(self, exhausted: str | None = None, last_good: int = 4) -> None:
+        self.asked: list[Any] = []
+        choice = SimpleNamespace(compute="float32")
+        self.keeper = SimpleNamespace(
+            exhausted=exhausted, plan=SimpleNamespace(effective_batch_size=2, choice=choice),
+            after_out_of_memory=lambda *facts: self.asked.append(facts),
+        )  # fmt: skip
+        self.accelerator = SimpleNamespace(num_processes=1)
+        self.divergence, self.state = Divergence(), SimpleNamespace(step=4)
+        self.last_good, self.has_saved, self.is_main = last_good, True, True
+        loader = SimpleNamespace(rows_of_steps=lambda first, count, rows: SimpleNamespace(tolist=lambda: [7, 8]))
+        self.start = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
+        self.journal = SimpleNamespace(left_out=lambda *facts: self.asked.append(facts))
+        self.engine = SimpleNamespace(checks=SimpleNamespace(first="the loss"))
+        self.config = SimpleNamespace(train=SimpleNamespace(learning_rate=0.1))
+        self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), best=lambda: None)
+
+    def follow_plan(self) -> None:
+        self.asked.append("follow")
+
+    def roll_back(self, reason: str) -> None:
+        self.asked.append(reason)
+        self.state.step = self.last_good
+
+
+def recovery_of(live: Live) -> tuple[Recovery, list[bool]]:
+    saves: list[bool] = []
+    saver: Any = SimpleNamespace(save=lambda is_best: saves.append(is_best))
+    run: Any = live
+    return Recovery(run, saver), saves
+
+
+def test_short_of_memory_here_is_a_smaller_way_and_elsewhere_too() -> None:
+    live = Live()
+    recovery, saves = recovery_of(live)
+    recovery.after_step(Outcome(0.0, True, True, False, NO_MEMORY), 5)
+    assert live.asked == [(NO_MEMORY, "train", 5), "follow"]
+    recovery.after_step(Outcome(0.0, True, True, False), 5)
+    assert live.asked[2:] == ["follow"] and not saves
+
+
+def test_changed_weights_are_taken_back_first() -> None:
+    live = Live()
+    recovery_of(live)[0].after_step(Outcome(0.0, True, True, True, NO_MEMORY), 5)
+    assert live.asked[1:] == ["weights were changed already"]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_with_nothing_left_what_is_good_is_saved(is_changed: bool) -> None:
+    recovery, saves = recovery_of(Live(exhausted="one row does not fit"))
+    with pytest.raises(DoesNotFit, match="one row does not fit; step 4 is saved in runs/mine"):
+        recovery.after_step(Outcome(0.0, True, True, is_changed, NO_MEMORY), 5)
+    assert saves == ([] if is_changed else [False])
+
+
+def test_another_process_may_have_nothing_left() -> None:
+    with pytest.raises(DoesNotFit, match="another process has nothing left to shrink; step 4"):
+        recovery_of(Live())[0].give_up()
+
+
+def test_rows_are_passed_over_then_the_run_slows_down() -> None:
+    live = Live(last_good=2)
+    recovery, _ = recovery_of(live)
+    lost = Outcome(0.0, False, False, False)
+    for _ in range(MOST_IN_A_ROW - 1):
+        recovery.after_step(lost, 5)
+    assert live.asked == [(5, [7, 8], "the loss")] * (MOST_IN_A_ROW - 1)
+    recovery.after_step(lost, 5)
+    assert live.asked[-1] == "step 5 is not finite: the learning rate is now 0.5 of it"
+    assert live.divergence.skipped == [4, 5, 6] and live.divergence.rate_factor == 0.5
+
+
+def test_a_step_that_has_spoilt_weights_goes_back() -> None:
+    live = Live(last_good=2)
+    recovery_of(live)[0].after_step(Outcome(0.0, False, False, True), 5)
+    assert live.asked[-1] == "weights were changed already"
+
+
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_a_checkpoint_that_gives_nothing_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch, has_saved: bool) -> None:
+    published: list[Any] = []
+    monkeypatch.setattr(recovering, "publish", lambda *facts: published.append(facts))
+    live = Live()
+    live.has_saved = has_saved
+    recovery, _ = recovery_of(live)
+    words = "checkpoint is in runs/mine" if has_saved else "before a weight was changed"
+    with pytest.raises(UserError, match=words):
+        for _ in range(MOST_IN_A_ROW):
+            recovery.after_step(Outcome(0.0, False, False, False), 5)
+    assert published == ([(Path("step_4"), Path("runs/mine"), True)] if has_saved else [])

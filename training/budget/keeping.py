@@ -1,0 +1,277 @@
+"""How does a run stay inside its budget to the end? It cleans, measures again, and takes a smaller way to run.
+
+By schedule and under pressure memory is cleaned. The budget is measured again as the run continues, since others take
+memory and limits are lowered. Where the plan no longer fits, or an out-of-memory error came, the plan is made again for
+what there is, with the same effective batch and the same weights: more blocks recomputed, then smaller micro-batches. What
+the user fixed is left as long as something else helps. Where nothing is left, the run is to be saved and ended.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from config import Config
+from devices.base import Device
+from memory.cleanup import Cleaner
+from memory.cost.prediction import Choice
+from memory.observe.budget import Budget, free_host_bytes, measure_budget
+from memory.observe.growth import FORESIGHT, Growth
+from memory.observe.monitor import Monitor
+from memory.plan import Plan
+from memory.recovery import RecoveryRecord, Shortage, free_failed
+from settings.fields import AUTO, DoesNotFit, counted
+from training.report.journal import Journal
+from training.report.summary import recomputed
+from units import MIB, format_size
+
+PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at once
+LOOK_SECONDS = 1.0  # between two measurements of the budget
+FIXED = ("base", "weights", "optimizer state")  # parts of a plan that no way to run can change
+SHARE_AFTER_ERROR = 0.7  # of the failed way's changeable part: what the next way may take at most
+DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the system take of it is no smaller budget
+REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it stays under 1% of the run
+SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
+
+# What the user fixed and what is given up, in this order, where nothing else fits.
+RELAXATIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"memory_mode": AUTO, "gradient_checkpointing": AUTO},
+    {"batch_size_per_gpu": AUTO, "gradient_accumulation_steps": AUTO},
+)
+ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
+
+
+class Keeper:
+    """Keeps one run inside its budget.
+
+    Args:
+        config: of the run; a copy is planned with. plan: the way the run goes now.
+        make_plan: (config, budget) -> the fastest plan that fits; raises DoesNotFit.
+        shape: words for the longest rows, "512 + 114 tokens".
+        local_processes: ranks that share this machine's memory.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        budget: Budget,
+        make_plan: Callable[[Config, Budget], Plan],
+        *,
+        device: Device,
+        monitor: Monitor,
+        journal: Journal,
+        shape: str = "",
+        local_processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan, self.budget = plan, budget
+        self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
+        self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
+        self._config, self._make_plan = copy.deepcopy(config), make_plan
+        stored, choice = {"float32": "no"}, plan.choice
+        self._config.memory.mixed_precision = (
+            "fp16" if choice.compute == "float16" else stored.get(choice.storage, "bf16")
+        )
+        self._config.memory.shard_weights = choice.shards > 1
+        if config.lora.lora_rank:
+            self._config.lora.lora_base = {"float32": "fp32", "int8": "int8"}.get(plan.choice.storage, "bf16")
+        self._device, self._monitor, self._journal = device, monitor, journal
+        self._shape, self._local_processes, self._clock = shape, local_processes, clock
+        self._looked, self._rest_until, self._steps = clock(), 0.0, 0
+        self._growth, self._has_cleaned_growth = Growth(), False
+        self._first_plan, self._ratio = plan, 1.0  # measured peak over predicted, of the first plan
+
+    def before(self, what: str, step: int) -> None:
+        """Clean before a phase that needs room: "epoch" or "evaluation"."""
+        self._journal.cleanup(step, self.cleaner.before(what))
+
+    def before_step(self, done: int, rows: int) -> None:
+        """Clean where the next step is the first that reads rows of another epoch.
+
+        Args:
+            done: steps so far. rows: of the training data.
+        """
+        batch = self.plan.effective_batch_size
+        if done and done * batch // rows > (done - 1) * batch // rows:
+            self.before("epoch", done)
+
+    def after_step(self, step: int) -> bool:
+        """Clean if it is time or needed, and look at the budget. Returns whether `plan` has changed."""
+        self._steps += 1
+        before = self.plan
+        self._measure_ratio()
+        record = self.cleaner.after_step(step)
+        if record is not None:
+            self._journal.cleanup(step, record)
+        elif self._monitor.pressure() > PRESSURE and self._clock() >= self._rest_until:
+            self._relieve(step)
+        self._watch_growth(step)
+        if self._clock() - self._looked >= LOOK_SECONDS:
+            self._look(step)
+        return self.plan is not before
+
+    def after_out_of_memory(self, error: BaseException, phase: str, step: int) -> None:
+        """Free the failed step and take a smaller way; the caller runs the same rows again, or ends if `exhausted`."""
+        shortage = free_failed(error, self._device)
+        self._shrink(step, phase, "out of memory", shortage, self._plan_within(self._share(SHARE_AFTER_ERROR)))
+
+    def after_evaluation_out_of_memory(self, error: BaseException, batch_size: int, step: int) -> int:
+        """Free the failed evaluation and halve its micro-batch. Returns it; the run is `exhausted` where it was one row."""
+        shortage = free_failed(error, self._device)
+        smaller, story = batch_size // 2, shortage.describe("evaluation", batch_size, self._shape)
+        if smaller == 0:
+            self.exhausted = f"{story}; a single row does not fit. What helps most: {ADVICE}"
+            return batch_size
+        report = f"{story}; continuing with micro-batch {smaller}; the same rows are evaluated again"
+        self._journal.recovery(
+            step,
+            RecoveryRecord(
+                "evaluation", "out of memory", batch_size, smaller, None, shortage.needed_bytes, shortage.free_bytes,
+                report,
+            ),
+        )  # fmt: skip
+        self.plan = replace(self.plan, choice=replace(self.plan.choice, eval_batch_size_per_gpu=smaller))
+        return smaller
+
+    # --- a smaller way ---
+
+    def _look(self, step: int) -> None:
+        """Measure the budget again; where the plan is over it, plan again for what is left."""
+        self._looked = self._clock()
+        now = measure_budget(self._config.memory.memory_budget, self._device, self._local_processes)
+        room = self._room(now)
+        if room < self._room(self.budget):
+            self.budget = now
+            self._monitor.watch(max(now.host_bytes, 1))
+        drift = min(DRIFT_BYTES, now.margin_bytes)
+        if room + drift < min(self.plan.budget_bytes, self._expected_peak()):
+            self._shrink(step, "train", "budget", None, self._plan_within(room / self._ratio))
+
+    def _relieve(self, step: int) -> None:
+        """Clean at once; where that does not help, run in a smaller way, by as much as is used beyond what may be."""
+        began = self._clock()
+        self._journal.cleanup(step, self.cleaner.under_pressure())
+        if self._monitor.pressure() > PRESSURE:
+            wanted = self.plan.peak_bytes * PRESSURE / max(self._monitor.pressure(), 1.0)
+            self._shrink(step, "train", "pressure", None, self._plan_within(wanted))
+        self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
+
+    def _watch_growth(self, step: int) -> None:
+        """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
+        growth = self._growth.after_step(self._monitor.pressure())
+        left = self._growth.steps_left(growth, self._peak_share())
+        if left is None:
+            return
+        pace = format_size(int(growth * self._monitor.budget_bytes))
+        self._journal.tell(f"memory grows by {pace} a step and would reach the budget in {counted(left, 'step')}")
+        self._growth.forget()
+        if not self._has_cleaned_growth:
+            self._has_cleaned_growth = True
+            self._journal.cleanup(step, self.cleaner.under_pressure())
+        else:
+            self._shrink(
+                step, "train", "growth", None, self._plan_within(self.plan.peak_bytes / (1.0 + FORESIGHT * growth))
+            )
+
+    def _peak_share(self) -> float:
+        """The most that was held so far, as a share of the budget."""
+        if self._device.is_separate_memory:
+            return self._device.memory_peak_bytes() / max(1, self._room(self.budget))
+        return self._monitor.peak_bytes / self._monitor.budget_bytes
+
+    def _shrink(self, step: int, phase: str, reason: str, shortage: Shortage | None, wanted: Plan | None) -> None:
+        """Take the plan that was found; where it would run no other shapes, or there is none, the next smaller ones."""
+        old, story = self.plan, self._story(phase, reason, shortage)
+        smaller = wanted
+        if reason != "budget" and (wanted is None or not _runs_smaller(wanted.choice, old.choice)):
+            smaller = self._next_smaller()
+        if smaller is None:
+            over = (
+                reason not in ("pressure", "growth") or self._monitor.pressure() > 1.0
+            )  # inside the budget a run may be tight
+            self.exhausted = f"{story}; nothing is left to shrink. What helps most: {ADVICE}" if over else None
+            return
+        choice = smaller.choice
+        report = (
+            f"{story}; continuing with micro-batch {choice.batch_size_per_gpu} x accumulation "
+            f"{choice.gradient_accumulation_steps}, {recomputed(choice.saved_blocks, old.num_blocks)}, effective batch unchanged"
+        )
+        free = shortage.free_bytes if shortage else free_host_bytes()
+        record = RecoveryRecord(
+            phase, reason, old.choice.batch_size_per_gpu, choice.batch_size_per_gpu, choice.gradient_accumulation_steps,
+            shortage.needed_bytes if shortage else None, free, report,
+        )  # fmt: skip
+        self.plan = replace(smaller, budget_bytes=min(self._room(self.budget), old.budget_bytes))
+        self._journal.recovery(step, record)
+        self._journal.plan(self.plan)
+
+    def _plan_within(self, target_bytes: float) -> Plan | None:
+        """The fastest way within `target_bytes` and below the present one; None where there is none."""
+        config, target = copy.deepcopy(self._config), min(int(target_bytes), self.plan.peak_bytes - 1)
+        for relaxation in RELAXATIONS:
+            _set(config, relaxation)
+            with suppress(DoesNotFit):
+                return self._make_plan(config, self._with_room(target))
+        return None
+
+    def _next_smaller(self) -> Plan | None:
+        """All blocks recomputed, or half the micro-batch, whatever the formulas say of it; None where both are at their end."""
+        config, choice = copy.deepcopy(self._config), self.plan.choice
+        rows = choice.batch_size_per_gpu if choice.saved_blocks else choice.batch_size_per_gpu // 2
+        if rows == 0:
+            return None
+        for relaxation in RELAXATIONS:
+            _set(config, relaxation)
+        _set(config, {"batch_size_per_gpu": rows, "gradient_checkpointing": True})
+        with suppress(DoesNotFit):
+            return self._make_plan(config, self._with_room(max(self._room(self.budget), self.plan.peak_bytes)))
+        return None
+
+    def _with_room(self, room_bytes: int) -> Budget:
+        if self._device.is_separate_memory:
+            return replace(self.budget, device_bytes=room_bytes)
+        return replace(self.budget, host_bytes=room_bytes)
+
+    def _share(self, share: float) -> float:
+        """Bytes of the present way when what can be changed of it shrinks to this share."""
+        fixed = sum(size for name, size in self.plan.components.items() if name in FIXED)
+        return fixed + share * (self.plan.peak_bytes - fixed)
+
+    def _story(self, phase: str, reason: str, shortage: Shortage | None) -> str:
+        if shortage is not None:
+            return shortage.describe(phase, self.plan.choice.batch_size_per_gpu, self._shape)
+        if reason == "growth":
+            return "memory still grows after cleaning"
+        if reason == "budget":
+            room, binding = format_size(self._room(self.budget)), self.budget.binding
+            return f"the budget is now {room} ({binding}), planned was {format_size(self._expected_peak())}"
+        return f"{self._monitor.pressure():.0%} of the budget is in use and cleaning did not help"
+
+    def _room(self, budget: Budget) -> int:
+        separate = self._device.is_separate_memory and budget.device_bytes is not None
+        return int(budget.device_bytes or 0) if separate else budget.host_bytes
+
+    def _measure_ratio(self) -> None:
+        if self._steps >= SETTLED_STEPS and self.plan is self._first_plan:
+            separate = self._device.is_separate_memory
+            measured = self._device.memory_peak_bytes() if separate else self._monitor.peak_bytes
+            self._ratio = min(max(measured / self.plan.peak_bytes, 0.5), 1.5)
+
+    def _expected_peak(self) -> int:
+        return int(self.plan.peak_bytes * self._ratio)
+
+
+def _runs_smaller(choice: Choice, than: Choice) -> bool:
+    """Whether the walk itself holds less, not only what surrounds it."""
+    return choice.saved_blocks < than.saved_blocks or choice.batch_size_per_gpu < than.batch_size_per_gpu
+
+
+def _set(config: Config, settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        setattr(config.memory if hasattr(config.memory, name) else config.train, name, value)

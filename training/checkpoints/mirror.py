@@ -1,0 +1,245 @@
+"""How do checkpoints outlive the machine, and reach one that has none? Copies at an address, such as s3://bucket/folder.
+
+Each checkpoint is copied after its saving, and the best one stays beside it; `LATEST`, a text file, is written last: the
+folder of the latest, and that of the best. So it names whole ones whenever the machine dies. Nothing that it names is
+written to again: another content of the same step goes into a folder of its own, `step_00000050.2`. A run that is resumed
+on a machine without it, or with an older one, takes both from there, and compares their sums.
+
+What lies at the address may be anybody's: of all names there, only those that are written here are followed.
+The service is whatever `pyarrow.fs` opens; credentials come from where its own tools keep them.
+
+    <checkpoint_mirror>/<run_name>/settings.json, run.json, LATEST, checkpoints/step_00000050/...
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, count
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from data.durable import sync
+from data.sources.places import public
+from model.formats.checksums import CHECKSUMS_FILE, damages, describe, is_inside
+from settings.fields import UserError
+from training.checkpoints.durable import TEMPORARY, remove, replace_text
+from training.checkpoints.folder import Checkpoints, name_of, step_of
+from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE
+
+LATEST, CHECKPOINTS = "LATEST", "checkpoints"
+_FOLDER = re.compile(r"step_(\d{8,18})(\.\d{1,9})?")
+_PIECE_BYTES = 2**20
+_MOST_TEXT_BYTES = 2**24  # of settings, sums and the like
+
+
+class Mirror:
+    """The copies of one run.
+
+    Args:
+        uri: the folder of all runs at the service; `?query` may name an endpoint. run_name: of this one.
+    Raises:
+        UserError: the address is none.
+    """
+
+    def __init__(self, uri: str, run_name: str) -> None:
+        self.what = f"--checkpoint_mirror = {public(uri)}"
+        try:
+            self._system, path = fs.FileSystem.from_uri(uri)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{self.what}, cannot be opened ({reason}); write it as s3://bucket/folder, and see that it can be reached"
+            ) from None
+        self._path = f"{path.rstrip('/')}/{run_name}"
+
+    def check(self) -> None:
+        """Write and remove a small file.
+
+        Raises:
+            UserError: the address cannot be written.
+        """
+        try:
+            self._system.create_dir(self._path, recursive=True)
+            self._write("writable", b"")
+            self._system.delete_file(f"{self._path}/writable")
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(
+                f"{self.what}, cannot be written ({_reason(error)}); check the address and the credentials"
+            ) from None
+
+    # --- there ---
+
+    def push(self, run_dir: Path, checkpoint: Path) -> str | None:
+        """Copy a checkpoint, and the best where it is not there; remove those that the run has dropped.
+
+        Returns:
+            why it could not be done, for the log; the next checkpoint tries again.
+        Memory: buffers of a few MB.
+        """
+        try:
+            best = Checkpoints(run_dir, keep_latest=1).best()
+            named = [self._copied(checkpoint), *(self._known_best() if best is None else [self._copied(best)])]
+            for name in (SETTINGS_FILE, RUN_FILE):
+                self._replace(name, (run_dir / name).read_bytes())
+            self._replace(LATEST, "\n".join(named).encode())
+            self._forget(run_dir, named)
+        except (pa.ArrowException, OSError) as error:
+            return f"{self.what}, step {step_of(checkpoint)} could not be copied ({_reason(error)}); the next one tries again"
+        return None
+
+    def _known_best(self) -> list[str]:
+        """The name of the best there, where the run knows of none."""
+        with suppress(UserError):  # what was there before this run is written over
+            return self._named()[1:]
+        return []
+
+    def _copied(self, folder: Path) -> str:
+        """The name there of a whole copy of this folder, which is made where there is none."""
+        sums = folder / CHECKSUMS_FILE
+        content = sums.read_bytes() if sums.is_file() else json.dumps({"files": describe(folder)}).encode()
+        sizes = {name: entry["bytes"] for name, entry in json.loads(content)["files"].items()}
+        taken = [name for name in self._folders() if step_of(folder.with_name(_plain(name))) == step_of(folder)]
+        for name in taken:
+            if self._holds(name, content, sizes):
+                return name
+        further = (f"{folder.name}.{number}" for number in count(2))
+        fresh = next(name for name in chain([folder.name], further) if name not in taken)
+        there = f"{self._path}/{CHECKPOINTS}/{fresh}"
+        for name in sizes:
+            self._system.create_dir(f"{there}/{name}".rpartition("/")[0], recursive=True)
+        fs.copy_files(str(folder), there, fs.LocalFileSystem(), self._system)
+        self._write(f"{CHECKPOINTS}/{fresh}/{CHECKSUMS_FILE}", content)
+        return fresh
+
+    def _holds(self, name: str, sums: bytes, sizes: dict[str, int]) -> bool:
+        there = f"{self._path}/{CHECKPOINTS}/{name}"
+        infos = self._system.get_file_info([f"{there}/{file}" for file in (*sizes, CHECKSUMS_FILE)])
+        if any(info.type != fs.FileType.File for info in infos):
+            return False
+        whole = all(info.size == size for info, size in zip(infos, sizes.values(), strict=False))
+        return whole and self._read(f"{CHECKPOINTS}/{name}/{CHECKSUMS_FILE}") == sums
+
+    def _forget(self, run_dir: Path, named: list[str]) -> None:
+        kept = {path.name for path in (run_dir / CHECKPOINTS).glob("step_*")}
+        outdated = {_plain(name) for name in named}  # of these steps, the copies that are named are the ones
+        for name in self._folders():
+            if name not in named and (_plain(name) not in kept or _plain(name) in outdated):
+                self._system.delete_dir(f"{self._path}/{CHECKPOINTS}/{name}")
+
+    def _folders(self) -> list[str]:
+        """Names of the checkpoints there, ours alone."""
+        found = self._system.get_file_info(fs.FileSelector(f"{self._path}/{CHECKPOINTS}", allow_not_found=True))
+        return [entry.base_name for entry in found if _FOLDER.fullmatch(entry.base_name)]
+
+    # --- back ---
+
+    def restore(self, run_dir: Path, keep_latest: int) -> Path | None:
+        """Bring the latest copy and the best where this machine has none, or an older one.
+
+        Returns:
+            the checkpoint brought; None: there is nothing newer.
+        Raises:
+            UserError: the address cannot be read, holds what no run writes, or the disk is full.
+        """
+        try:
+            names = self._named()
+            if not names:
+                return None
+            here = Checkpoints(run_dir, keep_latest)
+            newest = here.whole()
+            if newest is not None and step_of(newest) >= step_of(run_dir / _plain(names[0])):
+                return None
+            self._bring_settings(run_dir)
+            here.folder.mkdir(exist_ok=True)
+            here.clear_leftovers()
+            for name in dict.fromkeys(reversed(names)):  # the latest last: from then on the run is where it was
+                self._bring(here, name)
+            here.point()
+            return here.folder / _plain(names[0])
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"{self.what}, cannot be restored ({_reason(error)}); check address, network and disk"
+            ) from None
+
+    def _named(self) -> list[str]:
+        """The names in LATEST: of the latest, and of the best if there is one; none before the first copy."""
+        if self._system.get_file_info(f"{self._path}/{LATEST}").type == fs.FileType.NotFound:
+            return []
+        names = self._read(LATEST).decode(errors="replace").split("\n")
+        if not 1 <= len(names) <= 2 or not all(_FOLDER.fullmatch(name) for name in names):
+            raise self._foreign(f"{LATEST} holds {str(names)[:100]}")
+        return names
+
+    def _bring_settings(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        for file in (SETTINGS_FILE, RUN_FILE):
+            replace_text(run_dir / file, self._read(file).decode())
+
+    def _bring(self, here: Checkpoints, name: str) -> None:
+        """Fetch one checkpoint, compare its sums, and give it its name."""
+        final = here.folder / _plain(name)
+        if self._is_here(final, name):
+            return
+        fresh = final.with_name(f"{TEMPORARY}{final.name}")
+        for file, path in self._files(name):
+            (fresh / file).parent.mkdir(parents=True, exist_ok=True)
+            with self._system.open_input_stream(path) as source, (fresh / file).open("xb") as target:
+                while piece := source.read(_PIECE_BYTES):
+                    target.write(piece)
+        if not fresh.is_dir():
+            raise self._foreign(f"{LATEST} names {name}, which is not there")
+        if found := damages(fresh):
+            remove(fresh)
+            raise UserError(f"{self.what}, the copy {name} is damaged: {'; '.join(found)}; name another place")
+        sync(fresh)
+        here.put_in_place(fresh, final)
+
+    def _is_here(self, final: Path, name: str) -> bool:
+        sums = f"{CHECKPOINTS}/{name}/{CHECKSUMS_FILE}"
+        if not (final / CHECKSUMS_FILE).is_file() or damages(final):
+            return False
+        there = self._system.get_file_info(f"{self._path}/{sums}").type == fs.FileType.File
+        return there and self._read(sums) == (final / CHECKSUMS_FILE).read_bytes()
+
+    def _files(self, name: str) -> Iterator[tuple[str, str]]:
+        """Files of one checkpoint there: name inside it, path at the service."""
+        there = f"{self._path}/{CHECKPOINTS}/{name}"
+        for entry in self._system.get_file_info(fs.FileSelector(there, allow_not_found=True, recursive=True)):
+            file = entry.path[len(there) :].lstrip("/") if entry.path.startswith(there) else ""
+            if entry.type == fs.FileType.File and not is_inside(file):
+                raise self._foreign(f"{name} holds {entry.path[-100:]}")
+            if entry.type == fs.FileType.File:
+                yield file, entry.path
+
+    def _foreign(self, what: str) -> UserError:
+        return UserError(f"{self.what}, {what}, which no run writes; name the address of your own runs")
+
+    def _write(self, name: str, content: bytes) -> None:
+        with self._system.open_output_stream(f"{self._path}/{name}") as stream:
+            stream.write(content)
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Write a file whose old content counts until the new one is whole: a plain file system truncates it first."""
+        fresh = f"{name}.new"
+        self._write(fresh, content)
+        self._system.move(f"{self._path}/{fresh}", f"{self._path}/{name}")
+
+    def _read(self, name: str) -> bytes:
+        with self._system.open_input_stream(f"{self._path}/{name}") as stream:
+            return bytes(stream.read(_MOST_TEXT_BYTES))
+
+
+def _plain(name: str) -> str:
+    """The checkpoint's own name: `step_00000050` of `step_00000050.2`."""
+    match = _FOLDER.fullmatch(name)
+    assert match is not None
+    return name_of(int(match.group(1)))
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,97 @@
+"""Who trains a run now? One process group at a time: two would mix their checkpoints.
+
+The main process holds a lock of the operating system on `<output_dir>/.<run_name>.lock`, which is free again when that
+process is gone, however it went; nothing has to be cleared away. `owner.json` in the run's folder says whose it is, for
+people: process, machine and time. A second one is refused at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from data.locks import NO_LOCKS, lock_at
+from training.checkpoints.durable import replace_text
+from training.report.progress import duration
+
+OWNER_FILE = "owner.json"
+
+
+class Ownership:
+    """The right to write one run; a context that gives it back. `remark`: what is to be told of it, or None."""
+
+    def __init__(self) -> None:
+        self.remark: str | None = None
+        self._lock: FileLock | None = None
+        self._run_dir: Path | None = None
+
+    def __enter__(self) -> Ownership:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._give_back()
+
+    def take(self, run_dir: Path) -> list[str]:
+        """Take the run of a folder, which need not be there yet; that of another folder is given back.
+
+        Returns:
+            why that cannot be, as `UserError` takes it; empty: it is ours.
+        """
+        if self._run_dir == run_dir:
+            return []
+        self._give_back()
+        self.remark = None
+        try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            lock = lock_at(run_dir.with_name(f".{run_dir.name}.lock"))
+            if lock is not None:
+                lock.acquire(timeout=0)
+        except Timeout:
+            return [
+                f"--run_name = {run_dir.name}, is in use: {_describe(run_dir)} trains it; wait for its end, stop it, or "
+                "name another run"
+            ]
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                return [f"--output_dir = {run_dir.parent}, cannot be written: {error.strerror}; name another folder"]
+            lock = None
+        if lock is None:
+            self.remark = (
+                f"--output_dir = {run_dir.parent}, is on a file system without locks: a second process that trains "
+                f"{run_dir.name} would not be noticed, and mix its checkpoints; see that there is none"
+            )
+        self._lock, self._run_dir = lock, run_dir
+        return []
+
+    def sign(self) -> None:
+        """Say in the run's folder whose it is.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._run_dir is not None:
+            record = {"process": os.getpid(), "host": platform.node(), "started": time.time()}
+            replace_text(self._run_dir / OWNER_FILE, json.dumps(record) + "\n")
+
+    def _give_back(self) -> None:
+        if self._run_dir is not None:
+            with suppress(OSError):  # without the lock it says nothing
+                (self._run_dir / OWNER_FILE).unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = self._run_dir = None
+
+
+def _describe(run_dir: Path) -> str:
+    try:
+        record = json.loads((run_dir / OWNER_FILE).read_text(encoding="utf8"))
+        age = duration(max(0.0, time.time() - float(record["started"])))
+        return f"process {int(record['process'])} on {str(record['host'])[:80]}, since {age},"
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, RecursionError):
+        return "another process"

@@ -1,0 +1,251 @@
+"""Which runs are there, and may a new one begin? One folder a run, described by its `run.json`.
+
+All refusals come before anything is created.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data.durable import make_folder, sync, sync_folder
+from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
+from settings.fields import UserError
+from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
+from training.checkpoints.folder import REPLACED, Checkpoints
+
+RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
+KINDS = ("pretrain", "finetune", "dpo")
+MODEL_FILES = ("config.json", "model.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_NAME = re.compile(r"[^\W.][\w.+=@ -]*")
+
+
+def new_run_name(kind: str, now: float | None = None) -> str:
+    """The name of a run that got none: kind and time, e.g. `pretrain_20250131_120000`."""
+    return f"{kind}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}"
+
+
+def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) -> list[str]:
+    """Find what forbids a new run, creating nothing.
+
+    Returns:
+        problems, as `UserError` takes them; empty if all is well.
+    """
+    problems = []
+    if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
+        problems.append(f"--run_name = {name}, is no folder name; use letters, digits, _ and -")
+    problems += check_writable("output_dir", output_dir)
+    if problems:
+        return problems
+    run_dir = Path(output_dir) / name
+    if _exists(run_dir):
+        if not overwrite and not _is_half_made(run_dir):
+            problems.append(
+                f"--run_name = {name}, exists in {output_dir}; name another, resume it with --is_keep_training=True "
+                "or replace it with --overwrite=True"
+            )
+        elif not (run_dir / RUN_FILE).is_file() and not _is_half_made(run_dir):
+            problems.append(
+                f"--run_name = {name}, {run_dir} is no run of this program and is not replaced; name another"
+            )
+    return problems
+
+
+def check_writable(flag: str, folder: str | Path) -> list[str]:
+    """Find what keeps the folder that a flag names from being made or written, creating nothing."""
+    obstacle = _why_unwritable(Path(folder))
+    return [f"--{flag} = {folder}, cannot be written: {obstacle}; name another folder"] if obstacle else []
+
+
+def create_run(
+    output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, is_main: bool = True,
+    fill: Callable[[Path], object] = lambda folder: None,
+) -> Path:  # fmt: skip
+    """Make the folder of a new run; it appears with all that it begins with, or not at all.
+
+    Args:
+        output_dir: folder of all runs; made if missing.
+        name: the run's, the same on all processes.
+        kind: one of `KINDS`.
+        overwrite: replace an existing run of that name.
+        is_main: other processes create nothing.
+        fill: puts further files into the folder it is given.
+    Returns:
+        the run's folder.
+    Raises:
+        UserError: the name exists or is no folder name, or the folder cannot be written.
+    """
+    assert kind in KINDS
+    run_dir = Path(output_dir) / name
+    if not is_main:
+        return run_dir
+    problems = check_new_run(output_dir, name, overwrite)
+    if problems:
+        raise UserError(*problems)
+    fresh, aside = _beside(run_dir)
+    try:
+        remove(fresh)
+        remove(aside)
+        make_folder(fresh.parent)
+        fresh.mkdir()
+        _write_record(fresh, {"name": name, "kind": kind, "started": _now(run_dir.parent)})
+        fill(fresh)
+        sync(fresh)
+        if os.path.lexists(run_dir):
+            os.replace(run_dir, aside)
+        os.replace(fresh, run_dir)
+        sync_folder(run_dir.parent)
+        remove(aside)
+    except OSError as error:
+        raise UserError(
+            f"--output_dir = {output_dir}, cannot be written: {error.strerror}; name another folder"
+        ) from error
+    return run_dir
+
+
+def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
+    """Note that a run continues, which makes it the newest one, and clear away what a killed process has left of it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    run_dir = Path(run_dir)
+    if is_main:
+        try:
+            for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
+                remove(path)
+            _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": _now(run_dir.parent)})
+        except OSError as error:
+            raise UserError(f"--output_dir = {run_dir.parent}, cannot be written: {error.strerror}") from error
+    return run_dir
+
+
+def read_run(run_dir: str | Path) -> dict[str, Any] | None:
+    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970); None if it is no run."""
+    try:
+        record = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("kind") not in KINDS:
+        return None
+    times = (record.get("started"), record.get("resumed", 0.0))
+    return record if all(type(number) in (int, float) for number in times) else None
+
+
+def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: bool = False) -> Path | None:
+    """The run that was started or resumed last.
+
+    Args:
+        output_dir: folder of all runs; may be missing.
+        kind: one of `KINDS`; None: any.
+        needs_model: pass over runs that have saved nothing yet.
+    """
+    found = [
+        (when, run_dir)
+        for when, run_dir, its_kind in _all_runs(output_dir)
+        if kind in (None, its_kind) and not (needs_model and model_folder(run_dir) is None)
+    ]
+    return max(found)[1] if found else None
+
+
+def _all_runs(output_dir: str | Path) -> Iterator[tuple[float, Path, str]]:
+    """When each run was started or resumed last, its folder, its kind."""
+    for path in Path(output_dir).glob(f"*/{RUN_FILE}"):
+        record = read_run(path.parent)
+        if record is not None and not path.parent.name.startswith("."):
+            yield max(record["started"], record.get("resumed", 0.0)), path.parent, record["kind"]
+
+
+def _now(output_dir: Path) -> float:
+    """The time, but after that of every run that is there: a clock that is set back does not change which is the newest."""
+    return max([time.time(), *(when + 1e-3 for when, _, _ in _all_runs(output_dir))])
+
+
+def model_folder(run_dir: str | Path) -> Path | None:
+    """The folder with a run's model: the run's own once it is published, else its best or its latest checkpoint."""
+    run_dir = Path(run_dir)
+    if any(all((run_dir / name).is_file() for name in files) for files in (MODEL_FILES, ADAPTER_FILES)):
+        return run_dir
+    checkpoints = Checkpoints(run_dir, keep_latest=1, is_main=False)
+    return checkpoints.best() or checkpoints.latest()
+
+
+def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None:
+    """Make a checkpoint's model the run's own, taking no further space where the file system has hard links.
+
+    Args:
+        checkpoint: its files go into `run_dir`, each at once, their sums last; `state/` stays behind.
+    Raises:
+        UserError: the checkpoint is damaged; or the disk is full or cannot be written: every file is whole, the old or
+            the new one.
+    """
+    if not is_main:
+        return
+    if found := damages(checkpoint, with_state=False):
+        raise UserError(
+            *(f"checkpoint = {checkpoint}, {damage}" for damage in found),
+            f"--output_dir = {Path(run_dir).parent}, the model was not published; take another checkpoint of {run_dir}",
+        )
+    # the weights first: a folder that has a config.json is then complete
+    files = sorted(
+        (path for path in checkpoint.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE),
+        key=lambda path: path.name == "config.json",
+    )
+    sums = read_sums(checkpoint)
+    try:
+        Path(run_dir, CHECKSUMS_FILE).unlink(missing_ok=True)  # of the model before, until all files are there
+        for source in files:
+            replace_file(Path(run_dir, source.name), partial(_share, source))
+        if sums is not None:
+            published = {name: entry for name, entry in sums["files"].items() if "/" not in name}
+            replace_file(Path(run_dir, CHECKSUMS_FILE), lambda fresh: write_sums(fresh, published))
+    except OSError as error:
+        raise UserError(
+            f"--output_dir = {Path(run_dir).parent}, cannot be written: {error.strerror}; free space; "
+            f"the model is whole in {checkpoint}"
+        ) from error
+
+
+def _share(source: Path, fresh: Path) -> None:
+    """Let another name have the same content."""
+    try:
+        os.link(source, fresh)
+    except OSError:
+        shutil.copyfile(source, fresh)
+
+
+def _write_record(run_dir: Path, record: dict[str, Any]) -> None:
+    replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _beside(run_dir: Path) -> tuple[Path, Path]:
+    """Where a run's folder is made, and where one that is replaced waits for its removal."""
+    return run_dir.with_name(f"{TEMPORARY}{run_dir.name}"), run_dir.with_name(f"{REPLACED}{run_dir.name}")
+
+
+def _is_half_made(run_dir: Path) -> bool:
+    """Whether a folder holds no more than a process that was killed while making it has left."""
+    if run_dir.is_symlink() or not run_dir.is_dir():
+        return False
+    return all(path.name == RUN_FILE or path.name.startswith(TEMPORARY) for path in run_dir.iterdir())
+
+
+def _exists(run_dir: Path) -> bool:
+    """Whether something is in the way; an empty folder is not."""
+    return run_dir.is_symlink() or (run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())))
+
+
+def _why_unwritable(folder: Path) -> str:
+    """Say why a folder cannot be made or written; empty if it can, as far as can be told without trying."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        return f"{nearest} is a file"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} is not writable"

@@ -1,0 +1,55 @@
+"""How is a run evaluated while it trains? On held-out rows, in what its budget leaves free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from training.evaluation.losses import evaluate
+from training.evaluation.samples import score_answers
+from training.live import LiveRun
+from training.report.results import Evaluation
+
+
+class Evaluator:
+    """Evaluates one run.
+
+    Args:
+        live: the run. give_up: ends it, where not even a single row fits.
+    """
+
+    def __init__(self, live: LiveRun, give_up: Callable[[], NoReturn]) -> None:
+        self.live, self._give_up = live, give_up
+
+    def evaluate(self) -> bool:
+        """Measure the loss on held-out rows, and answers where asked for; returns whether it is the best so far."""
+        live = self.live
+        step, start = live.state.step, live.start
+        live.keeper.before("evaluation", step)
+        with live.monitor.phase("evaluation"):
+            result = self._loss()
+            free = live.keeper.plan.budget_bytes - live.monitor.sample().anon_bytes
+            scores, samples = score_answers(
+                live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator, free
+            )
+        if not result.tokens:
+            return False
+        is_best = live.evaluated(result.loss, {"loss": result.loss, **scores})
+        live.journal.evaluation(step, result, {**result.metrics, **scores}, samples)
+        return is_best
+
+    def _loss(self) -> Evaluation:
+        """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""
+        live, accelerator = self.live, self.live.accelerator
+        size = live.keeper.plan.choice.eval_batch_size_per_gpu
+        rank, count = accelerator.process_index, accelerator.num_processes
+        while True:
+            try:
+                batches = live.start.validation.evaluation_batches(live.config.train.eval_rows, size, rank, count)
+                return evaluate(live.engine.walk, batches, accelerator, live.device.torch_device)
+            except Exception as error:
+                if not live.device.is_out_of_memory(error):
+                    raise
+                size = live.keeper.after_evaluation_out_of_memory(error, size, live.state.step)
+            if live.keeper.exhausted:
+                self._give_up()

@@ -1,0 +1,143 @@
+"""What does the model write? Answers to held-out rows: a few to look at, or many to score."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from accelerate import Accelerator
+
+from config import Config, GenerateConfig
+from data.batches.collate import Batch
+from data.batches.loader import StepLoader
+from data.tokenizers.published import EOS
+from data.tokenizers.tokenizer import Tokenizer
+from engine.walk import Walk
+from limits import SAMPLE_TOKENS
+from memory.cost.generation import Weights, Writing, most_rows, predict_generation
+from model.decoding.generation import generate
+from settings.fields import AUTO
+from training.evaluation.scores import AnswerScores, metric_names
+from training.processes.collectives import sum_over
+from training.report.progress import Progress
+from training.report.results import Sample
+from training.report.tracking import MetricsFile
+
+SHOWN = 3  # scored answers that are shown
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for the first bytes of a letter that was cut through
+Row = tuple[list[int], list[int]]  # token ids of prompt and reference
+
+
+def generate_metrics(
+    walk: Walk,
+    loader: StepLoader,
+    tokenizer: Tokenizer,
+    settings: GenerateConfig,
+    accelerator: Accelerator,
+    *,
+    rows: int,
+    batch_size: int,
+    names: Sequence[str],
+    shown: int = 0,
+) -> tuple[dict[str, float], list[Sample]]:
+    """Answer the first held-out rows, each process its part, and score the answers.
+
+    Args:
+        settings: how answers are written; seldom longer than the longest target of `loader`.
+        rows: how many, of all processes. batch_size: answered at once.
+        names: scores, see `training.evaluation.scores.metric_names`.
+        shown: samples to give back, of this process.
+    Returns:
+        score name -> percentage over all processes; and the first samples.
+    Memory: `model.decoding.generation.generate` for one batch; nothing grows with `rows`.
+    """
+    scores = AnswerScores(names)
+    samples: list[Sample] = []
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    for batch in loader.evaluation_batches(rows, batch_size, rank, processes):
+        pairs = [_row(batch, place) for place in range(batch.num_rows)]
+        answers = _answers(walk, [source for source, _ in pairs], settings)
+        for (source, target), answer in zip(pairs, answers, strict=True):
+            prompt, reference = (_whole(tokenizer.decode(ids)).strip() for ids in (source, target))
+            sample = Sample(prompt, tokenizer.decode(answer).strip(), reference)
+            scores.add(sample.answer, sample.reference)
+            if len(samples) < shown:
+                samples.append(sample)
+    return scores.result(np.array(sum_over(accelerator, *scores.sums))), samples
+
+
+def score_answers(
+    walk: Walk, loader: StepLoader, tokenizer: Tokenizer, config: Config, accelerator: Accelerator, free_bytes: int
+) -> tuple[dict[str, float], list[Sample]]:
+    """Score answers within a training run: greedy ones to the first `eval_generate_rows` held-out rows.
+
+    Args:
+        free_bytes: what may be taken now; so many rows are answered at once as fit, one at least.
+    Returns:
+        score name -> percentage, empty where no rows were asked for; and a few samples.
+    Memory: at most `free_bytes` where one row fits.
+    """
+    asked = config.metrics.eval_generate_rows
+    rows = 0 if asked == AUTO else min(int(asked), loader.num_rows)
+    if not rows:
+        return {}, []
+    compute = str(walk.weight_store.compute_dtype).removeprefix("torch.")
+    beside = Weights(
+        0, walk.model.embedding.dtype != walk.weight_store.compute_dtype, compute
+    )  # the model is there already
+
+    def fits(writing: Writing) -> bool:
+        return sum(predict_generation(walk.model.config, beside, writing, 0).values()) <= free_bytes
+
+    settings = GenerateConfig(max_new_tokens=loader.longest[1])
+    batch_size = max(1, most_rows(fits, Writing(rows, *loader.longest)))
+    return generate_metrics(
+        walk, loader, tokenizer, settings, accelerator,
+        rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
+    )  # fmt: skip
+
+
+def show_samples(
+    walk: Walk, loader: StepLoader, tokenizer: Tokenizer, count: int, progress: Progress, metrics: MetricsFile
+) -> str | None:
+    """Answer the first `count` held-out rows greedily, on the screen and in metrics.jsonl.
+
+    Returns:
+        the text of the first prompt, for the next command to type; None where there are no rows.
+    """
+    rows = list(itertools.islice(_rows(loader, max(count, 1)), max(count, 1)))
+    prompts = [_whole(tokenizer.decode(source, skip_special=False).removesuffix(EOS)) for source, _ in rows]
+    if count and rows:
+        answers = _answers(walk, [source for source, _ in rows], GenerateConfig(max_new_tokens=SAMPLE_TOKENS))
+        progress.note("samples")
+        for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
+            text = tokenizer.decode(answer, skip_special=False)
+            reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(EOS))
+            progress.sample(prompt, text, reference)
+            metrics.write("sample", prompt=prompt, answer=text, reference=reference)
+    return prompts[0] if prompts else None
+
+
+def _whole(text: str) -> str:
+    """A row's text without the letter that the longest length has cut through."""
+    return text.rstrip(BROKEN)
+
+
+def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig) -> list[list[int]]:
+    weight_store = walk.weight_store
+    return generate(
+        walk.model, inputs, settings, with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype
+    )
+
+
+def _rows(loader: StepLoader, count: int) -> Iterator[Row]:
+    for batch in loader.evaluation_batches(count, count, 0, 1):
+        for place in range(batch.num_rows):
+            yield _row(batch, place)
+
+
+def _row(batch: Batch, place: int) -> Row:
+    source = batch.input_ids[place, : batch.input_lengths[place]]
+    target = batch.labels[place, : batch.target_lengths[place]]
+    return source.tolist(), target.tolist()

@@ -1,0 +1,184 @@
+"""How near are generated answers to the right ones? Sums over rows, from which every score of a corpus follows.
+
+No score needs the texts once a row is counted: exact match and token F1 are means, BLEU and chrF follow from summed
+n-gram counts, ROUGE is the mean of its rows. So a metric turns one row into a few numbers, numbers are added, and the
+sums of several processes add up alike. All scores are percentages.
+
+Chinese: letters of Chinese, Japanese and Korean are tokens of their own for F1, ROUGE and `char_bleu`; other text is
+split as the metric's own program does it.
+Source: SQuAD's evaluation script (arXiv 1606.05250); sacrebleu (arXiv 1804.08771); rouge-score of google-research.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from settings.fields import AUTO, UserError
+
+Sums = NDArray[np.float64]
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_CJK_LETTER = re.compile(f"([{_CJK}])")
+_ROUGE_TOKEN = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+class Metric(Protocol):
+    """One way to compare; `names` are those of its scores."""
+
+    names: tuple[str, ...]
+
+    def count(self, answer: str, reference: str) -> Sequence[float]:
+        """The numbers of one row, always as many."""
+
+    def scores(self, sums: Sums) -> Sequence[float]:
+        """The percentages, one for each name, of the summed numbers; the last sum is the number of rows."""
+
+
+def normalised(text: str) -> str:
+    """SQuAD's form of an answer: lower case, without punctuation and articles, single spaces. Of any script."""
+    kept = "".join(
+        letter for letter in text.lower() if letter not in string.punctuation and unicodedata.category(letter)[0] != "P"
+    )
+    return " ".join(_ARTICLES.sub(" ", kept).split())
+
+
+def token_f1(answer: str, reference: str) -> float:
+    """SQuAD's F1 over the tokens of two answers, 0 to 1; both empty is 1."""
+    given, wanted = (_CJK_LETTER.sub(r" \1 ", normalised(text)).split() for text in (answer, reference))
+    if not given or not wanted:
+        return float(given == wanted)
+    common = sum((Counter(given) & Counter(wanted)).values())
+    return 2 * common / (len(given) + len(wanted))
+
+
+class _Squad:
+    """Exact match and token F1."""
+
+    names: tuple[str, ...] = ("exact_match", "f1")
+
+    def count(self, answer: str, reference: str) -> Sequence[float]:
+        return [float(normalised(answer) == normalised(reference)), token_f1(answer, reference)]
+
+    def scores(self, sums: Sums) -> Sequence[float]:
+        return (100 * sums[:-1] / sums[-1]).tolist()
+
+
+class _Sacrebleu:
+    """A metric of sacrebleu, by the statistics that it sums itself."""
+
+    def __init__(self, name: str) -> None:
+        from sacrebleu.metrics import BLEU, CHRF
+
+        self.names: tuple[str, ...] = (name,)
+        made: dict[str, Callable[[], Any]] = {
+            "bleu": lambda: BLEU(force=True),
+            "char_bleu": lambda: BLEU(tokenize="zh", force=True),
+            "chrf": CHRF,
+        }
+        self._metric: Any = made[name]()
+
+    def count(self, answer: str, reference: str) -> Sequence[float]:
+        return self._metric._extract_corpus_statistics([answer], [[reference]])[0]
+
+    def scores(self, sums: Sums) -> Sequence[float]:
+        return [self._metric._compute_score_from_stats(sums[:-1].astype(int).tolist()).score]
+
+
+class _RougeTokens:
+    """Words for ROUGE: as its own tokenizer for English, and letters of Chinese."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return _ROUGE_TOKEN.findall(text.lower())
+
+
+class _Rouge:
+    """ROUGE-1, -2 and -L: mean F over rows."""
+
+    names: tuple[str, ...] = ("rouge_1", "rouge_2", "rouge_l")
+
+    def __init__(self) -> None:
+        from rouge_score.rouge_scorer import RougeScorer
+
+        self._scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=_RougeTokens())
+
+    def count(self, answer: str, reference: str) -> Sequence[float]:
+        return [score.fmeasure for score in self._scorer.score(reference, answer).values()]
+
+    def scores(self, sums: Sums) -> Sequence[float]:
+        return (100 * sums[:-1] / sums[-1]).tolist()
+
+
+def _make(name: str) -> Metric:
+    """The metric that a word of `--metrics` means."""
+    if name == "squad":
+        return _Squad()
+    return _Rouge() if name == "rouge" else _Sacrebleu(name)
+
+
+# word of --metrics -> what computes it
+_WORDS = {
+    "exact_match": "squad", "f1": "squad", "bleu": "bleu", "chrf": "chrf", "rouge_1": "rouge", "rouge_2": "rouge",
+    "rouge_l": "rouge", "char_bleu": "char_bleu",
+}  # fmt: skip
+
+
+def metric_names(asked: str) -> list[str]:
+    """The scores that `--metrics` asks for, in the order of the table above; auto: all. `rouge` means its three.
+
+    Raises:
+        UserError: unknown names, all of them.
+    """
+    if asked == AUTO:
+        return list(_WORDS)
+    words = [word.strip().lower() for word in asked.split(",") if word.strip()]
+    unknown = [word for word in words if word not in _WORDS and word != "rouge"]
+    if unknown or not words:
+        raise UserError(
+            f"--metrics = {asked}, {', '.join(unknown) or 'nothing'} is not known; allowed: auto, {', '.join(_WORDS)}, rouge"
+        )
+    return [name for name in _WORDS if name in words or ("rouge" in words and name.startswith("rouge"))]
+
+
+class AnswerScores:
+    """Scores of answers that come one by one.
+
+    Args:
+        names: scores, see `metric_names`.
+    Memory: some fifty numbers; the libraries of sacrebleu 3 MB and of ROUGE 17 MB, loaded where asked for.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._metrics = [_make(kind) for kind in dict.fromkeys(_WORDS[name] for name in names)]
+        widths = [len(metric.count("", "")) for metric in self._metrics]
+        self._ends = np.cumsum(widths).tolist()
+        self.sums: Sums = np.zeros(sum(widths) + 1)  # the last one counts rows
+
+    @property
+    def rows(self) -> int:
+        """How many answers were counted."""
+        return int(self.sums[-1])
+
+    def add(self, answer: str, reference: str) -> None:
+        """Count one answer."""
+        numbers = [number for metric in self._metrics for number in metric.count(answer, reference)]
+        self.sums += np.array([*numbers, 1.0])
+
+    def result(self, sums: Sums | None = None) -> dict[str, float]:
+        """Score name -> percentage, of the own sums or of those gathered over processes; empty where no row was counted."""
+        sums = self.sums if sums is None else sums
+        if not sums[-1]:
+            return {}
+        found: dict[str, float] = {}
+        for metric, begin, end in zip(self._metrics, [0, *self._ends], self._ends, strict=False):
+            found.update(zip(metric.names, metric.scores(np.append(sums[begin:end], sums[-1])), strict=True))
+        return {name: float(found[name]) for name in self.names}

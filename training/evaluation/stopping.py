@@ -1,0 +1,99 @@
+"""Which evaluation was the best, and when has a run stopped getting better?
+
+One number decides both: the evaluation loss, or a score of answers. What it needs to know lies in the checkpoint's state,
+so that a resumed run stops at the same step as one that was never interrupted.
+
+Source: early stopping with patience: Prechelt 1998, "Early Stopping - But When?".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from settings.fields import counted
+
+LOSS = "loss"  # the only one of which less is better
+
+
+@dataclass
+class BestMetric:
+    """The best evaluation so far.
+
+    Args:
+        metric: which number of an evaluation counts: loss (less is better), or the name of a score (more is better).
+        patience: evaluations in a row that may be no better before a run stops; 0: it never stops for that.
+        value: the best number, None before the first; step: where that was.
+        evals_since: evaluations since then.
+    """
+
+    metric: str = LOSS
+    patience: int = 0
+    value: float | None = None
+    step: int = 0
+    evals_since: int = 0
+
+    @classmethod
+    def restore(cls, metric: str, patience: int, state: Mapping[str, Any] | None) -> BestMetric:
+        """Continue from the state of a checkpoint; another metric than it knows starts over.
+
+        Args:
+            state: what `state` returned; None: a new run.
+        """
+        if state is None or state["metric"] != metric:
+            return cls(metric, patience)
+        return cls(**{**state, "patience": patience})
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, for JSON."""
+        return asdict(self)
+
+    def is_best(self, step: int, values: Mapping[str, float]) -> bool:
+        """Take in one evaluation and say whether it is the best so far; equal is not better, inf and nan are never.
+
+        Args:
+            values: numbers of the evaluation by name, the metric among them.
+        Raises:
+            KeyError: it is not.
+        """
+        number = values[self.metric]
+        if math.isfinite(number) and (self.value is None or self._is_better(number, self.value)):
+            self.value, self.step, self.evals_since = number, step, 0
+            return True
+        self.evals_since += 1
+        return False
+
+    def _is_better(self, number: float, than: float) -> bool:
+        return number < than if self.metric == LOSS else number > than
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the last evaluations were no better, as many as patience allows."""
+        return 0 < self.patience <= self.evals_since
+
+    @property
+    def got_no_better(self) -> bool:
+        """Whether training has not helped: no evaluation was better than the one before the first step."""
+        return self.value is not None and self.step == 0 and self.evals_since > 0
+
+    def describe(self) -> str:
+        """Why a run stops, for the log."""
+        shown = "none" if self.value is None else f"{self.value:.4f}"
+        return (
+            f"stopped early: {counted(self.evals_since, 'evaluation')} in a row no better than {self.metric} {shown} "
+            f"at step {self.step}"
+        )
+
+    def remarks(self, step: int) -> list[str]:
+        """What is to be told at the end of a run, `step` being its last."""
+        found = [self.describe()] if self.should_stop else []
+        if self.got_no_better:
+            found.append(f"no evaluation was better than that of step 0: the model is that of step {step}")
+        return found
+
+
+def lowest_of(lowest: float | None, loss: float) -> float | None:
+    """The lowest evaluation loss after one more; inf and nan are none."""
+    return loss if math.isfinite(loss) and not (lowest is not None and lowest <= loss) else lowest

@@ -1,0 +1,122 @@
+"""What is in training now, and how far is it? The model with its engine, the state, and the way back to a checkpoint.
+
+All that changes from step to step is here, and changes through this class alone; what evaluates, saves, measures and
+recovers (`evaluating`, `saving`, `recording`, `recovering`) works on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from accelerate import Accelerator
+
+from data.batches.collate import Batch
+from devices.malloc import tune_malloc
+from memory.observe.monitor import Monitor
+from training.budget.keeping import Keeper
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.state import TrainingState
+from training.divergence import Divergence
+from training.evaluation.stopping import BestMetric, lowest_of
+from training.opening import Opening
+from training.processes.collectives import agree_on
+from training.report.journal import Journal
+from training.start.building import build
+from training.start.startup import rolled_back
+
+
+class LiveRun:
+    """A run while it trains.
+
+    Args:
+        opening: what it starts with. keeper: keeps it inside its budget, by the plan of now.
+        checkpoints: of the run. monitor, journal: watch it and report on it. accelerator: its processes.
+    Raises:
+        UserError: the checkpoint to start from is broken or of another shape.
+    Memory: the weights and, resuming, the optimizer's state.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        keeper: Keeper,
+        checkpoints: Checkpoints,
+        monitor: Monitor,
+        journal: Journal,
+        accelerator: Accelerator,
+    ) -> None:
+        self.start = self._beginning = opening.start
+        self.config, self.device, self.accelerator = opening.start.config, opening.device, accelerator
+        self.keeper, self.checkpoints, self.monitor, self.journal = keeper, checkpoints, monitor, journal
+        self.has_saved = False  # whether this part of the run has written a checkpoint
+        self._build()
+
+    @property
+    def is_main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    def _build(self) -> None:
+        """Make model and engine, and take up what the run starts from."""
+        choice, budget, train = self.keeper.plan.choice, self.keeper.budget, self.config.train
+        tune_malloc(choice.malloc)
+        if budget.device_bytes is not None:
+            self.device.limit_memory(budget.device_bytes)
+        with self.monitor.phase("load"):
+            self.engine = build(self.start, choice, self.device, self.accelerator)
+        self.state = self.start.state
+        self.last_good = self.state.step  # of the checkpoint that can be gone back to, or the beginning
+        self.divergence = Divergence.restore(self.state.divergence)
+        self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
+        self.keeper.cleaner.settle()
+        self.journal.memory(self.state.step, "load")
+
+    def follow_plan(self) -> None:
+        """Let the engine work as the plan now says."""
+        tune_malloc(self.keeper.plan.choice.malloc)
+        self.engine.follow(self.keeper.plan.choice)
+
+    def roll_back(self, reason: str) -> None:
+        """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
+        latest = agree_on(self.accelerator, self.checkpoints.latest())
+        self.start = rolled_back(self._beginning, latest, self.checkpoint_state())
+        del self.engine
+        self.keeper.before("rolling back", self.start.state.step)
+        self._build()
+        self.journal.rolled_back(self.state.step, reason)
+
+    def batches(self, number: int) -> list[Batch]:
+        """The micro-batches that this process reads in a step, counted from 1."""
+        plan, rank = self.keeper.plan, self.accelerator.process_index
+        return self.start.loader.micro_batches(
+            self.divergence.batch_of(number), effective_batch_size=plan.effective_batch_size,
+            batch_size=plan.choice.batch_size_per_gpu, rank=rank, num_processes=self.accelerator.num_processes,
+        )  # fmt: skip
+
+    # --- how far it is ---
+
+    def checkpoint_state(self) -> TrainingState:
+        """What a checkpoint written now keeps of the run."""
+        choice, scaling = self.engine.choice.as_dict(), self.engine.loss_scaling
+        return replace(self.state, choice=choice, loss_scaling=scaling, divergence=self.divergence.state())
+
+    def applied(self, number: int, tokens: int) -> None:
+        """A step is done that has read so many tokens, on all processes."""
+        self.divergence.applied(number)
+        self.state = replace(self.state, step=number, tokens=self.state.tokens + tokens)
+
+    def evaluated(self, loss: float, values: Mapping[str, float]) -> bool:
+        """An evaluation is done; returns whether it is the best so far.
+
+        Args:
+            values: its numbers by name, the metric that counts among them.
+        """
+        is_best, state = self.best.is_best(self.state.step, values), self.state
+        first = loss if state.first_eval_loss is None else state.first_eval_loss
+        lowest = lowest_of(state.best_eval_loss, loss)
+        self.state = replace(state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state())
+        return is_best
+
+    def saved(self) -> None:
+        """The state of now is in a checkpoint."""
+        self.last_good, self.has_saved = self.state.step, True

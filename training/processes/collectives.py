@@ -1,0 +1,76 @@
+"""How do the processes of a run agree? Sums, the least of all, and the main process's word for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.utils import broadcast_object_list, gather_object
+
+from settings.fields import UserError
+
+Value = TypeVar("Value")
+# A failure is found by `training.processes.peers` in seconds; so this only has to be longer than preparing and saving ever take.
+PATIENCE = timedelta(hours=12)
+
+
+def group_settings() -> InitProcessGroupKwargs:
+    """For `Accelerator(kwargs_handlers=[...])`: a process group that waits for whoever prepares data or saves."""
+    return InitProcessGroupKwargs(timeout=PATIENCE)
+
+
+def sum_over(accelerator: Accelerator, *numbers: float) -> list[float]:
+    """Sum each number over all processes, in float64 where the device has it: one process and two shall agree."""
+    if accelerator.num_processes == 1:
+        return list(numbers)
+    return accelerator.reduce(_as_tensor(accelerator, numbers), reduction="sum").tolist()  # type: ignore[no-any-return, union-attr]
+
+
+def least_of(accelerator: Accelerator, *numbers: float) -> list[float]:
+    """The least of each number over all processes: budgets are measured at different times, and machines differ."""
+    return [-number for number in most_of(accelerator, *(-number for number in numbers))]
+
+
+def most_of(accelerator: Accelerator, *numbers: float) -> list[float]:
+    """The largest of each number over all processes."""
+    if accelerator.num_processes == 1:
+        return list(numbers)
+    everyone = accelerator.gather(_as_tensor(accelerator, numbers).unsqueeze(0))
+    return everyone.amax(0).tolist()  # type: ignore[no-any-return, union-attr]
+
+
+def agree_on(accelerator: Accelerator, value: Value) -> Value:
+    """The main process's value, on all processes."""
+    return broadcast_object_list([value])[0] if accelerator.num_processes > 1 else value  # type: ignore[no-any-return]
+
+
+def first_told(accelerator: Accelerator, value: Value | None) -> Value | None:
+    """The value of the first process that has one."""
+    told = gather_object([value]) if accelerator.num_processes > 1 else [value]
+    return next((each for each in told if each is not None), None)
+
+
+def by_main(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
+    """What the main process alone finds out, on all processes; what it refuses, all refuse.
+
+    Raises:
+        UserError: `work` did.
+    """
+    found: tuple[Value | None, list[str]] = (None, [])
+    if accelerator.is_main_process:
+        try:
+            found = work(), []
+        except UserError as error:
+            found = None, error.problems
+    result, problems = agree_on(accelerator, found)
+    if problems:
+        raise UserError(*problems)
+    return result  # type: ignore[return-value]
+
+
+def _as_tensor(accelerator: Accelerator, numbers: tuple[float, ...]) -> torch.Tensor:
+    dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    return torch.tensor(numbers, dtype=dtype, device=accelerator.device)

@@ -1,0 +1,75 @@
+"""How does a run end early without losing anything? The first signal asks, the second insists.
+
+A launcher forwards the Ctrl-C that its children have already received from the terminal, and `kill` often comes from a
+batch system that repeats itself: signals that follow the first shortly after count as the same request, not a second one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from training.report.endings import EXIT_CODE, SAVE, STOP
+
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Interrupts:
+    """Turn SIGINT and SIGTERM into `stop_requested` while the context is open.
+
+    Only the main thread of a process can take signals; elsewhere (a notebook's worker) the context does nothing.
+
+    Args:
+        is_main: whether this process tells the user.
+        same_wish_seconds: signals this close after the first one are taken for the same.
+    """
+
+    def __init__(self, is_main: bool = True, same_wish_seconds: float = 1.0) -> None:
+        self.stop_requested = False
+        self._is_main = is_main
+        self._same_wish_seconds = same_wish_seconds
+        self._first_time = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # the last one is Windows' Ctrl-Break
+                number = getattr(signal, name, None)
+                if number is not None:
+                    self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def hear(self, wish: str) -> tuple[float, float]:
+        """Take a wish that came by a file, see `training.report.heartbeat`: STOP is the same as a first signal.
+
+        Returns:
+            whether to stop, by wish or by signal, and whether to save, as numbers that processes can add up.
+        """
+        if wish == STOP and not self.stop_requested:
+            self.stop_requested, self._first_time = True, time.monotonic()
+        return float(self.stop_requested), float(wish == SAVE)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.stop_requested:
+            self.stop_requested, self._first_time = True, now
+            self._tell(b"\nfinishing the step, saving; again to leave at once\n")
+        elif now - self._first_time >= self._same_wish_seconds:
+            self._tell(b"\nleft without saving\n")
+            if sys.__stdout__ is not None and sys.__stdout__.isatty():
+                os.write(sys.__stdout__.fileno(), SHOW_CURSOR)  # a live display hides it
+            os._exit(EXIT_CODE)
+
+    def _tell(self, text: bytes) -> None:
+        if self._is_main and sys.__stderr__ is not None:
+            os.write(sys.__stderr__.fileno(), text)  # print may be what the signal has interrupted

@@ -1,0 +1,55 @@
+"""What is measured of a run's steps? Each is reported as it is done; together they give the summary."""
+
+from __future__ import annotations
+
+from training.evaluation.losses import mean_metrics
+from training.live import LiveRun
+from training.report.progress import Reading
+from training.report.summary import Summary
+
+
+class Recorder:
+    """Measures one run.
+
+    Args:
+        live: the run. planned_peak_bytes: what the plan of its beginning says.
+    """
+
+    def __init__(self, live: LiveRun, planned_peak_bytes: int) -> None:
+        self.live, self._planned_peak_bytes = live, planned_peak_bytes
+        self._seconds, self._tokens = 0.0, 0  # of the steps done here
+
+    def step(self, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
+        """Report the step that was just done.
+
+        Args:
+            loss: summed over all processes. labels: what its mean is over. rate: the learning rate. tokens: read by all.
+        """
+        live, plan = self.live, self.live.keeper.plan
+        self._seconds += seconds
+        self._tokens += tokens
+        now = live.monitor.sample("train")
+        used = now.device_bytes if live.device.is_separate_memory else now.anon_bytes
+        figures = mean_metrics(live.engine.walk.objective, labels, live.accelerator)
+        update = live.engine.update
+        if update.is_skipped and update.scaling is not None:
+            figures["skipped_at_loss_scale"] = update.scaling.scale
+        mean, speed = loss / max(labels, 1), tokens / seconds
+        reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
+        live.journal.step(reading, tokens, seconds, plan.choice, figures)
+
+    def summary(self) -> Summary:
+        """What was planned and measured, for the end."""
+        live, state, monitor, keeper = self.live, self.live.state, self.live.monitor, self.live.keeper
+        return Summary(
+            steps=state.step, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
+            first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
+            planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=self._peak_bytes(),
+            budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
+            care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
+            model_dir=str(live.start.run_dir), **live.divergence.figures(),
+        )  # fmt: skip
+
+    def _peak_bytes(self) -> int:
+        device = self.live.device
+        return device.memory_peak_bytes() if device.is_separate_memory else self.live.monitor.peak_bytes

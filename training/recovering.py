@@ -1,0 +1,94 @@
+"""What does a run do after a step that was not applied? It takes a smaller way, passes over rows, slows down, or ends.
+
+Short of memory: a smaller way, the same rows again. Not finite: past the rows; after several in a row, from the last
+checkpoint with half the learning rate. Where weights were changed already, both go back to the last checkpoint first.
+Every process comes here together, and decides the same.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from config import DoesNotFit, UserError
+from engine.step import Outcome
+from training.checkpoints.runs import publish
+from training.divergence import why_diverged, why_hopeless
+from training.live import LiveRun
+from training.processes.collectives import first_told, sum_over
+from training.saving import Saver
+
+CHANGED = "weights were changed already"
+
+
+class Recovery:
+    """The way on after a failed step, or the end.
+
+    Args:
+        live: the run. saver: writes what is good before it ends.
+    """
+
+    def __init__(self, live: LiveRun, saver: Saver) -> None:
+        self.live, self.saver = live, saver
+
+    def after_step(self, outcome: Outcome, number: int) -> None:
+        """Go on after step `number`, which memory did not suffice for, or which was not finite."""
+        if outcome.is_out_of_memory:
+            self._after_out_of_memory(outcome, number)
+        else:
+            self._leave_out(number, outcome.is_changed)
+
+    def slow_down(self, number: int) -> None:
+        """Continue from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
+        divergence = self.live.divergence
+        if not divergence.slow_down():
+            self._end_diverged(number)
+        self.live.roll_back(f"step {number} is not finite: the learning rate is now {divergence.rate_factor:g} of it")
+
+    def give_up(self) -> NoReturn:
+        """End a run for which nothing is left to shrink.
+
+        Raises:
+            DoesNotFit: always; it says what helps.
+        """
+        live = self.live
+        resume = f"; step {live.last_good} is saved in {live.start.run_dir}" if live.checkpoints.latest() else ""
+        raise DoesNotFit((live.keeper.exhausted or "another process has nothing left to shrink") + resume)
+
+    def _after_out_of_memory(self, outcome: Outcome, number: int) -> None:
+        """The error came here or on another process: a smaller way there, the same rows again on all."""
+        live = self.live
+        if outcome.failure is not None:
+            live.keeper.after_out_of_memory(outcome.failure, "train", number)
+        (exhausted,) = sum_over(live.accelerator, float(live.keeper.exhausted is not None))
+        if exhausted:
+            if not outcome.is_changed:
+                self.saver.save(is_best=False)
+            self.give_up()
+        if outcome.is_changed:
+            live.roll_back(CHANGED)
+        else:
+            live.follow_plan()
+
+    def _leave_out(self, number: int, is_changed: bool) -> None:
+        """After a step that was not finite on any process: past its rows; where weights suffered, back to a checkpoint."""
+        live, divergence = self.live, self.live.divergence
+        divergence.skip(number)
+        rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
+        live.journal.left_out(number, rows, first_told(live.accelerator, live.engine.checks.first))
+        if divergence.is_stuck and not is_changed and live.state.step == live.last_good:
+            self._end_diverged(number, is_hopeless=True)  # no rate changes what the weights there are give
+        if divergence.is_stuck:
+            self.slow_down(number)
+        elif is_changed:
+            live.roll_back(CHANGED)
+
+    def _end_diverged(self, number: int, is_hopeless: bool = False) -> NoReturn:
+        """Publish what is good, and say what to change."""
+        live = self.live
+        last = live.checkpoints.best() or live.checkpoints.latest()
+        if is_hopeless and not live.has_saved:
+            raise UserError(why_hopeless(live.start.base, live.keeper.plan.choice.compute))
+        if last is not None:
+            publish(last, live.start.run_dir, live.is_main)
+        rate, folder = live.config.train.learning_rate, last and live.start.run_dir
+        raise UserError(why_diverged(rate, number, live.divergence.rate_factor, folder))

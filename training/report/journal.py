@@ -1,0 +1,209 @@
+"""What is reported of a run, and where? To the screen, to the log, and to metrics.jsonl, each event once.
+
+The trainer says what has happened; which of the three hears of it, and in which words, is decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loguru import logger
+
+from config import PREFERENCES, Config
+from data.text.templates import Template
+from memory.cleanup import CleanupRecord
+from memory.cost.disk import disk_need
+from memory.cost.duration import Renewal
+from memory.cost.prediction import Choice
+from memory.observe.monitor import Monitor
+from memory.plan import Plan
+from memory.recovery import RecoveryRecord
+from model.shapes import weight_counts
+from settings.fields import counted
+from training.report.heartbeat import Heartbeat
+from training.report.progress import Progress, Reading, about, duration
+from training.report.results import Evaluation, Sample, named_rows
+from training.report.summary import Summary, next_commands, plan_rows, recomputed, summary_rows
+from training.report.tracking import MetricsFile, open_log
+
+
+class Journal:
+    """Reports on one run; a context, so that the terminal is whole again whatever happens.
+
+    Args:
+        config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
+        monitor: whose records go into metrics.jsonl.
+        is_main: other processes tell nothing. clock: seconds that only grow.
+    Raises:
+        UserError: `log_dir` cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        start_step: int,
+        monitor: Monitor,
+        is_main: bool,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        run, train = config.run, config.train
+        self.monitor, self._clock = monitor, clock
+        self._renewal: Renewal | None = None
+        self._began, self._promise = clock(), ""
+        self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
+        self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
+        self.metrics = MetricsFile(
+            f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main
+        )
+        if train.is_keep_training:
+            self.metrics.truncate_after(start_step)
+        monitor.report_to(lambda record: self.metrics.write("memory", **record))
+        self._step, self._max_steps = start_step, int(train.max_steps)
+        self._heartbeat = Heartbeat(Path(run.log_dir, run.run_name), self._facts, is_main)
+
+    def __enter__(self) -> Journal:
+        self.progress.start()
+        self._heartbeat.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._heartbeat.__exit__(kind, error, trace)
+        self.progress.stop()
+        self.metrics.close()
+
+    def tell(self, text: str) -> None:
+        """Say something on the screen and in the log."""
+        self.progress.note(text)
+        logger.info(text)
+
+    def wish(self) -> str:
+        """What somebody has asked for from outside since the last call; see `training.report.heartbeat`."""
+        return self._heartbeat.wish()
+
+    def _facts(self) -> dict[str, Any]:
+        """What each sign of life tells."""
+        monitor = self.monitor
+        return {
+            "step": self._step, "max_steps": self._max_steps, "log": str(self._log),
+            "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),
+        }  # fmt: skip
+
+    def begin(self, config: Config, plan: Plan, step: int) -> None:
+        """What will be done, and the plan for it."""
+        self.metrics.write("start", step=step, run_name=config.run.run_name, settings=config.as_dict())
+        self.plan(plan)
+        self._began = self._clock()
+        if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
+            self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
+        self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
+        rows = plan_rows(plan, weight_counts(config.model)["total"])
+        self.progress.table("plan", [*rows, ("disk", disk_need(config, plan.choice.storage).describe())])
+
+    def plan(self, plan: Plan) -> None:
+        """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
+        logger.info("activation checkpointing: {}", recomputed(plan.choice.saved_blocks, plan.num_blocks))
+        self.metrics.write("plan", **plan.as_dict())
+
+    def step(self, reading: Reading, tokens: int, seconds: float, choice: Choice, extra: dict[str, float]) -> None:
+        """One optimizer step; `extra` are further figures of it. Once, after the first ones, the time that is left."""
+        left = None if self._renewal is None else self._renewal.after_step(seconds)
+        if left is not None:
+            extra = {
+                **extra,
+                "seconds_left": left.seconds,
+                "seconds_left_low": left.low,
+                "seconds_left_high": left.high,
+            }
+        self._step = reading.step
+        self.metrics.write(
+            "step", step=reading.step, loss=reading.loss, learning_rate=reading.learning_rate, tokens=tokens,
+            seconds=round(seconds, 4), tokens_per_second=round(reading.tokens_per_second, 1),
+            batch_size_per_gpu=choice.batch_size_per_gpu,
+            gradient_accumulation_steps=choice.gradient_accumulation_steps, memory_bytes=reading.memory_bytes,
+            peak_bytes=reading.peak_bytes, time=round(time.time(), 2), **extra,
+        )  # fmt: skip
+        logger.debug(
+            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s",
+            reading.step, reading.loss, reading.learning_rate, reading.tokens_per_second,
+        )  # fmt: skip
+        self.progress.step(reading)
+        if left is not None:
+            self.tell(f"step {reading.step}: {about(left.seconds, left.low, left.high)} left, from the steps so far")
+
+    def evaluation(
+        self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
+    ) -> None:
+        """The loss on held-out rows; `extra` are further metrics, `samples` answers beside what the data says."""
+        self.metrics.write(
+            "eval", step=step, loss=result.loss, perplexity=result.perplexity, rows=result.rows, tokens=result.tokens,
+            **extra,
+        )  # fmt: skip
+        further = "".join(f", {name} {value:.3f}" for name, value in extra.items())
+        perplexity = "" if result.metrics else f", perplexity {result.perplexity:,.1f}"  # of tokens, not of preferences
+        self.tell(
+            f"step {step}: evaluation loss {result.loss:.4f}{perplexity}{further} ({counted(result.rows, 'row')})"
+        )
+        for sample in samples:
+            self.progress.sample(sample.prompt, sample.answer, sample.reference)
+            self.metrics.write("sample", step=step, **asdict(sample))
+        self.memory(step, "evaluation")
+
+    def memory(self, step: int, phase: str) -> None:
+        """A memory record: one line of the log, one event."""
+        self.monitor.record(step, phase)
+        logger.info(self.monitor.line(step))
+
+    def cleanup(self, step: int, record: CleanupRecord) -> None:
+        """What a cleaning gave back; those that are full and come inside training leave a memory record."""
+        self.metrics.write("cleanup", step=step, kind=record.kind, freed_bytes=record.freed_bytes, reason=record.reason)
+        if record.kind == "full" and record.reason in ("schedule", "pressure"):
+            self.memory(step, "train")
+
+    def recovery(self, step: int, record: RecoveryRecord) -> None:
+        """What was changed because memory did not suffice."""
+        self.metrics.write("recovery", step=step, **record.as_dict())
+        self.tell(record.report)
+
+    def rolled_back(self, step: int, reason: str) -> None:
+        """The run continues from an earlier step: the events after it did not happen, but for why it had to go back."""
+        self.metrics.truncate_after(step, spared="recovery")
+        report = f"{reason}: continuing after step {step}"
+        self.metrics.write("recovery", step=step, reason="rolled back", report=report)
+        self.tell(report)
+
+    def left_out(self, step: int, rows: list[int], place: str | None) -> None:
+        """A batch was passed over because the step that read it was not finite.
+
+        Args:
+            rows: their numbers. place: where it began, in words, if that is known.
+        """
+        origin = f", first in {place}" if place else ""
+        report = f"step {step}: inf or nan{origin}; left out {named_rows(rows)}"
+        self.metrics.write("recovery", step=step, reason="not finite", rows=rows, place=place, report=report)
+        self.tell(report)
+
+    def checkpoint(self, step: int, path: Any, is_best: bool) -> None:
+        """A checkpoint was written."""
+        self.metrics.write("checkpoint", step=step, path=str(path), best=is_best)
+        logger.info("step {} saved to {}", step, path)
+
+    def end(self, summary: Summary, config: Config, prompt: str) -> None:
+        """The summary, and what may be typed next."""
+        figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
+        taken = self._clock() - self._began
+        self.metrics.write("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
+        rows = summary_rows(summary)
+        told = [("time", f"{duration(taken)} since the plan, which said {self._promise}")] if self._promise else []
+        self.progress.table("done", [*rows[:-1], *told, rows[-1]])
+        template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
+        is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
+        lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
+        self.progress.note("next\n" + "\n".join(f"  {line}" for line in lines))

@@ -1,0 +1,202 @@
+"""Where is written what a run did? One log for people, one file of JSON lines for programs.
+
+The log is loguru's. `metrics.jsonl` holds one object a line, `event` first; each line is flushed, so that a killed run
+loses at most the line it was writing. On resume, what lies after the checkpoint is dropped: each step stands once.
+Only the main process writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from screen import visible
+from settings.fields import UserError
+
+LOG_PREFIX = "chat_trainer_low_mem_"
+LINE = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <7} | {message}"
+_open_log: Path | None = None
+
+
+def open_log(
+    log_dir: str | Path, run_name: str, is_main: bool = True, console: Callable[[str], None] | None = None
+) -> Path | None:
+    """Send loguru's records to a new file, and warnings also to the screen.
+
+    Args:
+        log_dir: folder of the logs; made if missing.
+        run_name: told in the first line.
+        is_main: other processes log nothing.
+        console: takes one line of text for the screen, e.g. `Progress.note`; by default standard error.
+    Returns:
+        the log file, `chat_trainer_low_mem_<YYYYmmdd_HHMMSS>.log`; None if this process is not the main one.
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    global _open_log
+    logger.remove()
+    if not is_main:
+        return None
+    path = Path(log_dir) / f"{LOG_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # diagnose would write the values of variables, texts of the user among them
+        logger.add(_LogFile(path), level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
+    except OSError as error:
+        raise _unwritable(log_dir, error) from None
+    tell = console or (lambda text: print(text, file=sys.stderr))
+    logger.add(lambda message: tell(str(message).rstrip("\n")), level="WARNING", format="{level.name}: {message}")
+    _open_log = path
+    logger.info("run {}", run_name)
+    return path
+
+
+class _LogFile:
+    """Where loguru's lines go: a full disk is told as such, where loguru would show a traceback for each line and go on."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder, self._file = path.parent, path.open("a", encoding="utf8")
+
+    def write(self, line: str) -> None:
+        """Append a line and flush it."""
+        try:
+            self._file.write(visible(line))
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self._folder, error) from None
+
+    def stop(self) -> None:
+        """Close the file, as loguru asks at the end; what a full disk has not taken is lost, and has been told."""
+        with suppress(OSError):
+            self._file.close()
+
+
+def close_log() -> None:
+    """Close the log file."""
+    global _open_log
+    logger.remove()
+    _open_log = None
+
+
+def log_crash(traceback_text: str) -> Path | None:
+    """Write a traceback into the open log, not to the screen.
+
+    Returns:
+        the log file, or None if no log is open.
+    """
+    place = _open_log
+    if place is None:
+        return None
+    close_log()
+    try:
+        with place.open("a", encoding="utf8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} | CRITICAL\n{visible(traceback_text)}")
+    except OSError:
+        return None
+    return place
+
+
+class MetricsFile:
+    """The events of one run, one JSON object a line.
+
+    Args:
+        path: usually `log_dir/run_name/metrics.jsonl`; its folder is made if missing.
+        resume: keep what the file holds (call `truncate_after` before writing); otherwise it starts empty.
+        is_main: other processes write nothing.
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, resume: bool = False, is_main: bool = True) -> None:
+        self.path = Path(path)
+        self._is_main = is_main
+        if is_main:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("a" if resume else "w", encoding="utf8")
+            except OSError as error:
+                raise _unwritable(self.path.parent, error) from None
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event. Numbers that JSON does not know (nan, inf) become null."""
+        if not self._is_main:
+            return
+        record = {"event": event, **{name: _plain(value) for name, value in fields.items()}}
+        try:
+            self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self.path.parent, error) from None
+
+    def truncate_after(self, step: int, spared: str | None = None) -> int:
+        """Drop the events of later steps, and lines that are no event, such as the torn last line of a killed run.
+
+        Events without a step stay. The file is replaced at once, so a kill meanwhile leaves the old one.
+
+        Args:
+            step: the checkpoint's step; 0 keeps no step at all. spared: events of this name stay.
+        Returns:
+            how many lines were dropped.
+        Memory: one line.
+        """
+        if not self._is_main:
+            return 0
+        self._file.close()
+        dropped = 0
+        shorter = self.path.with_suffix(".tmp")
+        try:
+            with self.path.open("rb") as old, shorter.open("wb") as new:
+                for line in old:
+                    keep = _is_kept(line, step, spared)
+                    dropped += not keep
+                    if keep:
+                        new.write(line)
+                new.flush()
+                os.fsync(new.fileno())
+            os.replace(shorter, self.path)
+            self._file = self.path.open("a", encoding="utf8")
+        except OSError as error:
+            raise _unwritable(self.path.parent, error) from None
+        return dropped
+
+    def close(self) -> None:
+        """Close the file. Each line was flushed: one that a full disk has not taken has been told."""
+        if self._is_main:
+            with suppress(OSError):
+                self._file.close()
+
+
+def _is_kept(line: bytes, step: int, spared: str | None) -> bool:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    if not line.endswith(b"\n") or not isinstance(record, dict) or "event" not in record:
+        return False
+    return not isinstance(record.get("step"), int) or record["step"] <= step or record["event"] == spared
+
+
+def _plain(value: Any) -> Any:
+    """Turn what numpy, torch and pathlib give into what JSON knows."""
+    if isinstance(value, dict):
+        return {str(key): _plain(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(member) for member in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unwritable(folder: str | Path, error: OSError) -> UserError:
+    return UserError(f"--log_dir = {folder}, cannot be written: {error.strerror}; free space or choose another log_dir")

@@ -1,0 +1,231 @@
+"""Which few weights learn, and which base do they belong to? The training side of `model.lora.adapter`.
+
+An adapter's folder names its base and the base's fingerprint: an adapter on other weights of the same shape would load
+and write nonsense, so it is refused. The fingerprint is of the first rows of the blocks' matrices, rounded to bf16: it
+takes no time, and files, shards and dtypes do not change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from config import Config
+from model.formats.peft import is_adapter, load_adapters, read_info
+from model.formats.tensor_files import TensorFolder, read_json
+from model.lora.adapter import LoraAdapter, add_adapters, resolve_targets, use_adapters
+from model.lora.form import AdapterInfo, LoraSettings
+from model.lora.freezing import freeze
+from model.t5 import T5
+from settings.fields import AUTO, UserError
+
+FINGERPRINT_ROWS = 4
+FINGERPRINT = "base_fingerprint"  # in the config.json of a model that was made from another
+
+
+def fingerprint_of(folder: str | Path) -> str:
+    """What tells the weights of one model folder from those of another; a folder in int8 has that of its original.
+
+    Memory: a chunk of a tensor.
+    """
+    about = read_json(Path(folder) / "config.json")
+    if FINGERPRINT in about:
+        return str(about[FINGERPRINT])
+    stored, digest = TensorFolder(Path(folder)), hashlib.blake2b(digest_size=16)
+    for name in sorted(name for name in stored.names if ".block." in name):
+        head = next(stored.chunks(name))[:FINGERPRINT_ROWS].to(torch.bfloat16).contiguous()
+        digest.update(f"{name} {stored.shape(name)} ".encode() + head.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def home_of(folder: Path, config: Config) -> Path:
+    """The model folder of what a run starts from; a flag `finetune_from` says where the base of an adapter lies now."""
+    return base_of(folder, config.train.finetune_from if config.origins.get("finetune_from") == "flag" else None)
+
+
+def note_origin(folder: Path, origin: str | Path) -> None:
+    """Let a model folder have the fingerprint of another: adapters of that one then go over this one too."""
+    path = folder / "config.json"
+    values = {**read_json(path), FINGERPRINT: fingerprint_of(origin)}
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf8")
+
+
+def base_of(folder: str | Path, instead: str | None = None) -> Path:
+    """The model folder behind a folder: itself, or the base of the adapter in it.
+
+    Args:
+        instead: where the base lies now, if it has moved; only heeded for adapters, and where it is none.
+    Raises:
+        UserError: the base is not there.
+    """
+    if not is_adapter(folder):
+        return Path(folder)
+    base = Path(instead if instead and not is_adapter(instead) else read_info(folder).base)
+    if is_adapter(base):
+        raise UserError(f"{folder}, is an adapter for {base}, which is an adapter as well; merge that one first")
+    if not (base / "config.json").is_file():
+        raise UserError(f"{folder}, is an adapter for {base}, which is not there; put it back or name it with --model")
+    return base
+
+
+def tokenizer_folder(folder: Path, home: Path) -> Path:
+    """Where the tokenizer of an adapter lies: beside it, or with its base."""
+    return folder if (folder / "tokenizer.json").is_file() else home
+
+
+def lora_settings(config: Config, model: T5) -> LoraSettings | None:
+    """The adapters that the settings ask for; None: none.
+
+    Raises:
+        UserError: targets that this model does not have.
+    """
+    lora = config.lora
+    if not lora.lora_rank:
+        return None
+    alpha = 2.0 * lora.lora_rank if lora.lora_alpha == AUTO else float(lora.lora_alpha)
+    stabilised = lora.lora_scaling == "rank_stabilised"
+    targets = resolve_targets(model, lora.lora_targets)
+    return LoraSettings(lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora)
+
+
+def choose_trained(model: T5, config: Config, start: Path | None = None, base: Path | None = None) -> T5:
+    """Put on the adapters of a run and freeze what its settings name.
+
+    Args:
+        start: a folder with adapters to continue from; others begin at zero. base: folder of the model's own weights.
+    Raises:
+        UserError: settings that this model cannot follow; adapters of another base or form.
+    Memory: the adapters.
+    """
+    settings = lora_settings(config, model)
+    if settings is not None:
+        add_adapters(model, settings, config.run.seed)
+        known = fingerprint_of(base) if base is not None else ""
+        if start is not None and is_adapter(start):
+            _go_on(model, settings, start, known)
+        model.adapter_info = AdapterInfo(settings, "" if base is None else str(base.resolve()), known)
+    freeze(model, config.train.freeze or "")
+    return model
+
+
+def _go_on(model: T5, settings: LoraSettings, start: Path, known: str) -> None:
+    info = read_info(start)
+    if set(info.settings.targets) != set(settings.targets) or info.settings.rank != settings.rank:
+        raise UserError(
+            f"--lora_rank = {settings.rank} on {','.join(settings.targets)}, the adapter {start} has rank {info.settings.rank} "
+            f"on {','.join(info.settings.targets)}; name the same, or start from its base {info.base}"
+        )
+    _check_fingerprint(start, info, known)
+    adapters = load_adapters(model, start)
+    for adapter in adapters.values():
+        adapter.scaling = settings.scaling
+    use_adapters(model, adapters)
+
+
+def check_trained(config: Config, base: Path | None) -> list[str]:
+    """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
+    if config.lora.lora_rank and base is None:
+        return [
+            f"--lora_rank = {config.lora.lora_rank}, a base to adapt is needed; name --finetune_from=FOLDER, or train "
+            "without adapters"
+        ]
+    if base is not None and is_adapter(base) and not config.lora.lora_rank:
+        return [
+            f"--finetune_from = {base}, is an adapter; continue with it by --lora_rank={read_info(base).settings.rank}, or "
+            "merge it first"
+        ]
+    model, problems = T5(config.model, "meta"), []
+
+    def adapt() -> None:
+        settings = lora_settings(config, model)
+        if settings is not None:
+            add_adapters(model, settings)
+
+    for attempt in (adapt, partial(freeze, model, config.train.freeze or "")):
+        try:
+            attempt()
+        except UserError as error:
+            problems += error.problems
+    return problems
+
+
+# --- ready adapters ---
+
+
+@dataclass
+class AdapterSet:
+    """Several adapters over one model, of which one or none is on.
+
+    Args:
+        by_name: name -> path of its matrix -> adapter.
+    """
+
+    model: T5
+    by_name: dict[str, dict[str, LoraAdapter]]
+    infos: dict[str, AdapterInfo]
+
+    def set_adapter(self, name: str | None) -> None:
+        """Let this adapter be on, and no other; None: the base alone.
+
+        Raises:
+            UserError: no such adapter.
+        """
+        if name is not None and name not in self.by_name:
+            raise UserError(f"adapter = {name}, is not loaded; there are: {', '.join(self.by_name)}")
+        use_adapters(self.model, {} if name is None else self.by_name[name])
+        self.model.adapter_info = None if name is None else self.infos[name]
+
+
+def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -> AdapterSet:
+    """Load adapters over a model; the first is on. Each is called by the name of its folder.
+
+    Args:
+        folders: of adapters, at least one.
+        base: the model's own folder, whose fingerprint must be theirs; None: not checked.
+    Raises:
+        UserError: no adapter, one for another base, or two of one name.
+    Memory: the adapters.
+    """
+    names = [Path(folder).resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        raise UserError(f"--adapter = {','.join(map(str, folders))}, folders of one name; rename one of them")
+    known = "" if base is None else fingerprint_of(base)
+    infos = {name: read_info(folder) for name, folder in zip(names, folders, strict=True)}
+    for folder, info in zip(folders, infos.values(), strict=True):
+        _check_fingerprint(folder, info, known)
+    loaded = {name: load_adapters(model, folder) for name, folder in zip(names, folders, strict=True)}
+    adapters = AdapterSet(model, loaded, infos)
+    adapters.set_adapter(names[0])
+    for weight in (weight for by_path in loaded.values() for a in by_path.values() for weight in a.parameters()):
+        weight.requires_grad_(False)
+    return adapters
+
+
+def _check_fingerprint(folder: str | Path, info: AdapterInfo, known: str) -> None:
+    if info.fingerprint and known and info.fingerprint != known:
+        raise UserError(
+            f"--adapter = {folder}, is for another base ({info.base}): its weights are not these; name that base with --model"
+        )
+
+
+def adapter_folders(folder: Path, named: str | None) -> list[Path]:
+    """The adapters of a model folder (itself, where it is one) and of the setting `adapter`, in order.
+
+    Raises:
+        UserError: a folder that holds none.
+    """
+    words = [Path(word.strip()) for word in (named or "").split(",") if word.strip()]
+    missing = [
+        f"--adapter = {word}, holds no adapter_config.json; name an adapter's folder"
+        for word in words
+        if not is_adapter(word)
+    ]
+    if missing:
+        raise UserError(*missing)
+    return [*([folder] if is_adapter(folder) else []), *words]

@@ -1,0 +1,303 @@
+"""What does the reference model think of each answer? Asked once, before training, and kept on disk.
+
+A preference run that trains all weights compares with the model it started from. Holding that model beside the one in
+training would double the weights; its log-probabilities are two numbers a row. They are computed in a phase of their own
+that takes no more memory than evaluation, for the rows that the run will see, and stored beside the shards, tied to the
+model's weights, the dtypes and the data. A row that is not known is NaN, so a phase that was interrupted continues where it
+stopped; a resumed run reads the numbers it began with, which its folder names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+
+from data.batches.loader import StepLoader
+from data.cache import fingerprint
+from data.shards.store import Manifest
+from devices.base import Device
+from engine.micro_batches import to_micro_batch
+from engine.objectives.preference import answer_log_probabilities
+from engine.walk import Walk
+from memory.cleanup import clean_all
+from memory.cost.work import Choice
+from settings.fields import UserError
+from training.checkpoints.durable import replace_text
+from training.checkpoints.state import TrainingState
+from training.processes.collectives import agree_on
+from training.report.progress import duration
+from training.start.adapters import base_of
+from training.start.building import build
+from training.start.preference import stores_reference
+from training.start.startup import Start
+
+FORMAT = 1  # raise it when the same rows would get other numbers
+BLOCK_ROWS = 1024  # rows between two writes to the file
+LINE_SECONDS = 10.0
+RECORD = "reference.json"
+_STORE = re.compile(r"reference-[0-9a-f]{16}")
+Tell = Callable[[str], None]
+
+
+def attach_reference(
+    begin: Start, choice: Choice, device: Device, accelerator: Accelerator, effective_batch_size: int, tell: Tell
+) -> None:
+    """Give both loaders of a run the reference log-probabilities of the rows it will see; computed where not stored.
+
+    Args:
+        begin: its settings have `max_steps` resolved; the run's folder exists.
+        choice: micro-batch of evaluation, and dtypes.
+    Raises:
+        UserError: the reference model has changed or is gone, and rows are missing; or the disk is full.
+    Memory: the model and one micro-batch of evaluation; 1 byte a row; 8 bytes a row on disk.
+    """
+    # a resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model
+    is_recorded = begin.config.train.is_keep_training and (begin.run_dir / RECORD).is_file()
+    if not is_recorded and not stores_reference(begin.config):
+        return
+    record = _record(begin, choice, accelerator)
+    steps = int(begin.config.train.max_steps)
+    wanted = {
+        "train": _seen_rows(begin.loader, steps, effective_batch_size),
+        "validation": np.arange(begin.validation.num_rows) < begin.config.train.eval_rows,
+    }
+    walk: Walk | None = None
+    for loader, (name, rows) in zip((begin.loader, begin.validation), wanted.items(), strict=True):
+        store = ReferenceStore(record.folder / f"{name}.npy", loader.num_rows, accelerator.is_local_main_process)
+        accelerator.wait_for_everyone()
+        missing = _agreed(accelerator, rows & store.unknown())
+        if missing.any():
+            if walk is None:
+                walk = _reference_walk(begin, choice, device, record, accelerator)
+            job = _Job(walk, loader, choice.eval_batch_size_per_gpu, device.torch_device, accelerator)
+            job.fill(store, np.flatnonzero(missing), f"reference log-probabilities of {name} rows", tell)
+        accelerator.wait_for_everyone()
+        loader.attach(store.read())
+    if walk is not None:
+        del walk, job
+        clean_all(device)
+
+
+class ReferenceStore:
+    """Log-probabilities of both answers of each row, (rows, 2) float32 on disk; NaN where not known.
+
+    Args:
+        path: made if it is not there.
+        is_writer: other processes only read.
+    Raises:
+        UserError: the disk is full or cannot be written.
+    """
+
+    def __init__(self, path: Path, num_rows: int, is_writer: bool = True) -> None:
+        self.path, self.num_rows, self.is_writer = path, num_rows, is_writer
+        if is_writer and not path.is_file():
+            with _told_as_user_error(path):
+                self._create()
+
+    def _create(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(".tmp")
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, 2)}
+        with fresh.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for first in range(0, self.num_rows, 1 << 16):
+                np.full((min(1 << 16, self.num_rows - first), 2), np.nan, "<f4").tofile(file)
+        os.replace(fresh, self.path)
+
+    def read(self) -> NDArray[np.float32]:
+        """All rows, mapped: what is not read takes no memory.
+
+        Raises:
+            UserError: the file is none of these.
+        """
+        try:
+            rows: NDArray[np.float32] = np.load(self.path, mmap_mode="r")
+            if rows.dtype != np.dtype("<f4") or rows.shape != (self.num_rows, 2):
+                raise ValueError(f"it holds {rows.dtype} of shape {rows.shape}")
+        except Exception as error:  # numpy reads the header as a piece of Python, and says so in its errors
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{self.path}, is damaged ({reason}); remove it, it is computed anew") from None
+        return rows
+
+    def unknown(self) -> NDArray[np.bool_]:
+        """(rows,) whether a row is still to be computed."""
+        unknown: NDArray[np.bool_] = np.isnan(self.read()).max(axis=1)
+        return unknown
+
+    def write(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        """Put values (n, 2) at rows (n,), ascending."""
+        if not self.is_writer:
+            return
+        with _told_as_user_error(self.path), self.path.open("r+b") as file:
+            offset = self.path.stat().st_size - 8 * self.num_rows
+            breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+            for run, part in zip(np.split(rows, breaks), np.split(values.astype("<f4"), breaks), strict=True):
+                file.seek(offset + 8 * int(run[0]))
+                file.write(part.tobytes())
+
+
+@contextmanager
+def _told_as_user_error(path: Path) -> Iterator[None]:
+    """Turn a disk that cannot be written into a sentence for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--cache_dir: {path.parent} cannot be written ({error.strerror}); free space or name another folder"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Which reference a run has, as `reference.json` in its folder says.
+
+    Args:
+        folder: of the stores. model: digest of the weights.
+    """
+
+    folder: Path
+    model: str
+
+
+def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
+    """The record that the run has, or a new one, written."""
+    place = begin.run_dir / RECORD
+    found: _Record | None = None
+    if accelerator.is_main_process:
+        if begin.config.train.is_keep_training and place.is_file():
+            found = _read_record(place, Path(begin.config.data.cache_dir))
+        else:
+            model = model_digest(_reference_folder(begin))
+            found = _Record(_store_folder(begin, choice, model), model)
+            replace_text(place, json.dumps({"folder": str(found.folder), "model": found.model}) + "\n")
+    found = agree_on(accelerator, found)
+    assert found is not None
+    return found
+
+
+def _read_record(place: Path, cache_dir: Path) -> _Record:
+    """The record of a run that continues; its stores are looked for in the cache of now alone.
+
+    Raises:
+        UserError: it is broken, or names what no run writes.
+    """
+    try:
+        about = json.loads(place.read_text(encoding="utf8"))
+        folder, model = Path(about["folder"]).name, about["model"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
+    if not _STORE.fullmatch(folder) or not isinstance(model, str):
+        raise UserError(f"{place}, names {folder!r}, which no run writes; copy it again, or start another run")
+    return _Record((cache_dir / folder).absolute(), model)
+
+
+def _store_folder(begin: Start, choice: Choice, model: str) -> Path:
+    """Where the stores of this model and this data lie."""
+    data = []
+    for split, loader in ((begin.prepared.train_dir, begin.loader), (begin.prepared.validation_dir, begin.validation)):
+        data.append([Manifest.of(split).content["fingerprint"], split.name, loader.num_rows, asdict(loader.lengths)])
+    facts = [FORMAT, model, choice.storage, choice.compute, data]
+    return (Path(begin.config.data.cache_dir) / f"reference-{fingerprint(facts)}").absolute()
+
+
+def model_digest(folder: Path) -> str:
+    """16 hex digits of a model's shape and all its weights, an adapter's base with it.
+
+    Memory: 1 MiB; time: one reading of the files.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for path in (path for place in dict.fromkeys((folder, base_of(folder))) for path in _weight_files(place)):
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    shapes = [path for name in ("config.json", "adapter_config.json") if (path := folder / name).is_file()]
+    return [*shapes, *sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])]
+
+
+def _reference_folder(begin: Start) -> Path:
+    """The model that the run started from, which `start` has put into the settings."""
+    return Path(begin.config.train.finetune_from)
+
+
+def _reference_walk(begin: Start, choice: Choice, device: Device, record: _Record, accelerator: Accelerator) -> Walk:
+    folder = _reference_folder(begin)
+    unchanged = folder.is_dir() and model_digest(folder) == record.model if accelerator.is_main_process else None
+    if not agree_on(accelerator, unchanged):
+        raise UserError(
+            f"--finetune_from = {folder}, is not the model any more that this run has as its reference, and not all of the "
+            f"reference log-probabilities are in {record.folder}; restore one of the two, or start another run"
+        )
+    as_begun = replace(begin, base=folder, state=TrainingState(), is_resumed=False)
+    return build(as_begun, choice, device).walk
+
+
+def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDArray[np.bool_]:
+    """(rows,) whether a run of so many steps sees a row."""
+    seen = np.zeros(loader.num_rows, np.bool_)
+    at_once = max(1, (1 << 16) // effective_batch_size)
+    for first in range(0, steps, at_once):
+        seen[loader.rows_of_steps(first, min(at_once, steps - first), effective_batch_size)] = True
+    return seen
+
+
+def _agreed(accelerator: Accelerator, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The rows that any process misses: machines need not share their disk."""
+    if accelerator.num_processes == 1:
+        return rows
+    counts = torch.from_numpy(rows.astype(np.float32)).to(accelerator.device)
+    return accelerator.reduce(counts, reduction="sum").cpu().numpy() > 0  # type: ignore[no-any-return, union-attr]
+
+
+@dataclass
+class _Job:
+    """Computes log-probabilities of rows, each process its share."""
+
+    walk: Walk
+    loader: StepLoader
+    batch_size: int
+    device: torch.device
+    accelerator: Accelerator
+
+    def fill(self, store: ReferenceStore, numbers: NDArray[np.int64], what: str, tell: Tell) -> None:
+        """Compute the rows of these numbers and store them, block by block."""
+        began = last = time.monotonic()
+        tell(f"{what}: {len(numbers):,} to compute")
+        for first in range(0, len(numbers), BLOCK_ROWS):
+            block = numbers[first : first + BLOCK_ROWS]
+            store.write(block, self._block(block))
+            now, done = time.monotonic(), first + len(block)
+            if now - last > LINE_SECONDS and done < len(numbers):
+                left = (now - began) / done * (len(numbers) - done)
+                tell(f"{what}: {done:,} of {len(numbers):,}, {duration(left)} left")
+                last = now
+
+    def _block(self, block: NDArray[np.int64]) -> NDArray[np.float32]:
+        values, processes = torch.zeros(len(block), 2), self.accelerator.num_processes
+        mine = np.arange(self.accelerator.process_index, len(block), processes)
+        for first in range(0, -(-len(block) // processes), self.batch_size):
+            places = mine[first : first + self.batch_size]
+            # where weights are sharded, a rank without rows must take part in the forward all the same
+            rows = block[places] if len(places) else block[:1]
+            part = to_micro_batch(self.loader.batch_of(rows), self.walk.model.config.pad_token_id, self.device)
+            (losses,) = self.walk.token_losses([part])
+            if len(places):
+                values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
+        if processes > 1:
+            values = self.accelerator.reduce(values.to(self.device), reduction="sum").cpu()  # type: ignore[union-attr]
+        return values.numpy()

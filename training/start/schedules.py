@@ -1,0 +1,110 @@
+"""How many steps has a run, and which learning rate has each? A pure function of its number: resuming needs no state.
+
+Steps count from 1. Every schedule but one_cycle begins with a linear warm-up that reaches the peak at `warmup_steps`.
+Sources: inverse square root, Raffel et al. 2020, section 3.1.2; cosine, Loshchilov & Hutter 2017, here down to zero
+just after the last step, which for a run of fixed length beats stopping at a tenth (Bergsma et al. 2025); one cycle,
+Smith & Topin 2018, with the shape and the constants of torch's OneCycleLR.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from config import TrainConfig
+from settings.fields import AUTO
+
+ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
+
+
+def resolve_steps(train: TrainConfig, effective_batch_size: int, rows: int) -> None:
+    """Replace every `auto` of steps by its number, in place.
+
+    Args:
+        rows: of the training data.
+    """
+    train.effective_batch_size = effective_batch_size
+    if train.max_steps == AUTO:
+        epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
+        train.max_steps = max(1, math.ceil(rows * epochs / effective_batch_size))
+    steps = int(train.max_steps)
+    if train.warmup_steps == AUTO:
+        train.warmup_steps = min(10_000, steps // 10)
+    if train.eval_steps == AUTO:
+        train.eval_steps = max(1, min(1000, steps // 5))
+    if train.save_steps == AUTO:
+        train.save_steps = max(1, min(1000, steps // 10))
+
+
+def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:
+    """Learning rate of one step.
+
+    Args:
+        step: number of the step, from 1; after `max_steps` the rate stays that of the last step.
+        schedule: "cosine", "inverse_sqrt", "one_cycle" or "constant".
+        peak: highest learning rate, more than 0.
+        warmup_steps: steps until the peak, 0 or more; at most `max_steps` take place.
+        max_steps: steps of the whole run, 1 or more.
+    Raises:
+        ValueError: no such schedule.
+    """
+    step = min(max(step, 1), max_steps)
+    warmup = min(warmup_steps, max_steps)
+    if schedule == "one_cycle":
+        return _one_cycle(step, peak, warmup, max_steps)
+    if step < warmup:
+        return peak * step / warmup
+    if schedule == "constant":
+        return peak
+    if schedule == "inverse_sqrt":
+        return peak * math.sqrt(max(warmup, 1) / max(step, 1))
+    if schedule == "cosine":
+        return _half_cosine(peak, 0.0, (step - warmup) / (max_steps + 1 - warmup))
+    raise ValueError(f"no such schedule: {schedule}")
+
+
+def planned_rate(step: int, train: TrainConfig) -> float:
+    """The same as the settings of a run ask for it, with no auto left in them."""
+    return learning_rate(
+        step, schedule=train.lr_schedule, peak=float(train.learning_rate),
+        warmup_steps=int(train.warmup_steps), max_steps=int(train.max_steps),
+    )  # fmt: skip
+
+
+def _one_cycle(step: int, peak: float, warmup: int, max_steps: int) -> float:
+    start = peak / ONE_CYCLE_START_DIVISOR
+    if step < warmup:
+        return _half_cosine(start, peak, (step - 1) / (warmup - 1))
+    top = max(warmup, 1)
+    return _half_cosine(peak, start / ONE_CYCLE_END_DIVISOR, (step - top) / max(max_steps - top, 1))
+
+
+def _half_cosine(begin: float, end: float, share: float) -> float:
+    return end + (begin - end) * (1.0 + math.cos(math.pi * share)) / 2.0
+
+
+def layerwise_factors(names: Iterable[str], num_layers: int, num_decoder_layers: int, decay: float) -> dict[str, float]:
+    """Factors on the learning rate of each weight, falling from the top of each stack to the embedding.
+
+    A block that has k blocks of its stack above it learns decay^k times as fast; each stack counts from its own top,
+    which in the encoder is one cross-attention away from every block of the decoder. Final norms and a head of its own
+    learn at the full rate, a shared position bias like the lowest block, the embedding slower than any block.
+
+    Args:
+        names: of our weights, e.g. `decoder.blocks.3.attention.q.weight`.
+        decay: more than 0 up to 1; 1: all factors are 1.
+    Returns:
+        name -> factor.
+    Source: Howard and Ruder 2018 (arXiv 1801.06146), section 3.2; as decay per layer: Clark et al. 2020 (arXiv 2003.10555).
+    """
+    depths = {"encoder": num_layers, "decoder": num_decoder_layers}
+
+    def blocks_above(name: str) -> int:
+        stack, _, rest = name.partition(".")
+        if stack == "embedding":
+            return max(depths.values())
+        if rest.startswith("blocks."):
+            return depths[stack] - 1 - int(rest.split(".")[1])
+        return depths[stack] - 1 if rest.startswith("bias.") else 0
+
+    return {name: decay ** blocks_above(name) for name in names}
