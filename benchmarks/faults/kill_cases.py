@@ -256,7 +256,8 @@ def started_at(folder: Path) -> int:
 def cases_of(world: World) -> list[Case]:
     """All commands that are killed."""
     text = f"--train_file={world.folder / 'text.txt'}"
-    step, save, evaluate = (f"trainer_low_mem:LowMemTrainer.{name}" for name in ("_step", "_save", "_evaluate"))
+    step, save = "trainer_low_mem:LowMemTrainer._step", "training.saving:Saver.save"
+    evaluate = "training.evaluating:Evaluator.evaluate"
 
     def train(folder: Path, *more: str) -> Words:
         return world.train(folder, "--dropout_rate=0.1", *more)
@@ -295,6 +296,6 @@ def cases_of(world: World) -> list[Case]:
         Case("resume", world, train, {"training.opening:start": "resume"}, cut, until="symlink step_00000006"),
         Case("mirror", world, mirrored, push, is_mirror=True, loses=("runs", "logs")),
         Case("prepare", world, prepare, {"data.prepare.encoding:Writing.run": "prepare"}),
-        Case("tokenizer", world, tokenizer, {"commands.table:train_task_tokenizer": "tokenizer"}),
+        Case("tokenizer", world, tokenizer, {"commands.tokenizer:train_task_tokenizer": "tokenizer"}),
         Case("dpo", world, dpo, {step: "DPO", "trainer_low_mem:attach_reference": "DPO reference"}, until="step_0"),
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import importlib
 import json
 import os
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.disk_faults import Fault, start, state_of
-from benchmarks.faults.kill_cases import Verdict
+from benchmarks.faults.kill_cases import Verdict, World, cases_of
 from benchmarks.faults.kills import Series, body
 from tests.killing import run_child
 
@@ -101,3 +103,14 @@ def test_figures_tell_every_problem() -> None:
     other.add("after b", Verdict(["torn"], 3))
     text = body([one, other])
     assert "2 kills" in text and "| one | 1 | 2 | 0 |" in text and "- other, after b: torn" in text
+
+
+def test_every_part_that_is_killed_inside_is_there(tmp_path: Path) -> None:
+    """Names of functions in texts are what a renaming forgets."""
+    world = World.__new__(World)
+    world.folder = tmp_path
+    places = [place for case in cases_of(world) for place in case.timed]
+    assert len(places) > 10
+    for place in places:
+        module, _, name = place.partition(":")
+        assert callable(functools.reduce(getattr, name.split("."), importlib.import_module(module))), place
