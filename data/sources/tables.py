@@ -27,7 +27,7 @@ ReportBadRow = Callable[[Place, str, str], None]
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
 LONGEST_TEXT_BYTES = 16 * 1024**2
 PARQUET_BATCH_BYTES = 8 * 1024**2
-MOST_REPEATED, FEW_ROWS = 8, 256  # a batch of nothing but the longest value may be so much larger than others
+MOST_REPEATED, FEW_ROWS = 4, 256  # a batch of nothing but the longest value may be so much larger than others
 PART_BYTES = 1024**2  # text turned into Python strings at a time
 
 

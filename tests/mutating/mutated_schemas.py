@@ -192,5 +192,5 @@ def wide_cells(path: Path, number: int) -> None:
     """A small Parquet file of cells that unpack to a lot: the same long text in every row."""
     draw = random.Random(f"cells {number}")
     long = draw.choice(("a", "word ", "你")) * draw.choice((10**5, 4 * 10**6))
-    rows = draw.choice((3, 40))
+    rows = draw.choice((3, 12))
     pq.write_table(pa.table({"text": [long] * rows, "prompt": ["a"] * rows}), path, compression="zstd")
