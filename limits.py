@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
 DROPOUT_ELEMENTS = 512 * 1024  # whose masks are drawn at a time on a CPU: their random words stay in cache
+DEVICE_SCORES = 1 << 25  # of attention, formed at a time on a GPU, where the plan says nothing else
+LEAST_SCORES, MOST_SCORES = 1 << 20, 1 << 28  # between which the plan chooses that
+DEVICE_UPDATE_ELEMENTS = 1 << 23  # of weights updated at a time on a GPU: a block of most models
+DEVICE_SUMMED_ELEMENTS = 1 << 25  # of tokens' gradients that are summed together on a GPU
+MPS_INNER = 32_000  # terms of a product's sums: from 32,767 on MPS gives wrong numbers on some chips (pytorch 195163)
 LEAST_LENGTH = 8  # of queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
 KERNEL_WIDTHS = range(16, 513, 16)  # of a head, which compiled kernels can attend with
@@ -115,3 +120,43 @@ def _block(num_heads: int, num_queries: int, num_keys: int) -> int:
     """Queries of a tile: a power of two, fewer than `SQUARE_LENGTH` where the scores would outgrow the tile's size."""
     most = max(LEAST_LENGTH, TILE_ELEMENTS // (num_heads * num_keys))
     return min(num_queries, SQUARE_LENGTH, 1 << most.bit_length() - 1)
+
+
+def wide_groups(
+    query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, scores: int
+) -> Iterator[RowGroup]:
+    """The same for a GPU: as few groups as the scores that are formed at a time allow, the longest rows first.
+
+    Args:
+        scores: elements of them. Lengths and places come from small sets, four sizes an octave.
+    """
+    sizes = [
+        (filled_tokens(keys), filled_tokens(queries)) for queries, keys in zip(query_lengths, key_lengths, strict=True)
+    ]
+    order = sorted(range(len(sizes)), key=lambda row: sizes[row], reverse=True)
+    if len(set(sizes)) == 1:
+        order = list(range(len(sizes)))  # rows that follow each other need no gathering
+    while order:
+        keys = sizes[order[0]][0]
+        most = _rows_of(order, [size[1] for size in sizes], num_heads * keys, scores)
+        members, order = order[:most], order[most:]
+        queries = max(sizes[row][1] for row in members)
+        block = queries if most > 1 else min(queries, max(16, scores // (num_heads * keys) // 16 * 16))
+        yield RowGroup(tuple(members), few_places(most), queries, keys, block)
+
+
+def _rows_of(order: Sequence[int], queries: Sequence[int], width: int, scores: int) -> int:
+    """How many of the rows in `order` go together, so that their scores, of `width` numbers a query, keep to `scores`."""
+    count, longest = 0, 0
+    for row in order:
+        longest = max(longest, queries[row])
+        if count and few_places(count + 1) * longest * width > scores:
+            break
+        count += 1
+    return count
+
+
+def few_places(rows: int) -> int:
+    """Places for so many rows: up to 8 as many, then four sizes an octave."""
+    step = max(1, (1 << (rows - 1).bit_length()) // 2 // FILLED_PER_OCTAVE)
+    return -(-rows // step) * step

@@ -17,6 +17,7 @@ import torch
 from devices import processor
 from devices.copies import HostCopies
 from devices.processor import FAST_FACTOR
+from devices.ways import way_of
 
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.
@@ -50,7 +51,7 @@ def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
 
     Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; its host allocator keeps the buffer until then.
     """
-    if where.type != "cuda" or tensor.device.type != "cpu":
+    if where.type == "cpu" or tensor.device.type != "cpu" or not way_of(where).is_pinned:
         return tensor.to(where)
     return tensor.pin_memory().to(where, non_blocking=True)
 

@@ -8,12 +8,14 @@ anyway.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes
+from devices.ways import is_host, way_of
 from engine.optimizers.base import row_chunks
 from engine.sharing.sharding import Shards
 
@@ -22,6 +24,10 @@ OnReady = Callable[[Sequence[nn.Parameter]], None]
 
 class NotFinite(Exception):
     """The loss of this step is inf or nan; nothing was updated."""
+
+
+class Lost(NotFinite):
+    """A gradient of the step before was inf or nan, and the weights have taken it."""
 
 
 class StepChecks:
@@ -33,11 +39,13 @@ class StepChecks:
 
     def __init__(self, shards: Shards | None = None) -> None:
         self.shards = shards
+        self.seen_loss: float | None = None  # of this step's walks, where it was looked at
+        self.earlier: Tensor | None = None  # norm of the gradients of the last step, to be looked at in the next one
         self.first: str | None = None  # where the first number that is not finite came from, in words, if that is known
 
     def begin(self) -> None:
         """A step begins."""
-        self.first = None
+        self.first = self.seen_loss = None
 
     def watching(self, on_ready: OnReady) -> OnReady:
         """The callback of the walk."""
@@ -46,16 +54,27 @@ class StepChecks:
     def loss(self, loss: Tensor) -> None:
         """Abort a step whose loss is not finite; before backward. One wait for the device.
 
+        On a GPU that is the only one of a step: it also reads the loss itself, and the norm of the last step's gradients.
+
         Args:
             loss: scalar.
         Raises:
-            NotFinite: this process's loss is not; with `shards`, that of any process.
+            NotFinite: this process's loss is not; with `shards`, that of any process. Lost: an earlier step's gradients were not.
         """
-        bad = (~torch.isfinite(loss)).float().reshape(1)
-        if self.shards is not None:
-            bad = self.shards.sum(bad)
-        if bad.item():
+        if is_host(loss) or self.shards is not None:
+            bad = (~torch.isfinite(loss)).float().reshape(1)
+            if self.shards is not None:
+                bad = self.shards.sum(bad)
+            if bad.item():
+                raise NotFinite
+            return
+        earlier, self.earlier = self.earlier, None
+        number, *norms = torch.stack([loss] if earlier is None else [loss, earlier]).tolist()
+        if not all(map(math.isfinite, norms)):
+            raise Lost
+        if not math.isfinite(number):
             raise NotFinite
+        self.seen_loss = number + (self.seen_loss or 0.0)
 
 
 def norm_of(tensors: Iterable[Tensor]) -> Tensor:
@@ -63,7 +82,11 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
 
     Memory: on a CPU, a row chunk in fp32.
     """
-    norms = [norm for tensor in tensors for norm in _norms(tensor)]
+    tensors = list(tensors)
+    if tensors and way_of(tensors[0].device).is_multi_tensor:
+        norms = list(torch._foreach_norm(tensors, 2, torch.float32))
+    else:
+        norms = [norm for tensor in tensors for norm in _norms(tensor)]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
@@ -72,7 +95,7 @@ def _norms(tensor: Tensor) -> Iterator[Tensor]:
     if (compiled := kernels()) is not None and takes(tensor):
         yield torch.tensor(compiled.square_sum(tensor) ** 0.5)
         return
-    is_widened = tensor.device.type == "cpu" and tensor.dtype != torch.float32 and tensor.dim() > 0
+    is_widened = is_host(tensor) and tensor.dtype != torch.float32 and tensor.dim() > 0
     for part in (tensor[rows] for rows in row_chunks(tensor)) if is_widened else (tensor,):
         yield torch.linalg.vector_norm(part, dtype=torch.float32)
 

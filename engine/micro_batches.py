@@ -26,6 +26,7 @@ class MicroBatch:
         decoder_ids, labels: (N',) int64, what the decoder reads and what it should write.
         source, target: the layout of both.
         answers: target rows of one source row; the first answers of all rows come before the second ones.
+        host_ids: encoder and decoder tokens where the program runs; None: where they are, or nobody needs them there.
         reference: (B answers,) log-probability of each answer under a reference model; None: not known or not needed.
     """
 
@@ -36,6 +37,7 @@ class MicroBatch:
     target: Rows
     answers: int = 1
     reference: Tensor | None = None
+    host_ids: tuple[Tensor, Tensor] | None = None
 
     @property
     def num_labels(self) -> int:
@@ -85,7 +87,8 @@ def to_micro_batch(batch: Batch, pad_token_id: int, device: torch.device, sizes:
     flat = [source.flatten(torch.from_numpy(batch.input_ids)), target.flatten(decoder_ids), target.flatten(labels)]
     for ids, rows, value in zip(flat, (source, target, target), (pad_token_id, pad_token_id, IGNORED), strict=True):
         ids[rows.row_tokens :] = value
+    on_host = None if device.type == "cpu" else (flat[0], flat[1])
     input_ids, decoder_ids, labels = (place(t, device) for t in flat)
     known = batch.reference if isinstance(batch, PreferenceBatch) else None
     reference = None if known is None else torch.from_numpy(known)
-    return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference)
+    return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference, on_host)

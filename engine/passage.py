@@ -72,6 +72,9 @@ class Passage:
     ) -> None:
         self.schedule, self.policies, self._num_blocks = schedule, policies, num_blocks
         self._ids, self._rows = [schedule.ids(mb) for mb in micro_batches], [schedule.rows(mb) for mb in micro_batches]
+        learns = goes_back and schedule.entry.weights[0].requires_grad
+        # made before anything runs: the host has time while the device computes
+        self._token_sums = schedule.token_sums(micro_batches) if learns else None
         rate, adapter_rate = dropouts
         self._drops = [Dropout(rate, rows, adapter_rate=adapter_rate) for rows in self._rows]
         self._bias = self._bias_leaf()
@@ -167,7 +170,7 @@ class Passage:
         with torch.no_grad():
             for drop in self._drops:
                 grads.append(self.schedule.stack.enter(grads.popleft(), drop))
-            add_token_gradients(buffer, self._ids, grads)
+            add_token_gradients(buffer, self._ids, grads, self._token_sums)
         grads.clear()
         del buffer
         weight_store.close_gradient(weight)

@@ -14,7 +14,7 @@ used in every block of its own, and the encoder lies below every block of the de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from engine.checkpointing import BlockFunction
 from engine.micro_batches import MicroBatch
+from engine.token_gradients import TokenSums
 from engine.weights import WeightStore
 from model.dropout import Dropout
 from model.rows import Rows
@@ -126,6 +127,11 @@ class StackSchedule:
     def ids(self, micro_batch: MicroBatch) -> Tensor:
         """The tokens that enter the stack."""
         return micro_batch.decoder_ids if self.is_decoder else micro_batch.input_ids
+
+    def token_sums(self, micro_batches: Sequence[MicroBatch]) -> TokenSums | None:
+        """How the gradients of the tokens that enter are summed; None where that is found on the way."""
+        known = [micro_batch.host_ids[self.is_decoder] for micro_batch in micro_batches if micro_batch.host_ids]
+        return TokenSums.of(known, self.ids(micro_batches[0]).device) if len(known) == len(micro_batches) else None
 
     def rows(self, micro_batch: MicroBatch) -> Rows:
         """Their layout."""

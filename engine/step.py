@@ -18,7 +18,7 @@ from data.batches.collate import Batch
 from devices.base import Device
 from devices.malloc import trim_malloc
 from engine.checkpointing import Checkpointing
-from engine.finite import NotFinite, OnReady, StepChecks
+from engine.finite import Lost, NotFinite, OnReady, StepChecks
 from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.offload import CheckpointedActivations, Offload
 from engine.optimizers import Optimizer, Step
@@ -121,10 +121,11 @@ class Engine:
                 weights that too.
         Memory: the walk's, over the micro-batches of one accumulation pass.
         """
-        failure, loss, is_lost = None, 0.0, False
+        failure, loss, is_lost, is_changed = None, 0.0, False, False
         try:
             self.update.begin(step)
-            loss = float(self.attempt([self.micro_batch(batch) for batch in batches], total_labels))
+            total = self.attempt([self.micro_batch(batch) for batch in batches], total_labels)
+            loss = float(total) if self.checks.seen_loss is None else self.checks.seen_loss
             is_lost = not self.update.is_finite
         except StepFailed:
             pass  # the sum below says so as well
@@ -134,7 +135,8 @@ class Engine:
                 raise
             self._abandon(error)
             failure = None if is_lost else error
-        has_failed, has_begun = failure is not None, self.update.has_begun
+            is_changed = isinstance(error, Lost)
+        has_failed, has_begun = failure is not None, self.update.has_begun or is_changed
         loss, failed, begun, lost = self._sum_over(loss, float(has_failed), float(has_begun), float(is_lost))
         if failed or lost:
             self.model.zero_grad()
@@ -152,6 +154,7 @@ class Engine:
         total = accumulate(self.walk, micro_batches, total_labels, self.choice.accumulation_passes, on_ready)
         self._reducer.finish()
         self.update.finish()
+        self.checks.earlier, self.update.unseen_norm = self.update.unseen_norm, None
         return total
 
     def _abandon(self, error: Exception) -> None:

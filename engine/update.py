@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from devices.ways import is_host
 from engine.finite import is_finite, norm_of
 from engine.optimizers import Optimizer, Step
 from engine.scaling import LossScaling
@@ -33,6 +34,7 @@ class Update:
         self.has_begun = False  # whether any weight was changed in this step: then it cannot be run again
         self.is_skipped = False  # whether the last step was left out because a gradient was not finite
         self.is_finite = True  # whether all gradients of the last step were; if not, `has_begun` tells what is lost
+        self.unseen_norm: Tensor | None = None  # of the last step's gradients, on a GPU: nobody has waited for it
         self._held: list[nn.Parameter] = []
         self._norms: list[Tensor] = []  # of each block's gradients; on the device until the walk has ended
 
@@ -60,7 +62,11 @@ class Update:
         """After the walk: unscale, clip and apply what was held; or leave the step out."""
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
         if not held:
-            self.is_finite, self._norms = is_finite(self._norms), []
+            norms, self._norms = self._norms, []
+            if norms and not is_host(norms[0]):  # looked at in the next step, with its loss
+                self.unseen_norm = norm_of(norms)
+            else:
+                self.is_finite = is_finite(norms)
         elif self._admits(held):
             scale = 1.0 if self.scaling is None else self.scaling.scale
             factor = 1.0 / scale
@@ -80,12 +86,14 @@ class Update:
         return self.is_finite and not self.is_skipped
 
     def _apply(self, weights: Sequence[nn.Parameter], factor: float = 1.0) -> None:
-        for weight in weights:
+        for group in self.optimizer.together(weights):
             self.has_begun = True
-            if weight.grad is not None and factor != 1.0:
-                _multiply(weight, factor)
-            self.optimizer.update(weight, self.step)
-            weight.grad = None
+            for weight in group:
+                if weight.grad is not None and factor != 1.0:
+                    _multiply(weight, factor)
+            self.optimizer.update_all(group, self.step)
+            for weight in group:
+                weight.grad = None
 
 
 def _multiply(weight: nn.Parameter, factor: float) -> None:

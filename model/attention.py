@@ -13,17 +13,20 @@ Source: position buckets: Raffel et al. 2020, section 2.1; recompute in tiles: R
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
+from devices.base import place
 from devices.kernels.calls import kernels, takes
+from devices.ways import is_host
 from limits import KERNEL_WIDTHS
 from model.compiled_attention import CompiledAttention
 from model.dropout import Dropout
 from model.layers import Linear
+from model.padded_attention import PaddedAttention
 from model.rows import Rows
 from model.shapes import inner_width
 from model.tiled_attention import TiledAttention
@@ -51,6 +54,22 @@ def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, m
     return offset + torch.where(distances < exact, distances, far)
 
 
+class _Lookup(torch.autograd.Function):
+    """Rows of a table (buckets, H) as (H, R), fp32. The gradient of each row is one sum, in an order that does not change."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, buckets: Tensor, members: Tensor) -> Tensor:
+        ctx.save_for_backward(members)
+        ctx.dtype = table.dtype
+        return table.float().index_select(0, buckets).t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (members,) = ctx.saved_tensors
+        sums = (members * grad[:, None].float()).sum(2)  # (H, buckets)
+        return sums.t().to(ctx.dtype), None, None
+
+
 class PositionBias(nn.Module):
     """The learned bias: a table of one number per bucket and head."""
 
@@ -58,41 +77,28 @@ class PositionBias(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.empty(config.relative_attention_num_buckets, config.num_heads))
         self.bidirectional, self.max_distance = bidirectional, config.relative_attention_max_distance
+        self._buckets: tuple[int, Tensor, Tensor, Tensor] | None = None  # of the longest row, on a GPU
 
     def forward(self, longest: int) -> Tensor:
         """The bias of each distance from -(longest - 1) to longest - 1: (H, 2 longest - 1), fp32."""
+        if not is_host(self.table):
+            return self._on_gpu(longest)
         distances = torch.arange(1 - longest, longest, device=self.table.device)
         buckets = position_buckets(distances, self.bidirectional, self.table.shape[0], self.max_distance)
         bias = self.table.float()[buckets].t()  # (H, R)
         return bias if self.bidirectional else bias.masked_fill(distances > 0, -math.inf)
 
-
-def attend_padded(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
-) -> Tensor:
-    """The same as `attend` through padded rows and torch's fused kernels: the way for CUDA, where a loop over rows is slow.
-
-    Memory: a bias of H x longest^2, and with unequal rows a mask of the same shape for each row.
-    Nothing is dropped here: torch would draw other masks when a block is recomputed, and the gradient would be of them.
-    """
-    assert not dropout.active
-    query_rows, key_rows = rows
-    qp, kp, vp = query_rows.pad(q), key_rows.pad(k), key_rows.pad(v)  # (B, L, H, K)
-    longest, keys = query_rows.longest, key_rows.longest
-    mask = None
-    if bias is not None:
-        zero = bias.shape[1] // 2
-        places = torch.arange(keys, device=q.device) - torch.arange(longest, device=q.device)[:, None] + zero
-        mask = bias[:, places].to(q.dtype)  # (H, L, M)
-    if len(set(key_rows.lengths)) > 1:
-        lengths = torch.tensor(key_rows.lengths, device=q.device)
-        beyond = torch.arange(keys, device=q.device) >= lengths[:, None]  # (B, M)
-        blank = torch.zeros_like(beyond, dtype=q.dtype).masked_fill_(beyond, -math.inf)[:, None, None, :]
-        mask = blank.expand(-1, -1, longest, -1) if mask is None else mask + blank
-    elif mask is not None:
-        mask = mask.expand(len(query_rows.lengths), -1, -1, -1)
-    out = F.scaled_dot_product_attention(qp.transpose(1, 2), kp.transpose(1, 2), vp.transpose(1, 2), mask, scale=1.0)
-    return query_rows.flatten(out.transpose(1, 2))
+    def _on_gpu(self, longest: int) -> Tensor:
+        """The same; buckets are found on the host, and kept for the next step as long as rows are that long."""
+        if self._buckets is None or self._buckets[0] != longest:
+            distances, count = torch.arange(1 - longest, longest), self.table.shape[0]
+            buckets = position_buckets(distances, self.bidirectional, count, self.max_distance)
+            members = (buckets == torch.arange(count)[:, None]).float()  # (buckets, R)
+            ahead = torch.zeros(len(distances)) if self.bidirectional else torch.where(distances > 0, -math.inf, 0.0)
+            self._buckets = longest, *(place(made, self.table.device) for made in (buckets, members, ahead))
+        _, buckets, members, ahead = self._buckets
+        bias: Tensor = _Lookup.apply(self.table, buckets, members)
+        return bias if self.bidirectional else bias + ahead
 
 
 def attend(
@@ -109,8 +115,8 @@ def attend(
     Returns:
         (N, H, K).
     """
-    if q.device.type == "cuda" and not dropout.active:
-        return attend_padded(q, k, v, bias, rows, causal, dropout)
+    if not is_host(q):
+        return PaddedAttention.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
     is_compiled = kernels() is not None and q.shape[2] in KERNEL_WIDTHS and takes(q, k, v)
     way = CompiledAttention if is_compiled else TiledAttention
     return way.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]

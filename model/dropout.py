@@ -11,21 +11,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from devices.base import place
 from devices.kernels.calls import kernels, takes
-from limits import DROPOUT_ELEMENTS
+from devices.ways import is_host, way_of
 from model.rows import Rows
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
+SITES_TOGETHER = 8  # whose keys a GPU hashes in one go: the dropout of a block
 
 
 def stride(number: int) -> int:
     """The `number`-th step of the counter, wrapped to int64 as tensors would wrap it."""
-    return (number * _GOLDEN + 2**63) % 2**64 - 2**63
+    return wrapped(number * GOLDEN)
+
+
+def wrapped(number: int) -> int:
+    """A whole number as int64 would hold it."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def mix(state: Tensor) -> Tensor:
@@ -35,6 +43,14 @@ def mix(state: Tensor) -> Tensor:
         state *= factor
     state ^= _logical_shift(state, 31)
     return state
+
+
+def mix_number(state: int) -> int:
+    """The same hash of one number, without a tensor."""
+    state %= 2**64
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        state = (state ^ state >> shift) * factor % 2**64
+    return wrapped(state ^ state >> 31)
 
 
 def _logical_shift(state: Tensor, bits: int) -> Tensor:
@@ -51,8 +67,38 @@ def random_words(keys: Tensor, count: int) -> Tensor:
         (..., count) int16, uniform.
     Memory: 8 bytes for every 4 numbers, twice.
     """
-    counters = torch.arange(1, (count + 3) // 4 + 1, device=keys.device) * _GOLDEN
+    counters = torch.arange(1, (count + 3) // 4 + 1, device=keys.device) * GOLDEN
     return mix(keys.unsqueeze(-1) + counters).view(torch.int16)[..., :count]
+
+
+def kept_of(words: Tensor, width: int, threshold: int) -> Tensor:
+    """(..., width) bool: which elements stay, by random words (..., n) int64 of which each serves four."""
+    return words.view(torch.int16)[..., :width] >= threshold
+
+
+def scale_kept(x: Tensor, kept: Tensor, scale: float) -> Tensor:
+    """What is kept of x, times `scale`; zeros elsewhere. One operation on a GPU."""
+    return torch.ops.aten.native_dropout_backward(x, kept, scale)  # type: ignore[no-any-return]
+
+
+def counters(rows: Rows, width: int, device: torch.device) -> Tensor:
+    """(width / 4,) int64: what a key is moved on by for each word of its elements; made on the host."""
+
+    def make() -> Tensor:
+        steps = np.arange(1, (width + 3) // 4 + 1, dtype=np.int64) * np.int64(GOLDEN)
+        return place(torch.from_numpy(steps), device)
+
+    return rows.cached(("counters", width, device), make)  # type: ignore[no-any-return]
+
+
+def mixed_places(rows: Rows, heads: int, part: slice, device: torch.device) -> Tensor:
+    """(H, t) int64: what a row's key is moved on by for each head and query of attention; made on the host."""
+
+    def make() -> Tensor:
+        places = (np.arange(heads, dtype=np.int64)[:, None] << 32) + np.arange(part.start, part.stop)
+        return place(torch.from_numpy(places * np.int64(_MIX_1)), device)
+
+    return rows.cached(("places", heads, part.start, part.stop, device), make)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -98,12 +144,30 @@ class Dropout:
     def row_keys(self) -> Tensor:
         """(B,) int64: each row's key at this site."""
         assert self.rows.keys is not None, "dropout needs a key for every row"
+        if not is_host(self.rows.keys):
+            return self._keys_of_sites()[0][self.site % SITES_TOGETHER]
         return mix(self.rows.keys + stride(self.site + 1))
 
     def token_keys(self) -> Tensor:
         """(N,) int64: each token's key at this site."""
-        keys, device = self.row_keys(), self.rows.keys.device  # type: ignore[union-attr]
+        assert self.rows.keys is not None, "dropout needs a key for every row"
+        if not is_host(self.rows.keys):
+            return self._keys_of_sites()[1][self.site % SITES_TOGETHER]
+        keys, device = self.row_keys(), self.rows.keys.device
         return mix(keys[self.rows.row_of_token(device)] + self.rows.positions(device) * _MIX_1)
+
+    def _keys_of_sites(self) -> tuple[Tensor, Tensor]:
+        """(s, B) and (s, N): the keys of rows and of tokens at the sites of a block, on a GPU."""
+        first, keys = self.site // SITES_TOGETHER * SITES_TOGETHER, self.rows.keys
+        assert keys is not None, "dropout needs a key for every row"
+
+        def make() -> tuple[Tensor, Tensor]:
+            sites = np.array([stride(site + 1) for site in range(first, first + SITES_TOGETHER)], np.int64)
+            of_rows = mix(keys + place(torch.from_numpy(sites[:, None]), keys.device))
+            of_tokens = of_rows.index_select(1, self.rows.row_of_token(keys.device))
+            return of_rows, mix(of_tokens.add_(self.rows.mixed_positions(_MIX_1, keys.device)))
+
+        return self.rows.latest("keys of sites", first, make)  # type: ignore[no-any-return]
 
     def kept(self, width: int, keys: Tensor | None = None) -> Tensor:
         """(N, width) bool: which elements of the micro-batch stay; or of the tokens with these keys."""
@@ -115,12 +179,25 @@ class Dropout:
         if (compiled := kernels()) is not None and takes(x):
             compiled.drop_tokens(x, keys, self.threshold, self.scale)
             return x
-        step = max(1, DROPOUT_ELEMENTS // width) if x.device.type == "cpu" else len(x)
+        step = max(1, (way_of(x.device).dropped or x.numel()) // width)
         x.mul_(self.scale)
         for first in range(0, len(x), step):
             part = slice(first, first + step)
             x[part].mul_(self.kept(width, keys[part]))
         return x
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """x (N, width) without what is dropped, the rest scaled. Memory: one output; on a GPU also the random words."""
+        if is_host(x):
+            return self.drop_(x.clone())
+        keys, width = self.token_keys(), x.shape[-1]
+        step = max(1, way_of(x.device).scores // width)
+        parts = []
+        for first in range(0, len(x), step):
+            words = mix(keys[first : first + step, None] + counters(self.rows, width, x.device))
+            parts.append(scale_kept(x[first : first + step], kept_of(words, width, self.threshold), self.scale))
+            del words
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def __call__(self, x: Tensor, graph_only: bool = False) -> Tensor:
         """Drop elements of x (N, width). Memory: one output; no mask is kept.
@@ -135,8 +212,8 @@ class _DropTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropout: Dropout, graph_only: bool) -> Tensor:
         ctx.dropout = dropout
-        return x.view_as(x) if graph_only else dropout.drop_(x.clone())
+        return x.view_as(x) if graph_only else dropout.dropped(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.dropout.drop_(grad.clone()), None, None
+        return ctx.dropout.dropped(grad), None, None

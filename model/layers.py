@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from config import T5ModelConfig
 from devices.kernels.calls import kernels, takes
+from devices.ways import is_host
 from model.dropout import Dropout
-from model.quantization import product, product_back
+from model.fused_norm import fused_norm, norm_back, takes_fused
+from model.quantization import add_product, product, product_back
 from model.shapes import is_gated
 
 
@@ -26,6 +28,8 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
     if (compiled := kernels()) is not None and takes(x, weight):
         y, inverse = compiled.rms_norm(x, weight, epsilon)
         return y, inverse.unsqueeze(1)
+    if takes_fused(x):
+        return fused_norm(x, weight, epsilon)
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
     inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
     return (x * inverse.to(x.dtype)).mul_(weight.to(x.dtype)), inverse
@@ -46,6 +50,8 @@ class _RMSNorm(torch.autograd.Function):
         if (compiled := kernels()) is not None and takes(grad, x, weight):
             dx, dweight = compiled.rms_norm_back(grad, x, weight, inverse)
             return dx, dweight.to(weight.dtype), None
+        if not is_host(x):
+            return *norm_back(grad, x, weight, inverse), None
         inverse = inverse.to(x.dtype)
         unit = x * inverse
         grad_weight = torch.linalg.vecdot(grad.float(), unit.float(), dim=0).to(weight.dtype)
@@ -101,9 +107,9 @@ class _Product(torch.autograd.Function):
         needs_x, needs_weight, _ = ctx.needs_input_grad
         grad_x, grad_weight = product_back(grad, weight) if needs_x else None, None
         if needs_weight and _adds_in_place and weight.grad is not None:
-            weight.grad.addmm_(grad.t(), x)
+            add_product(weight.grad, grad, x)
         elif needs_weight:
-            grad_weight = grad.t() @ x
+            grad_weight = add_product(None, grad, x)
         return grad_x, grad_weight, None
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from devices.ways import way_of
 from limits import WIDENED_ELEMENTS
 from model.shapes import is_matrix
 
@@ -166,7 +167,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 def product_back(grad: Tensor, weight: Tensor) -> Tensor:
     """grad W: (N, n) -> (N, m), the gradient of x in `product`. Memory: as `product`."""
-    if weight.dtype == grad.dtype:
+    if weight.dtype == grad.dtype and not _is_split(grad, len(weight)):
         return grad @ weight
     x = grad.new_zeros(len(grad), weight.shape[1])
     for part in _pieces(weight):
@@ -175,7 +176,26 @@ def product_back(grad: Tensor, weight: Tensor) -> Tensor:
     return x
 
 
+def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """left^T right: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
+    if not _is_split(left, len(left)):
+        return left.t() @ right if total is None else total.addmm_(left.t(), right)
+    step = way_of(left.device).largest_inner or len(left)
+    for start in range(0, len(left), step):
+        part = left[start : start + step].t(), right[start : start + step]
+        total = torch.mm(*part) if total is None else total.addmm_(*part)
+    assert total is not None
+    return total
+
+
+def _is_split(x: Tensor, terms: int) -> bool:
+    """Whether a product's sums of so many terms are too long for one product on this device."""
+    return terms > (way_of(x.device).largest_inner or terms)
+
+
 def _pieces(weight: Tensor) -> list[slice]:
-    """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in."""
-    rows = max(1, WIDENED_ELEMENTS // weight.shape[1]) if weight.device.type == "cpu" else len(weight)
+    """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in, but no more than
+    the device adds up."""
+    way = way_of(weight.device)
+    rows = max(1, WIDENED_ELEMENTS // weight.shape[1]) if way.is_host else way.largest_inner or len(weight)
     return [slice(start, start + rows) for start in range(0, len(weight), rows)]

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from devices.base import place
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -65,8 +67,15 @@ class Rows:
             self._made[key] = make()
         return self._made[key]
 
+    def latest(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
+        """The same for something of which only the last one asked for is kept."""
+        if self._made.get(name, (None,))[0] != key:
+            self._made.pop(name, None)  # before the next one is made
+            self._made[name] = key, make()
+        return self._made[name][1]
+
     def _index(self, name: str, device: torch.device, make: Callable[[], NDArray[np.int64]]) -> Tensor:
-        return self.cached((name, device), lambda: torch.from_numpy(make()).to(device))  # type: ignore[no-any-return]
+        return self.cached((name, device), lambda: place(torch.from_numpy(make()), device))  # type: ignore[no-any-return]
 
     def row_of_token(self, device: torch.device) -> Tensor:
         """(N,) int64: the row that each token belongs to; the filler counts to the last one."""
@@ -87,6 +96,15 @@ class Rows:
             return np.arange(self.num_tokens) - starts
 
         return self._index("position", device, make)
+
+    def mixed_positions(self, factor: int, device: torch.device) -> Tensor:
+        """(N,) int64: the positions times a number, wrapped; made on the host."""
+
+        def make() -> NDArray[np.int64]:
+            positions: NDArray[np.int64] = self.positions(torch.device("cpu")).numpy()
+            return positions * np.int64(factor)
+
+        return self._index(f"position times {factor}", device, make)
 
     def _padded_places(self) -> NDArray[np.int64]:
         """(B, longest): the token at each place of padded rows; N where there is none."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from devices.kernels.build import NoKernels, library
+from devices.ways import is_host
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
 DTYPES = (torch.float32, torch.bfloat16)
@@ -193,7 +194,7 @@ class Kernels:
 
 def takes(*tensors: Tensor) -> bool:
     """Whether kernels can read these tensors."""
-    return all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
+    return all(is_host(t) and t.is_cpu and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
 
 
 _is_used = True

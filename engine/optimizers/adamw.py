@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.optimizers.adafactor import EPSILON_SCALE
-from engine.optimizers.base import Optimizer, Step, row_chunks
+from engine.optimizers.base import Optimizer, Step, at_least, row_chunks
 from limits import STATE_BLOCK
 
 BETA_1, BETA_2 = 0.9, 0.999
@@ -37,14 +37,19 @@ class AdamW(Optimizer):
         return 2 * 4 * math.prod(shape)
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
-        rate = step.learning_rate * (max(EPSILON_SCALE, self._root_mean_square(name, weight)) if self.scaled else 1.0)
+        scale = at_least(EPSILON_SCALE, self._root_mean_square(name, weight)) if self.scaled else 1.0
         correction = (1.0 - BETA_2**step.number) ** 0.5
+        rate = step.learning_rate * scale
         rate *= correction / (1.0 - BETA_1**step.number)
         keep = 1.0 - step.learning_rate * step.weight_decay
         for rows in row_chunks(weight):
             first, second = self._moments(name, rows, weight, grad[rows].float())
             values = self._read(name, rows, weight).mul_(keep)
-            values.addcdiv_(first, second.sqrt().add_(EPSILON * correction), value=-rate)
+            root = second.sqrt().add_(EPSILON * correction)
+            if isinstance(rate, Tensor):
+                values.addcdiv_(first * rate, root, value=-1.0)
+            else:
+                values.addcdiv_(first, root, value=-rate)
             self._write(name, rows, weight, values, step)
 
     def _moments(self, name: str, rows: slice, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,14 @@ costs 80 MB. Weight decay is folded into the fp32 update before rounding: applie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes
+from devices.ways import is_host, way_of
 from engine.optimizers.rounding import Rounding, Stochastic, rounding_key
 from engine.sharing.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
@@ -60,18 +61,31 @@ class Optimizer(ABC):
         self.state: dict[str, Tensor] = {}
         self.shards = shards
 
+    def together(self, weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """These weights in the groups that `update_all` takes: on a CPU one by one, so that gradients go one by one."""
+        return [[weight] for weight in weights]
+
+    def update_all(self, weights: Sequence[nn.Parameter], step: Step) -> None:
+        """Apply the gradients of some weights; a group of `together`."""
+        for weight in weights:
+            self.update(weight, step)
+
     @torch.no_grad()
     def update(self, weight: nn.Parameter, step: Step) -> None:
         """Apply `weight.grad` to `weight`. The gradient may be overwritten; the caller frees it."""
         if weight.grad is not None:
             name = self.names[id(weight)]
-            if (factor := self.factors.get(name, 1.0)) != 1.0:
-                step = replace(step, learning_rate=step.learning_rate * factor)
-            # norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
-            # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
-            if step.weight_decay and not is_matrix(name, weight.shape):
-                step = replace(step, weight_decay=0.0)
-            self._update(name, weight.data, weight.grad, step)
+            self._update(name, weight.data, weight.grad, self._step_of(name, weight, step))
+
+    def _step_of(self, name: str, weight: Tensor, step: Step) -> Step:
+        """The step as this weight sees it."""
+        if (factor := self.factors.get(name, 1.0)) != 1.0:
+            step = replace(step, learning_rate=step.learning_rate * factor)
+        # norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
+        # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
+        if step.weight_decay and not is_matrix(name, weight.shape):
+            step = replace(step, weight_decay=0.0)
+        return step
 
     @abstractmethod
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None: ...
@@ -99,12 +113,12 @@ class Optimizer(ABC):
     def _write(self, name: str, rows: slice, weight: Tensor, values: Tensor, step: Step) -> None:
         key = None  # drawn for bf16 alone: fp32 is not rounded, and this runs for every chunk
         if weight.dtype == torch.bfloat16:
-            key = self._rounding_key(name, weight, step)
+            key = self._rounding_key(name, step)
         offset = self._offset(name, rows.start, weight)
         self.rounding.write(weight[rows], values, self._remainder(name, rows, weight), key, offset)
 
-    def _rounding_key(self, name: str, weight: Tensor, step: Step) -> Tensor:
-        return rounding_key(step.seed, step.number, self.index[name], weight.device)
+    def _rounding_key(self, name: str, step: Step) -> int:
+        return rounding_key(step.seed, step.number, self.index[name])
 
     def _offset(self, name: str, row: int, weight: Tensor) -> int:
         """Place of a row's first number in the whole weight, all processes counted."""
@@ -124,8 +138,12 @@ class Optimizer(ABC):
         """Sum over the processes that hold rows of this weight; overwrites `local`."""
         return local if self.shards is None or self._part(name) is None else self.shards.sum(local)
 
-    def _root_mean_square(self, name: str, weight: Tensor) -> float:
-        """RMS of the whole weight."""
+    def _root_mean_square(self, name: str, weight: Tensor) -> float | Tensor:
+        """RMS of the whole weight; on a GPU a scalar that stays there."""
+        if not is_host(weight):
+            count = self._whole_rows(name, weight) * weight[0].numel()
+            square = torch.linalg.vector_norm(weight, dtype=torch.float32).square_()
+            return self._sum(name, square).div_(count).sqrt_()
         if self._part(name) is None:
             return root_mean_square(weight)
         square = torch.tensor(root_mean_square(weight) ** 2 * weight.numel(), dtype=torch.float64)
@@ -150,9 +168,20 @@ class Optimizer(ABC):
             self.state[key] = value
 
 
+def at_least(low: float, value: float | Tensor) -> float | Tensor:
+    """The larger of two numbers, of which one may be on a GPU."""
+    return value.clamp_(min=low) if isinstance(value, Tensor) else max(low, value)
+
+
+def subtract_(values: Tensor, update: Tensor, rate: float | Tensor) -> Tensor:
+    """values - rate x update, in place; where the rate is on a GPU, the update is overwritten."""
+    return values.sub_(update.mul_(rate)) if isinstance(rate, Tensor) else values.sub_(update, alpha=rate)
+
+
 def row_chunks(tensor: Tensor) -> Iterator[slice]:
-    """Cut the first dimension so that a chunk holds at most UPDATE_ELEMENTS (and at least one row)."""
-    rows = max(1, UPDATE_ELEMENTS // max(1, tensor[0].numel()))
+    """Cut the first dimension so that a chunk holds at most what is updated at a time (and at least one row)."""
+    elements = UPDATE_ELEMENTS if is_host(tensor) else way_of(tensor.device).update
+    rows = max(1, elements // max(1, tensor[0].numel()))
     for start in range(0, tensor.shape[0], rows):
         yield slice(start, min(start + rows, tensor.shape[0]))
 

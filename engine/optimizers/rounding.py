@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from devices.kernels.calls import kernels, takes
-from model.dropout import mix, random_words, stride
+from devices.ways import is_host
+from model.dropout import GOLDEN, mix, mix_number, random_words, stride, wrapped
 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
 
@@ -31,13 +32,13 @@ class Rounding(ABC):
         """fp32 values of a slice, to be overwritten and written back; of an fp32 weight, the slice itself."""
         return weight.float()
 
-    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int) -> None:
+    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int) -> None:
         """Store fp32 values into a slice.
 
         Args:
             weight: fp32 or bf16. values: fp32, same shape; overwritten.
             remainder: int8, same shape, where the rounding keeps one.
-            key: scalar from `rounding_key`, for bf16. offset: place of the slice's first element in its weight.
+            key: from `rounding_key`, for bf16. offset: place of the slice's first element in its weight.
         """
         if weight.dtype == torch.float32:
             if values.data_ptr() != weight.data_ptr():
@@ -47,7 +48,7 @@ class Rounding(ABC):
 
     @abstractmethod
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
     ) -> None: ...
 
 
@@ -55,11 +56,11 @@ class Stochastic(Rounding):
     """Rounds by chance."""
 
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
     ) -> None:
         assert key is not None
         if (compiled := kernels()) is not None and takes(weight, values):
-            compiled.round_weights(values, weight, int(key), offset)
+            compiled.round_weights(values, weight, key, offset)
             return
         weight.copy_(round_stochastically(values, key, offset))
 
@@ -77,7 +78,7 @@ class Compensated(Rounding):
         return values
 
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
     ) -> None:
         assert remainder is not None
         weight.copy_(values)
@@ -89,7 +90,7 @@ class Nearest(Rounding):
     """Rounds to nearest: steps below half of the last place are lost."""
 
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: Tensor | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
     ) -> None:
         weight.copy_(values)
 
@@ -103,28 +104,42 @@ def half_last_place(weight: Tensor) -> Tensor:
     return power.view(torch.float32).mul_(2.0**-8).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
-def rounding_key(seed: int, step: int, weight_index: int, device: torch.device) -> Tensor:
-    """A scalar int64 key: different for each seed, step and weight."""
-    key = torch.tensor(seed % 2**62, device=device)
+def rounding_key(seed: int, step: int, weight_index: int) -> int:
+    """A key: different for each seed, step and weight. Hashed on the host, whatever the weight lies on."""
+    key = seed % 2**62
     for number in (step, weight_index):
-        key = mix(key + stride(number + 1))
+        key = mix_number(key + stride(number + 1))
     return key
 
 
-def round_stochastically(values: Tensor, key: Tensor, offset: int) -> Tensor:
+def round_stochastically(values: Tensor, key: int, offset: int) -> Tensor:
     """Round fp32 to bf16 so that the expectation is exact.
 
     Args:
         values: fp32, contiguous, any shape; overwritten.
-        key: scalar from `rounding_key`.
+        key: from `rounding_key`.
         offset: place of the first element in its weight; how a weight is cut into chunks makes no difference.
     Returns:
         bf16 of the same shape; inf and nan stay what they are. Memory: 11 bytes an element while running.
     """
-    no_number = values != values  # the noise would carry some of these over into 0
     words, before = divmod(offset, 4)  # a key's numbers come in words of four
-    noise = random_words(key + stride(words), before + values.numel())[before:].to(torch.int32).bitwise_and_(0xFFFF)
+    first = torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(words))
+    noise = _words(first, before + values.numel(), values.device)[before:]
+    return round_with(values, noise.view(values.shape))
+
+
+def _words(key: Tensor | int, count: int, device: torch.device) -> Tensor:
+    """`count` random numbers (int16) of one key."""
+    if isinstance(key, Tensor):
+        return random_words(key, count)
+    counters = torch.arange(1, (count + 3) // 4 + 1, device=device).mul_(GOLDEN).add_(key)
+    return mix(counters).view(torch.int16)[:count]
+
+
+def round_with(values: Tensor, noise: Tensor) -> Tensor:
+    """Round fp32 to bf16 with a random number (int16) for each; values are overwritten. Inf and nan stay what they are."""
+    no_number = values != values  # the noise would carry some of these over into 0
     bits = values.view(torch.int32)
-    bits += noise.view(values.shape)
+    bits += noise.to(torch.int32).bitwise_and_(0xFFFF)
     bits &= -65536
     return values.to(torch.bfloat16).masked_fill_(no_number, torch.nan)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.optimizers.adafactor import EPSILON_SCALE, Adafactor
-from engine.optimizers.base import Step, row_chunks
+from engine.optimizers.base import Step, at_least, row_chunks, subtract_
 from model.shapes import is_block_matrix
 
 TURNS = 5
@@ -33,11 +33,11 @@ class SinkGD(Adafactor):
         if not is_block_matrix(name, tuple(weight.shape)):
             return super()._update(name, weight, grad, step)
         row_factor, column_factor = self._balance(name, grad)
-        rate = step.learning_rate * max(EPSILON_SCALE, self._root_mean_square(name, weight))
+        rate = step.learning_rate * at_least(EPSILON_SCALE, self._root_mean_square(name, weight))
         keep = 1.0 - step.learning_rate * step.weight_decay
         for rows in row_chunks(weight):
             update = grad[rows].float() * row_factor[rows].unsqueeze(1)
-            values = self._read(name, rows, weight).mul_(keep).sub_(update.mul_(column_factor), alpha=rate)
+            values = subtract_(self._read(name, rows, weight).mul_(keep), update.mul_(column_factor), rate)
             self._write(name, rows, weight, values, step)
 
     def _balance(self, name: str, grad: Tensor) -> tuple[Tensor, Tensor]:

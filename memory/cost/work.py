@@ -142,6 +142,7 @@ class Choice:
         offload_boundaries: whether checkpointed activations wait in the host's memory.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
+        scores: elements of attention's scores that a GPU forms at a time (`devices.ways`); 0: a CPU's tiles.
     """
 
     batch_size_per_gpu: int
@@ -158,6 +159,7 @@ class Choice:
     source_sizes: tuple[int, ...] = ()
     target_sizes: tuple[int, ...] = ()
     kernels: bool = False
+    scores: int = 0
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""

@@ -1,0 +1,135 @@
+"""What is a step on a GPU made of? The engine's own step, on tensors that hold nothing, counted by `tracing`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.parts.tracing import Tracer
+from config import T5ModelConfig
+from data.batches.collate import Row, collate
+from devices import ways
+from devices.base import Device
+from devices.cpu import CpuDevice
+from engine.checkpointing import Checkpointing
+from engine.finite import StepChecks
+from engine.optimizers import OPTIMIZERS, Step
+from engine.step import Engine
+from engine.update import Update
+from engine.walk import Walk
+from engine.weights import weight_store_for
+from memory.cost.prediction import Choice
+from memory.cost.shapes import Shapes
+from model.loss import LossSettings
+from model.t5 import T5
+
+
+@dataclass(frozen=True)
+class TracedWork:
+    """One step on one kind of GPU.
+
+    Args:
+        device: "cuda" or "mps". lengths: (source, target) tokens of each row.
+        saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of weights and products.
+        scores: see `devices.ways`.
+    """
+
+    model: T5ModelConfig
+    device: str
+    lengths: tuple[tuple[int, int], ...]
+    dropout: float = 0.0
+    saved: int | None = None
+    micro_batch: int | None = None
+    dtype: str = "bfloat16"
+    chunk_bytes: int = 32 * 2**20
+    scores: int = ways.DEVICE_SCORES
+    optimizer: str = "adafactor"
+
+    @property
+    def shapes(self) -> Shapes:
+        """For the plan."""
+        sources, targets = zip(*self.lengths, strict=True)
+        return Shapes(np.array([sources]), np.array([targets]))
+
+    @property
+    def num_blocks(self) -> int:
+        """Of both stacks."""
+        return self.model.num_layers + self.model.num_decoder_layers
+
+    @property
+    def choice(self) -> Choice:
+        """The way to run it, as a plan would say it."""
+        rows = self.micro_batch or len(self.lengths)
+        saved = self.num_blocks if self.saved is None else self.saved
+        sizes = self.shapes.sizes(rows)
+        return Choice(
+            rows, -(-len(self.lengths) // rows), 1, saved, rows, self.dtype, self.dtype, self.chunk_bytes,
+            source_sizes=sizes[0], target_sizes=sizes[1], scores=self.scores,
+        )  # fmt: skip
+
+
+class MetaDevice(CpuDevice):
+    """Holds the shapes of tensors, and stands for a GPU."""
+
+    def __init__(self, kind: str) -> None:
+        Device.__init__(self, torch.device("meta"))
+        self.name, self.is_separate_memory = kind, kind == "cuda"
+
+
+@contextmanager
+def standing_for(work: TracedWork) -> Iterator[None]:
+    """Until the context ends, tensors on meta take the way of the work's device."""
+    from dataclasses import replace
+
+    kind = {"cuda": ways.CUDA, "mps": ways.MPS}[work.device]
+    with ways.taking("meta", replace(kind, scores=work.scores)):
+        yield
+
+
+def engine_of(work: TracedWork) -> Engine:
+    """The engine that the plan's choice gives, its weights on meta."""
+    choice, dtype = work.choice, getattr(torch, work.dtype)
+    model = T5(work.model, "meta", dtype)
+    checks = StepChecks(None)
+    walk = Walk(
+        model, Checkpointing(choice.saved_blocks), weight_store_for(dtype, dtype), LossSettings(choice.loss_chunk_bytes),
+        work.dropout, check_loss=checks.loss,
+    )  # fmt: skip
+    update = Update(OPTIMIZERS[work.optimizer](dict(model.named_parameters())))
+    return Engine(walk, update, MetaDevice(work.device), choice, checks)
+
+
+def batches_of(work: TracedWork) -> list:
+    """Rows of random tokens, in micro-batches."""
+    draw = np.random.default_rng(0)
+    size = work.choice.batch_size_per_gpu
+
+    def tokens(count: int) -> np.ndarray:
+        return draw.integers(3, work.model.vocab_size, count)
+
+    rows = [Row(tokens(source), tokens(target), index) for index, (source, target) in enumerate(work.lengths)]
+    return [collate(rows[start : start + size], work.model.pad_token_id) for start in range(0, len(rows), size)]
+
+
+def trace(work: TracedWork, steps: int = 2, keeps_calls: bool = False) -> Tracer:
+    """Run steps and give what the last one was made of: the first makes the optimizer's state."""
+    tracer = Tracer(work.device == "mps")
+    with standing_for(work), tracer:
+        engine, batches = engine_of(work), batches_of(work)
+        labels = sum(batch.num_labels for batch in batches)
+        for number in range(1, steps + 1):
+            tracer.restart()
+            tracer.keeps_calls = keeps_calls and number == steps
+            outcome = engine.step(Step(number, 1e-3, seed=1), batches, labels)
+            assert outcome.is_done, outcome
+    return tracer
+
+
+def lengths_between(count: int, low: int, high: int) -> Sequence[tuple[int, int]]:
+    """Rows of random lengths; the target is a quarter of the source."""
+    drawn = np.random.default_rng(7).integers(low, high + 1, count)
+    return tuple((int(n), max(1, int(n) // 4)) for n in drawn)
