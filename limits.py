@@ -14,8 +14,10 @@ TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few bu
 DROPOUT_ELEMENTS = 512 * 1024  # whose masks are drawn at a time on a CPU: their random words stay in cache
 DEVICE_SCORES = 1 << 25  # of attention, formed at a time on a GPU, where the plan says nothing else
 LEAST_SCORES, MOST_SCORES = 1 << 20, 1 << 28  # between which the plan chooses that
-DEVICE_UPDATE_ELEMENTS = 1 << 23  # of weights updated at a time on a GPU: a block of most models
-DEVICE_SUMMED_ELEMENTS = 1 << 25  # of tokens' gradients that are summed together on a GPU
+DEVICE_UPDATE_ELEMENTS = (
+    1 << 24
+)  # most weights updated at a time on a GPU, a block of most models; never more than its scores
+DEVICE_SUMMED_ELEMENTS = 1 << 24  # of tokens' gradients that are summed together on a GPU
 MPS_INNER = 32_000  # terms of a product's sums: from 32,767 on MPS gives wrong numbers on some chips (pytorch 195163)
 LEAST_LENGTH = 8  # of queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
@@ -53,6 +55,11 @@ def filled_tokens(tokens: int, sizes: Sequence[int] = ()) -> int:
             return size
     step = max(LEAST_FILLED, (1 << (tokens - 1).bit_length()) // 2 // FILLED_PER_OCTAVE)
     return -(-tokens // step) * step
+
+
+def update_elements(scores: int) -> int:
+    """Of weights updated at a time on a GPU that forms so many scores at a time; on a CPU (0)."""
+    return min(DEVICE_UPDATE_ELEMENTS, scores) if scores else UPDATE_ELEMENTS
 
 
 def loss_chunk_tokens(chunk_bytes: int, vocab_size: int) -> int:

@@ -108,7 +108,8 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
         rates=tuple(nominal.items()),
         measured=tuple((name, rate) for name, rate in chosen["rates"].items() if name in nominal),
         speed_class=chosen["class"],
-        pads_attention=chosen["name"] == "cuda",
+        pads_attention=chosen["name"] != "cpu",
+        fuses_attention=chosen["name"] == "cuda",
         widens_whole=chosen["name"] != "cpu",
         has_kernels=machine.has_kernels and chosen["name"] == "cpu",
     )

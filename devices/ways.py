@@ -25,6 +25,7 @@ from limits import (
     SUMMED_ELEMENTS,
     TILE_ELEMENTS,
     UPDATE_ELEMENTS,
+    update_elements,
 )
 
 
@@ -80,7 +81,12 @@ def is_host(tensor: torch.Tensor) -> bool:
 def form_scores(count: int) -> None:
     """From now on GPUs form so many scores of attention at a time: what a run's plan has chosen."""
     for name in ("cuda", "mps"):
-        _ways[name] = replace(_ways[name], scores=count or DEVICE_SCORES)
+        _ways[name] = of_scores(_ways[name], count or DEVICE_SCORES)
+
+
+def of_scores(way: Way, count: int) -> Way:
+    """The way with so many scores at a time; and no more weights."""
+    return replace(way, scores=count, update=update_elements(count))
 
 
 @contextmanager

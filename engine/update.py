@@ -36,6 +36,7 @@ class Update:
         self.is_finite = True  # whether all gradients of the last step were; if not, `has_begun` tells what is lost
         self.unseen_norm: Tensor | None = None  # of the last step's gradients, on a GPU: nobody has waited for it
         self._held: list[nn.Parameter] = []
+        self._vectors: list[nn.Parameter] = []  # on a GPU, until the walk has ended
         self._norms: list[Tensor] = []  # of each block's gradients; on the device until the walk has ended
 
     @property
@@ -47,6 +48,9 @@ class Update:
         """Tell the step before its first walk."""
         skipped = 0 if self.scaling is None else self.scaling.skipped_steps
         self.step = replace(step, number=step.number - skipped)
+        self._vectors = []
+        if self.optimizer.rates:
+            self.optimizer.rates = []  # of a step that was aborted
         self._held, self._norms, self.has_begun, self.is_skipped, self.is_finite = [], [], False, False, True
 
     def ready(self, weights: Sequence[nn.Parameter]) -> None:
@@ -54,16 +58,28 @@ class Update:
         if self.holds_all:
             self._held += weights
         else:
-            if gradients := _gradients(weights):
+            gradients = _gradients(weights)
+            if gradients and self.optimizer.rates is None:
                 self._norms.append(norm_of(gradients))
-            self._apply(weights)
+            self._apply([weight for weight in weights if not self._waits(weight)])
+
+    def _waits(self, weight: nn.Parameter) -> bool:
+        """Whether a weight is updated with all others of its kind: on a GPU vectors, so that few kernels serve all blocks."""
+        waits = weight.dim() == 1 and weight.grad is not None and not is_host(weight)
+        if waits:
+            self._vectors.append(weight)
+        return waits
 
     def finish(self) -> None:
         """After the walk: unscale, clip and apply what was held; or leave the step out."""
+        vectors, self._vectors = self._vectors, []
+        self._apply(vectors)
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
         if not held:
             norms, self._norms = self._norms, []
-            if norms and not is_host(norms[0]):  # looked at in the next step, with its loss
+            if self.optimizer.rates:
+                self.unseen_norm, self.optimizer.rates = norm_of([torch.cat(self.optimizer.rates)]), []
+            elif norms and not is_host(norms[0]):  # looked at in the next step, with its loss
                 self.unseen_norm = norm_of(norms)
             else:
                 self.is_finite = is_finite(norms)

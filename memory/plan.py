@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
+from limits import LEAST_SCORES, MOST_SCORES
 from memory.alternatives import refusal
 from memory.cost.prediction import (
     Choice,
@@ -37,6 +38,7 @@ from units import MIB
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 Dtypes = tuple[str, str]  # of the weights at rest, of products
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
+SCORES_SHARE = 256  # bytes of the budget for each score: some 12 of them are in use, while they are computed with
 ULTRA_SECONDS = 1.05  # of the fastest step: what mode ultra gives for the least memory
 
 
@@ -107,8 +109,17 @@ def choices(config: Config, machine: Machine, work: Work, dtypes: Dtypes | None 
                         choice = Choice(
                             batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
                             source_sizes=sizes[0], target_sizes=sizes[1], kernels=_kernels(config, machine),
+                            scores=scores_of(machine),
                         )  # fmt: skip
                         yield from _with_offload(config, machine, work, choice)
+
+
+def scores_of(machine: Machine) -> int:
+    """Scores of attention that a GPU forms at a time, a power of two: with all that goes with them 5% of the budget; 0: a CPU."""
+    if not machine.pads_attention:
+        return 0
+    most = max(1, machine.budget_bytes // SCORES_SHARE)
+    return min(MOST_SCORES, max(LEAST_SCORES, 1 << most.bit_length() - 1))
 
 
 def _kernels(config: Config, machine: Machine) -> bool:

@@ -38,6 +38,6 @@ def norm_back(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple
     inverse = inverse.to(x.dtype)
     unit = x * inverse
     both = grad.float() * unit.float()
-    mean = torch.mv(both, weight.to(both.dtype)).div_(-x.shape[-1]).to(x.dtype).unsqueeze(1)
-    dx = (grad * weight.to(x.dtype)).addcmul_(unit, mean).mul_(inverse)
+    dot = torch.mv(both, weight.to(both.dtype)).to(x.dtype).unsqueeze(1)
+    dx = (grad * weight.to(x.dtype)).addcmul_(unit, dot, value=-1 / x.shape[-1]).mul_(inverse)
     return dx, both.sum(0).to(weight.dtype)

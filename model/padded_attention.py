@@ -85,17 +85,30 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Homes:
+    """Where among the padded places of all groups the tokens are.
+
+    Args:
+        tokens, heads: (N,) and (N H,) int32, of results as `Side.by_token` and `Side.by_head` lay them; the filler's is a
+            place that holds no token, or, with `needs_zeros`, the one after the last.
+    """
+
+    tokens: Tensor
+    heads: Tensor
+    needs_zeros: bool
+
+
+@dataclass(frozen=True)
 class Layout:
     """How all rows of a micro-batch are attended to.
 
     Args:
-        query_homes, key_homes: for tokens (N,), and for heads (N H,), int32: where among the padded places of all groups they
-            are; the place after the last one for the filler. None: the tokens are the places, in order.
+        query_homes, key_homes: where the tokens are; None: they are the places, in order.
     """
 
     groups: tuple[Group, ...]
-    query_homes: tuple[Tensor, Tensor] | None
-    key_homes: tuple[Tensor, Tensor] | None
+    query_homes: Homes | None
+    key_homes: Homes | None
 
 
 def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layout:
@@ -156,13 +169,13 @@ def _side(tokens: NDArray[np.int64], there: NDArray[np.bool_], heads: int, devic
 
 def _homes(
     rows: Rows, places: list[tuple[NDArray[np.int64], NDArray[np.bool_]]], heads: int, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
+) -> Homes | None:
     tokens = np.concatenate([tokens.ravel() for tokens, _ in places])
     if len(tokens) == rows.num_tokens and np.array_equal(tokens, np.arange(len(tokens))):
         return None
     home = np.full(rows.num_tokens, len(tokens), np.int64)
     of_heads = np.full((rows.num_tokens, heads), len(tokens) * heads, np.int64)
-    start = 0
+    start, has_room = 0, False
     for of_group, there in places:
         length = of_group.shape[1]
         at = np.arange(of_group.size).reshape(of_group.shape)
@@ -170,27 +183,33 @@ def _homes(
         row, offset = np.divmod(at, length)
         first = start * heads + row * heads * length + offset
         of_heads[of_group[there]] = first[there][:, None] + np.arange(heads) * length
+        if not has_room and not there.all():  # a place without a token, whose gradients are zero, serves the filler
+            has_room, empty = True, np.argmin(there.ravel())
+            home[rows.row_tokens :] = start + empty
+            row, offset = divmod(int(empty), length)
+            of_heads[rows.row_tokens :] = start * heads + (row * heads + np.arange(heads)) * length + offset
         start += of_group.size
-    return _indices(home, device), _indices(of_heads, device)
+    needs_zeros = rows.filler > 0 and not has_room
+    return Homes(_indices(home, device), _indices(of_heads, device), needs_zeros)
 
 
 def _indices(values: NDArray[np.int64], device: torch.device) -> Tensor:
     return place(torch.from_numpy(np.ascontiguousarray(values.ravel(), np.int32)), device)
 
 
-def collect(parts: list[Tensor], homes: tuple[Tensor, Tensor] | None, heads: int, is_by_head: bool) -> Tensor:
-    """From the padded places of all groups back to tokens: (N, H, K), the filler being zeros."""
+def collect(parts: list[Tensor], homes: Homes | None, heads: int, is_by_head: bool) -> Tensor:
+    """From the padded places of all groups back to tokens: (N, H, K). Gradients of the filler are zeros."""
     width = parts[0].shape[-1]
     if homes is None and is_by_head:
-        whole = [part.unflatten(0, (-1, heads)).transpose(1, 2).reshape(-1, heads, width) for part in parts]
-        return whole[0] if len(whole) == 1 else torch.cat(whole)
+        parts = [part.unflatten(0, (-1, heads)).transpose(1, 2) for part in parts]
     if homes is None:
-        return (parts[0] if len(parts) == 1 else torch.cat([p.flatten(0, 1) for p in parts])).reshape(-1, heads, width)
-    if is_by_head:
-        flat = torch.cat([*(part.reshape(-1, width) for part in parts), parts[0].new_zeros(1, width)])
-        return flat.index_select(0, homes[1]).view(-1, heads, width)
-    flat = torch.cat([*(part.reshape(-1, heads, width) for part in parts), parts[0].new_zeros(1, heads, width)])
-    return flat.index_select(0, homes[0])
+        whole = [part.reshape(-1, heads, width) for part in parts]
+        return whole[0] if len(whole) == 1 else torch.cat(whole)
+    flat = [part.reshape(-1, width) if is_by_head else part.reshape(-1, heads, width) for part in parts]
+    if homes.needs_zeros:
+        flat.append(flat[0].new_zeros(1, *flat[0].shape[1:]))
+    places = flat[0] if len(flat) == 1 else torch.cat(flat)
+    return places.index_select(0, homes.heads if is_by_head else homes.tokens).view(-1, heads, width)
 
 
 class BiasMatrix:
@@ -224,8 +243,9 @@ class BiasMatrix:
         """Add the gradient of scores (H, t, M), fp32, of the queries from `start` on, to total (H, R)."""
         heads, t, keys = scores.shape
         # with t zeros before each line, and one more place a line, equal distances stand in one column
-        spread = torch.cat([scores.new_zeros(heads, t, t), scores], 2).view(heads, -1)
-        sums = torch.cat([spread, scores.new_zeros(heads, t)], 1).view(heads, t, t + keys + 1).sum(1)
+        room = scores.new_zeros(heads, t * (t + keys + 1))
+        room[:, : t * (t + keys)].view(heads, t, t + keys)[:, :, t:].copy_(scores)
+        sums = room.view(heads, t, t + keys + 1).sum(1)
         first = self.zero - start - t  # the place of the first column's distance
         low, high = max(0, first), min(self.bias.shape[1], first + sums.shape[1])
         total[:, low:high] += sums[:, low - first : high - first]
@@ -343,7 +363,8 @@ class _Call:
         row_keys = self.dropout.row_keys()
         row_keys = row_keys if group.rows is None else row_keys.index_select(0, group.rows)
         places = mixed_places(rows, self.heads, part, self.q.device)  # (H, t)
-        words = mix((row_keys[:, None, None] + places).unsqueeze(-1) + counters(rows, keys, self.q.device))
+        mixed = mix(row_keys[:, None, None] + places)
+        words = mix(mixed.unsqueeze(-1) + counters(rows, keys, self.q.device))
         return kept_of(words, keys, self.dropout.threshold).view(-1, part.stop - part.start, keys)
 
     def _dropped(self, weights: Tensor, kept: Tensor | None) -> Tensor:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.parts.tracing import Tracer
 from config import T5ModelConfig
-from data.batches.collate import Row, collate
+from data.batches.collate import Batch, Row, collate
 from devices import ways
 from devices.base import Device
 from devices.cpu import CpuDevice
@@ -83,10 +84,8 @@ class MetaDevice(CpuDevice):
 @contextmanager
 def standing_for(work: TracedWork) -> Iterator[None]:
     """Until the context ends, tensors on meta take the way of the work's device."""
-    from dataclasses import replace
-
     kind = {"cuda": ways.CUDA, "mps": ways.MPS}[work.device]
-    with ways.taking("meta", replace(kind, scores=work.scores)):
+    with ways.taking("meta", ways.of_scores(kind, work.scores)):
         yield
 
 
@@ -103,12 +102,12 @@ def engine_of(work: TracedWork) -> Engine:
     return Engine(walk, update, MetaDevice(work.device), choice, checks)
 
 
-def batches_of(work: TracedWork) -> list:
+def batches_of(work: TracedWork) -> list[Batch]:
     """Rows of random tokens, in micro-batches."""
     draw = np.random.default_rng(0)
     size = work.choice.batch_size_per_gpu
 
-    def tokens(count: int) -> np.ndarray:
+    def tokens(count: int) -> NDArray[np.int64]:
         return draw.integers(3, work.model.vocab_size, count)
 
     rows = [Row(tokens(source), tokens(target), index) for index, (source, target) in enumerate(work.lengths)]

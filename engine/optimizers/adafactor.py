@@ -36,6 +36,8 @@ class Adafactor(Optimizer):
         shards: Shards | None = None,
     ) -> None:
         super().__init__(weights, rounding, factors, shards)
+        if weights and not any(is_host(weight) for weight in weights.values()):
+            self.rates = []
         self._together: dict[tuple[str, ...], Together] = {}  # groups of weights, on a GPU
 
     def together(self, weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -55,7 +57,11 @@ class Adafactor(Optimizer):
         group = self._together[names]
         steps = [self._step_of(name, weight, step) for name, weight in zip(names, weights, strict=True)]
         keys = [self._rounding_key(name, step) for name in names]
-        group.update(weights, steps, keys)
+        self._tell(group.update(weights, steps, keys))
+
+    def _tell(self, rate: Tensor) -> None:
+        if self.rates is not None:
+            self.rates.append(rate)
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
         rate = step.learning_rate * at_least(EPSILON_SCALE, self._root_mean_square(name, weight))
@@ -70,6 +76,8 @@ class Adafactor(Optimizer):
             norm = seen(torch.linalg.vector_norm(grad.float() * row_factor))
         count = self._whole_rows(name, weight) * weight[0].numel()
         rate /= at_least(1.0, norm / count**0.5 / CLIP)
+        if isinstance(rate, Tensor):
+            self._tell(rate.reshape(1))
         keep = 1.0 - step.learning_rate * step.weight_decay
         is_rounded = weight.dtype == torch.bfloat16
         compiled = kernels() if not is_rounded or isinstance(self.rounding, Stochastic) else None

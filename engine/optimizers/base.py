@@ -60,6 +60,8 @@ class Optimizer(ABC):
         self.index = {name: index for index, name in enumerate(weights)}
         self.state: dict[str, Tensor] = {}
         self.shards = shards
+        # on a GPU: the rates of this step's updates, which are not finite where a gradient was not; None: not told
+        self.rates: list[Tensor] | None = None
 
     def together(self, weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
         """These weights in the groups that `update_all` takes: on a CPU one by one, so that gradients go one by one."""

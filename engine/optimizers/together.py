@@ -126,8 +126,8 @@ class Together:
                 self.state[key] = view
         return self.flat
 
-    def update(self, weights: Sequence[nn.Parameter], steps: Sequence[Step], keys: Sequence[int]) -> None:
-        """Apply the gradients.
+    def update(self, weights: Sequence[nn.Parameter], steps: Sequence[Step], keys: Sequence[int]) -> Tensor:
+        """Apply the gradients; returns the rate of each weight, which is not finite where its gradient was not.
 
         Args:
             steps: as each weight sees it. keys: of each weight's rounding.
@@ -146,6 +146,7 @@ class Together:
             a.numbers(wide).addcmul_(a.numbers(update), a.each(rate)[:, None, None])
         del update
         self._write(weights, wide, [keys[index] for index in self.order])
+        return rate
 
     def _sizes(self, flat: Tensor) -> Tensor:
         """The root mean square of each matrix."""
@@ -164,7 +165,7 @@ class Together:
         """The update but for a factor, and the factor of each weight; moves the statistics."""
         decay, state = 1.0 - number**-DECAY_EXPONENT, self.statistics()
         if self.dim == 1:
-            state.lerp_(grad.float().square_().add_(EPSILON_GRADIENT), 1.0 - decay)
+            state.lerp_(grad.float().square().add_(EPSILON_GRADIENT), 1.0 - decay)
             return state.rsqrt().mul_(grad), 1.0
         square = torch.empty_like(state)
         for a in self.alike:

@@ -15,11 +15,14 @@ from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
 from limits import DROPOUT_ELEMENTS, LONGEST_SHORT, row_groups
+from memory.cost.padded import Padded
 from memory.cost.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
+KEY_BYTES = 8 * 8 * 3  # of dropout's keys on a GPU, for each token: 8 sites, while they are hashed
+ALIGNED = 8  # numbers of a head that fused attention reads at a time
 INDEX_BYTES = 4  # of a gathered token's place
 
 
@@ -59,7 +62,8 @@ class Blocks:
 
     Args:
         model: its shape. e: bytes of the compute dtype. dropout: whether training drops.
-        tokens: of the micro-batch; longest: of its longest row. is_padded: attention goes through padded rows (CUDA).
+        tokens: of the micro-batch. scores: of attention that a GPU forms at a time; 0: a CPU. is_fused: torch's fused kernels
+            compute where nothing is dropped.
         kernels: compiled ones compute attention and dropout.
         rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.micro_batches`.
     """
@@ -68,9 +72,9 @@ class Blocks:
     e: int
     dropout: bool
     tokens: Tokens
-    longest: Tokens
     rows: MicroBatchRows
-    is_padded: bool = False
+    scores: int = 0
+    is_fused: bool = False
     answers: int = 1
     kernels: bool = False
 
@@ -146,7 +150,7 @@ class Blocks:
         if self.kernels:
             return 0
         elements = tokens * self.model.d_ff
-        return HASH_BYTES * (elements if self.is_padded else min(elements, DROPOUT_ELEMENTS)) if self.dropout else 0
+        return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0
 
     def encoder_backward(self, weights: int) -> int:
         """Backward through a block whose graph is there: what comes on top of it.
@@ -207,19 +211,30 @@ class Blocks:
         gathered, tiles, buffers = (4, 3, 2) if is_backward else (2, 2, 1)
         return (gathered * group.num_keys + tiles * group.block) * width + (buffers + self.dropout) * scores
 
-    def _padded_scores(self) -> int:
-        """Elements of the scores of padded rows (CUDA)."""
-        longest = max(self.longest.source, self.longest.target)
-        return len(self.rows) * self.model.num_heads * longest * longest
+    def _padded(self, is_decoder: bool, is_cross: bool) -> Padded:
+        """One attention on a GPU."""
+        fused = self.is_fused and not self.dropout and self.model.d_kv % ALIGNED == 0
+        lengths = self._lengths(is_decoder, is_cross)
+        c, width = self.model, self._widths[1]
+        return Padded(c.num_heads, width, self.e, self.dropout, fused, not is_cross, *lengths, self.scores)
+
+    def step_indices(self) -> int:
+        """On a GPU: what is made once a step for all layers: indices of rows, bias matrices, keys of dropout."""
+        if not self.scores:
+            return 0
+        n = self.tokens.source + self.tokens.target
+        keys = KEY_BYTES * n if self.dropout else 0
+        each = [self._padded(*which) for which in ATTENTIONS]
+        return keys + sum(padded.indices() + padded.bias_matrix for padded in each)
 
     def tile_bytes(self) -> int:
         """The most that the tiles of one attention take."""
+        if self.scores:
+            return max(self._padded(*which).backward() for which in ATTENTIONS)
         return max(self._tile(*which, buffers=3) for which in ATTENTIONS)
 
     def _tile(self, is_decoder: bool, is_cross: bool, buffers: int) -> int:
         """The scores of a tile, so many times, and what is gathered for it: in forward 2, in backward 3."""
-        if self.is_padded:
-            return buffers * self._padded_scores() * self.e
         if self.kernels:
             return self._compiled_tile(*self._lengths(is_decoder, is_cross), is_backward=buffers > 2)
         tiling, width = self._tiling(is_decoder, is_cross), self._widths[1]
@@ -236,9 +251,9 @@ class Blocks:
 
     def _scores(self, is_decoder: bool, is_cross: bool) -> int:
         """In forward: the padded output, and a tile, or the output."""
+        if self.scores:
+            return self._padded(is_decoder, is_cross).forward()
         tile = self._tile(is_decoder, is_cross, buffers=2)
-        if self.is_padded:
-            return tile
         n, i = self.tokens.target if is_decoder else self.tokens.source, self._widths[1]
         if self.kernels:
             return n * i + tile
@@ -247,10 +262,10 @@ class Blocks:
 
     def _score_gradients(self, is_decoder: bool, is_cross: bool) -> int:
         """In backward: the padded gradients of q, k and v, and a tile, or one of them laid end to end."""
+        if self.scores:
+            return self._padded(is_decoder, is_cross).backward()
         tile, i = self._tile(is_decoder, is_cross, buffers=3), self._widths[1]
         n = self.tokens.target if is_decoder else self.tokens.source
-        if self.is_padded:
-            return tile + 3 * n * i
         if self.kernels:
             return tile + (n + 2 * (self._encoder_output if is_cross else n)) * i
         tiling = self._tiling(is_decoder, is_cross)

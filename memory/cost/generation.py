@@ -85,7 +85,7 @@ def _encoder_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
     """One pass with as many prompts as go together, and their output as keys and values of one block."""
     tokens = min(w.rows * w.source_tokens, max(ENCODER_TOKENS, w.source_tokens))
     rows = max(1, tokens // w.source_tokens)
-    blocks = Blocks(model, e, False, Tokens(tokens, 1), Tokens(w.source_tokens, 1), ((w.source_tokens, 1),) * rows)
+    blocks = Blocks(model, e, False, Tokens(tokens, 1), ((w.source_tokens, 1),) * rows)
     return blocks.encoder_forward() + 2 * tokens * model.d_model * e + 8 * tokens
 
 

@@ -65,8 +65,9 @@ PACES = {
     AMX_BF16.name: Pace(**GUESSED),
     ARM_BF16.name: Pace(**GUESSED),
     ARM_PLAIN.name: Pace(**GUESSED),
-    "cuda": Pace(half_tokens=1024, wide=0, **GUESSED),
-    "mps": Pace(**GUESSED),
+    # 60 kernels a block and way, and 2,000 of an update, at 5 us each; counted by `benchmarks.launches`, not timed
+    "cuda": Pace(half_tokens=1024, wide=0, memory_rate=5e11, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
+    "mps": Pace(memory_rate=5e10, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
 }
 
 

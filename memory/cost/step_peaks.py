@@ -31,9 +31,9 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     drops = work.dropout and not is_evaluation
     sizes = NO_SIZES if is_evaluation else choice.sizes
     tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
-    c, e, is_padded = work.model, dtype_bytes(choice.compute), machine.pads_attention
+    c, e = work.model, dtype_bytes(choice.compute)
     kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
-    return Blocks(c, e, drops, tokens, shapes.longest_row, widest, is_padded, work.answers, kernels)
+    return Blocks(c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels)
 
 
 class StepPeaks:

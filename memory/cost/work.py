@@ -34,7 +34,8 @@ class Machine:
         speed_class: of what computes, see `memory.cost.speed`.
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
-        libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows (CUDA).
+        libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows, as on GPUs.
+        fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
         has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
@@ -48,6 +49,7 @@ class Machine:
     num_processes: int = 1
     libraries_bytes: int = LIBRARIES_BYTES
     pads_attention: bool = False
+    fuses_attention: bool = False
     widens_whole: bool = False
     host_bytes: int = 0
     correction: float = 1.0

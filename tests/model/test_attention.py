@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -12,7 +11,8 @@ from torch import Tensor
 
 import limits
 from config import T5ModelConfig
-from model.attention import PositionBias, attend, attend_padded, position_buckets
+from devices import ways
+from model.attention import PositionBias, attend, position_buckets
 from model.dropout import _MIX_1, Dropout, mix, random_words
 from model.rows import Rows
 from tests.measuring import in_child
@@ -20,7 +20,15 @@ from tests.measuring import in_child
 lengths = st.lists(st.integers(1, 13) | st.integers(1, 70), min_size=1, max_size=7)
 
 
-def draw(seed: int, query_lengths: list[int], key_lengths: list[int], kind: str, rate: float = 0.0, heads: int = 2):
+def draw(
+    seed: int,
+    query_lengths: list[int],
+    key_lengths: list[int],
+    kind: str,
+    rate: float = 0.0,
+    heads: int = 2,
+    width: int = 3,
+):
     """Random arguments of `attend` in float64; kind: self, causal, cross or none (self without bias)."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -29,7 +37,7 @@ def draw(seed: int, query_lengths: list[int], key_lengths: list[int], kind: str,
 
     keys = torch.randint(-(2**62), 2**62, (len(query_lengths),), generator=generator)
     rows = Rows(tuple(query_lengths), keys), Rows(tuple(key_lengths), keys)
-    q, k, v = (random(sum(n), heads, 3) for n in (query_lengths, key_lengths, key_lengths))
+    q, k, v = (random(sum(n), heads, width) for n in (query_lengths, key_lengths, key_lengths))
     table = random(heads, 2 * max(*query_lengths, *key_lengths) + 3) if kind in ("self", "causal") else None
     bias = table
     if table is not None and kind == "causal":
@@ -93,18 +101,6 @@ def test_tiled_is_dense(
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(query_lengths=lengths, kind=st.sampled_from(["self", "causal", "none", "cross"]), seed=st.integers(0, 10**6))
-def test_padded_is_tiled(query_lengths: list[int], kind: str, seed: int) -> None:
-    key_lengths = [1 + n % 7 for n in query_lengths] if kind == "cross" else query_lengths
-    leaves, bias, rows, causal, dropout = draw(seed, query_lengths, key_lengths, kind)
-    tiled = attend(*leaves[:3], bias, rows, causal, dropout)
-    padded = attend_padded(*leaves[:3], bias, rows, causal, dropout)
-    torch.testing.assert_close(padded, tiled, rtol=1e-9, atol=1e-9)
-    for ours, theirs in zip(gradients(padded, leaves), gradients(tiled, leaves), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
 def test_fp32_is_near_float64() -> None:
     leaves, bias, rows, causal, dropout = draw(1, [33, 5], [33, 5], "causal")
     out = attend(*[leaf.float() for leaf in leaves[:3]], bias.float(), rows, causal, dropout)
@@ -132,14 +128,15 @@ def test_rows_do_not_see_each_other() -> None:
     assert not torch.equal(out[4:], changed[4:])
 
 
-@pytest.mark.parametrize("way", [attend, attend_padded])
-def test_causal_does_not_look_ahead(way: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("way", [ways.HOST, ways.CUDA, ways.MPS], ids=["cpu", "cuda", "mps"])
+def test_causal_does_not_look_ahead(way: ways.Way) -> None:
     leaves, bias, rows, causal, dropout = draw(3, [7], [7], "causal")
     q, k, v, _ = leaves
-    out = way(q, k, v, bias, rows, causal, dropout)
-    with torch.no_grad():
-        k[4:], v[4:] = 5.0, 7.0
-    assert torch.equal(out[:4], way(q, k, v, bias, rows, causal, dropout)[:4])
+    with ways.taking("cpu", way):
+        out = attend(q, k, v, bias, rows, causal, dropout)
+        with torch.no_grad():
+            k[4:], v[4:] = 5.0, 7.0
+        assert torch.equal(out[:4], attend(q, k, v, bias, rows, causal, dropout)[:4])
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

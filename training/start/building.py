@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from devices.base import Device
 from devices.kernels.calls import use
+from devices.ways import form_scores
 from engine.anomaly import checks_of
 from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS
@@ -45,6 +46,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     """
     config, storage = begin.config, getattr(torch, choice.storage)
     use(choice.kernels)
+    form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
     model = _make_model(begin, storage, device, shards)

@@ -1,0 +1,145 @@
+"""What a step asks of MPS, traced without one: operators that it has, in forms that it computes right.
+
+Which operators it has, torch declares itself (`native_functions.yaml` of torchgen, which comes with torch). The traps are
+reports to PyTorch: overlapping operands of products (167154, 180236), results written into strided memory (macOS 14),
+sums of 32,767 terms and more (195163).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchgen
+import yaml
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.parts.traced_step import TracedWork, trace
+from benchmarks.parts.tracing import Tracer
+from config import T5ModelConfig
+from limits import MPS_INNER
+
+SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
+LENGTHS = ((40, 12), (33, 9), (7, 3), (90, 30))
+PRODUCTS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "addmm": (1, 2),
+    "addmm_": (1, 2),
+    "baddbmm": (1, 2),
+    "baddbmm_": (1, 2),
+    "mv": (0, 1),
+}
+WORKS = {
+    "fp32": TracedWork(SHAPE, "mps", LENGTHS, dtype="float32"),
+    "bf16, dropout, recomputed": TracedWork(SHAPE, "mps", LENGTHS, dropout=0.1, saved=0),
+    "in pieces": TracedWork(SHAPE, "mps", LENGTHS, dropout=0.1, saved=1, micro_batch=2, scores=4000),
+    "adamw": TracedWork(SHAPE, "mps", LENGTHS, optimizer="adamw_8bit"),
+    "sinkgd, gated": TracedWork(replace(SHAPE, feed_forward_proj="gated-gelu"), "mps", LENGTHS, optimizer="sinkgd"),
+    "a bias in each layer": TracedWork(replace(SHAPE, bias_in_every_layer=True), "mps", LENGTHS),
+    "a large vocabulary": TracedWork(replace(SHAPE, vocab_size=40_000), "mps", LENGTHS),
+    "many tokens": TracedWork(SHAPE, "mps", ((4000, 20),) * 9, chunk_bytes=1 << 27),
+}
+
+
+@pytest.fixture(scope="module", params=WORKS)
+def traced(request: pytest.FixtureRequest) -> Tracer:
+    return trace(WORKS[request.param], keeps_calls=True)
+
+
+@lru_cache
+def declared() -> dict[str, dict[str, Any]]:
+    """Operator with its overload -> what torch declares."""
+    path = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return {entry["func"].partition("(")[0]: entry for entry in yaml.load(path.read_text(), loader)}
+
+
+def has_mps(name: str, seen: tuple[str, ...] = ()) -> bool:
+    """Whether an operator has a kernel for MPS, or is made of others."""
+    entry = declared().get(name)
+    if entry is None or name in seen:
+        return False
+    kinds = {kind.strip() for key in entry.get("dispatch", {}) for kind in key.split(",")}
+    if "dispatch" not in entry and "structured_delegate" not in entry:
+        return True  # composite
+    if kinds & {
+        "MPS",
+        "CompositeExplicitAutograd",
+        "CompositeImplicitAutograd",
+        "CompositeExplicitAutogradNonFunctional",
+    }:
+        return True
+    return "structured_delegate" in entry and has_mps(entry["structured_delegate"], (*seen, name))
+
+
+def calls(tracer: Tracer) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+    for func, args, kwargs, result in tracer.calls:
+        yield func._schema.name.removeprefix("aten::"), (*args, *kwargs.values()), result
+
+
+def test_every_operator_is_there(traced: Tracer) -> None:
+    names = {str(func).removeprefix("aten.").removesuffix(".default") for func, *_ in traced.calls}
+    assert len(names) > 50
+    assert not {name for name in names if not has_mps(name)}
+    assert not has_mps("_efficient_attention_forward"), "or the question says nothing"
+
+
+def test_no_tensor_is_float64_and_none_of_one_integer_is_computed_with(traced: Tracer) -> None:
+    for name, args, result in calls(traced):
+        tensors = [x for x in tree_leaves((args, result)) if isinstance(x, Tensor)]
+        assert all(x.dtype != torch.float64 for x in tensors), name
+        if not traced.kernels[name]:
+            continue
+        assert all(x.dim() or x.is_floating_point() for x in tensors if x.is_meta), f"{name} waits for the GPU"
+
+
+def test_no_operand_of_a_product_overlaps_itself(traced: Tracer) -> None:
+    found = 0
+    for name, args, _ in calls(traced):
+        for place in PRODUCTS.get(name, ()):
+            found += 1
+            assert is_plain(args[place]), name
+    assert found > 50
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether each number has its own place: contiguous, but for the order of its sides and gaps between them."""
+    sides = sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1)
+    return all(stride >= step * size for (step, size), (stride, _) in pairwise(sides)) and all(
+        stride for stride, _ in sides
+    )
+
+
+def test_products_write_into_memory_without_gaps(traced: Tracer) -> None:
+    for name, args, result in calls(traced):
+        if name in PRODUCTS or name.endswith(("softmax", "vector_norm")):
+            out = args[0] if name.endswith("_") and not name.startswith("_") else result
+            assert out.is_contiguous(), name
+
+
+def test_no_sum_of_a_product_is_too_long(traced: Tracer) -> None:
+    for name, args, _ in calls(traced):
+        if name in PRODUCTS:
+            assert args[PRODUCTS[name][0]].shape[-1] <= MPS_INNER < 32_767, name
+
+
+def test_the_host_waits_at_most_twice(traced: Tracer) -> None:
+    assert sum(traced.waits.values()) <= 2, traced.waits
+
+
+def test_few_shapes_reach_the_products() -> None:
+    """Rows of any length, in micro-batches of the same size: MPS keeps a compiled graph for each new shape."""
+    shapes = set()
+    for shift in range(6):
+        lengths = tuple((source + shift, target) for source, target in LENGTHS)
+        tracer = trace(replace(WORKS["fp32"], lengths=lengths), 1, keeps_calls=True)
+        shapes.add(frozenset(tuple(x.shape) for name, args, _ in calls(tracer) if name == "bmm" for x in args[:2]))
+    assert len(shapes) <= 3
