@@ -1,7 +1,7 @@
 """Is the budget kept? `python -m benchmarks.contract [accuracy] [budgets] [keeping] [--cases=N] [--fresh]`.
 
-accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length, 300
-steps each, the larger models fewer; the peak that the plan has predicted, before and after its probe, beside the peak that
+accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length, the
+usual ways for 300 steps; the peak that the plan has predicted, before and after its probe, beside the peak that
 the kernel has seen. budgets: one model under rising budgets, each of which should be used. keeping: pairs of a
 configuration and a budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each
 finishes or is refused before it trains. Every case is noted as it ends, so
@@ -29,24 +29,25 @@ FIGURES = CACHE / "figures.json"
 WORDS = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
 KEEPING_CASES = 24
 BUDGETS = ("1200M", "2G", "4G", "8G")
-STEPS = 300  # of small models; larger ones take fewer
+MANY_STEPS, STEPS = 300, 60  # of the usual ways and under a hard limit; of the others
+MANY: dict[str, Any] = {"max_steps": MANY_STEPS}
 
 Flags = dict[str, Any]
 BASE: Flags = {"is_finetune": True, "finetune_from": "base"}  # a folder that is trained once
 FAMILIES: dict[str, Flags] = {  # what the rows are like, and how many a step sees
-    "ragged": {"max_seq_len": 256, "effective_batch_size": 16},
-    "short": {"max_seq_len": 32, "effective_batch_size": 256},
-    "equal": {"max_seq_len": 256, "effective_batch_size": 8, "objective": "span"},
+    "ragged": {"max_seq_len": 256, "effective_batch_size": 8},
+    "short": {"max_seq_len": 32, "effective_batch_size": 128},
+    "equal": {"max_seq_len": 256, "effective_batch_size": 4, "objective": "span"},
 }
 LETTERS = {"ragged": (10, 250), "short": (4, 14)}  # of prompt and of response, least and most
 
 
 def configurations() -> list[Flags]:
     """Models, modes, optimizers and dtypes that differ in one or two things from a common one."""
-    rows: list[Flags] = [{}, {"memory_mode": "low"}, {"memory_mode": "ultra"}]
+    rows: list[Flags] = [MANY, {"memory_mode": "low"}, {"memory_mode": "ultra", **MANY}]
     rows += [{"optimizer": "adamw", "max_grad_norm": 1.0}, {"optimizer": "adamw_8bit"}]
     rows += [{"dropout_rate": 0.1}, {"dropout_rate": 0.1, "memory_mode": "ultra"}]
-    rows += [{"mixed_precision": "no"}, {"mixed_precision": "no", "dropout_rate": 0.1, "memory_mode": "ultra"}]
+    rows += [{"mixed_precision": "no"}, {"mixed_precision": "no", "dropout_rate": 0.1, "memory_mode": "ultra", **MANY}]
     rows += [{"mixed_precision": "bf16"}, {"compiled_kernels": False}]
     rows += [{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_ff": 700}]
     rows += [{"d_model": 128, "d_ff": 512, "vocab_size": 64000}, {"num_layers": 6, "num_decoder_layers": 4}]
@@ -68,7 +69,7 @@ def keeping_cases() -> list[Flags]:
     small = [row for row in configurations() if "model_preset" not in row and "finetune_from" not in row]
     families = list(FAMILIES) * (KEEPING_CASES // len(FAMILIES))
     return [
-        {"rows": family, **draw.choice(small), "memory_budget": f"{draw.randrange(210, 420, 10)}M"}
+        {"rows": family, **draw.choice(small), **MANY, "memory_budget": f"{draw.randrange(210, 420, 10)}M"}
         for family in families
     ]
 
