@@ -174,7 +174,7 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     exchange = communication_seconds(
         count, machine.num_processes, choice.shards, dtype_bytes(choice.storage), dtype_bytes(choice.compute)
     )
-    again = recompute * _again_flops(work.model, amount)
+    again = recompute * recomputed_flops(work.model, amount)
     # forward, and back to what comes before; gradients of weights are formed for those alone that learn
     passes = 2.0 + min(1.0, work.learns["total"] / count)
     computing = (passes * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
@@ -210,7 +210,7 @@ def _activation_values(c: T5ModelConfig, amount: Amount) -> float:
     return encoder + decoder + amount.target * c.vocab_size
 
 
-def _again_flops(c: T5ModelConfig, amount: Amount) -> float:
+def recomputed_flops(c: T5ModelConfig, amount: Amount) -> float:
     """FLOP of running all blocks once more for backward: a forward without the product after feed-forward."""
     blocks, _ = flops_of(c, amount)
     tokens = c.num_layers * amount.source + c.num_decoder_layers * amount.target
