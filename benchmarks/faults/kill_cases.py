@@ -29,27 +29,13 @@ SHAPE = (
 )  # fmt: skip
 WORK = (
     "--max_seq_len=64", f"--max_steps={STEPS}", f"--save_steps={SAVE_STEPS}", "--eval_steps=4", "--eval_rows=8", "--effective_batch_size=7",
-    "--mixed_precision=no", "--seed=5", "--sample_rows=1", "--log_steps=1", KEEP,
+    "--mixed_precision=no", "--seed=5", "--sample_rows=0", "--log_steps=1", KEEP,
 )  # fmt: skip
-CHANGING = ("run.json", "settings.json", "reference.json")  # times and places
+CHANGING = ("run.json", "settings.json")  # times and places
 HIDDEN = (".tmp-", ".replaced-", ".partial", ".tmp", "owner.json")
-WORDS = (
-    "the",
-    "river",
-    "runs",
-    "under",
-    "a",
-    "stone",
-    "bridge",
-    "where",
-    "small",
-    "boats",
-    "wait",
-    "for",
-    "morning",
-    "light",
-)
+WORDS = tuple("the river runs under a stone bridge where small boats wait for morning light".split())
 Words = tuple[str, ...]
+OUTSIDE = ("logs/", "there/")  # of a run's folder: what times are in, and the mirror
 
 
 @dataclass
@@ -58,6 +44,9 @@ class Verdict:
 
     problems: list[str] = field(default_factory=list)
     repeated: int = 0
+
+
+Moment = tuple[str, Callable[[], Verdict | None]]  # in words, and what kills there
 
 
 class World:
@@ -122,6 +111,7 @@ class Case:
     trace: list[dict[str, Any]] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)
     _every: dict[str, str] = field(default_factory=dict)
+    _judged: dict[str, Verdict] = field(default_factory=dict)  # disks that were looked at
 
     def prepare(self) -> None:
         """Run it unbroken, with a list of its changes; once."""
@@ -162,6 +152,13 @@ class Case:
         """Run the command undisturbed; its exit code and its screen."""
         code = self.world.run(folder.name, *words, fault=Fault("none"))
         return code, (self.world.folder / f"{folder.name}.screen").read_text(encoding="utf8")
+
+    def verdict(self, folder: Path) -> Verdict:
+        """The same, where no kill before has left the very same disk."""
+        left = f"{steps_done(folder)} {sorted(contents(folder, but=OUTSIDE[:1]).items())}"
+        if left not in self._judged:
+            self._judged[left] = self.judge(folder)
+        return self._judged[left]
 
     def judge(self, folder: Path) -> Verdict:
         """Look at what the kill has left, give the command again, and compare."""
@@ -218,19 +215,14 @@ class Case:
         return self._every
 
 
-def contents(folder: Path) -> dict[str, str]:
-    """Name -> digest of each file below a folder, or where a link leads; logs, mirrors and what tells times and places left out."""
+def contents(folder: Path, but: Words = OUTSIDE) -> dict[str, str]:
+    """Name -> digest of each file below a folder, or where a link leads; what tells times and places left out."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             found[name] = os.readlink(path)
-        elif (
-            path.is_file()
-            and path.name not in CHANGING
-            and not name.startswith(("logs/", "there/"))
-            and path.suffix != ".lock"
-        ):
+        elif path.is_file() and path.name not in CHANGING and not name.startswith(but) and path.suffix != ".lock":
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
@@ -285,6 +277,14 @@ def cases_of(world: World) -> list[Case]:
         return ("dpo", f"--train_file={world.folder / 'preferences.jsonl'}", *WORK, *places, f"--cache_dir={folder / 'cache'}",
                 f"--finetune_from={world.folder / 'base' / 'runs' / RUN}", "--learning_rate=1e-2")  # fmt: skip
 
+    def prepared(folder: Path) -> None:
+        """The answers as shards, without what the reference says of them."""
+        source = world.folder / "answers"
+        if not source.is_dir():
+            world.run("answers", *dpo(source), "--max_steps=1")
+        ignored = shutil.ignore_patterns("runs", "logs", "reference-*")
+        shutil.copytree(source, folder, ignore=ignored)
+
     checkpoints = "training.checkpoints.folder:Checkpoints"
     train_timed = {
         step: "step", save: "save", evaluate: "evaluation", f"{checkpoints}._rotate": "rotation",
@@ -297,5 +297,12 @@ def cases_of(world: World) -> list[Case]:
         Case("mirror", world, mirrored, push, is_mirror=True, loses=("runs", "logs")),
         Case("prepare", world, prepare, {"data.prepare.encoding:Writing.run": "prepare"}),
         Case("tokenizer", world, tokenizer, {"commands.tokenizer:train_task_tokenizer": "tokenizer"}),
-        Case("dpo", world, dpo, {step: "DPO", "trainer_low_mem:attach_reference": "DPO reference"}, until="step_0"),
+        Case(
+            "dpo",
+            world,
+            dpo,
+            {step: "DPO", "trainer_low_mem:attach_reference": "DPO reference"},
+            prepared,
+            until="step_0",
+        ),
     ]
