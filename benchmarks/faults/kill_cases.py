@@ -33,7 +33,9 @@ WORK = (
 )  # fmt: skip
 CHANGING = ("run.json", "settings.json")  # times and places
 HIDDEN = (".tmp-", ".replaced-", ".partial", ".tmp", "owner.json")
-WORDS = tuple("the river runs under a stone bridge where small boats wait for morning light".split())
+WORDS = (
+    "the", "river", "runs", "under", "a", "stone", "bridge", "where", "small", "boats", "wait", "for", "morning", "light",
+)  # fmt: skip
 Words = tuple[str, ...]
 OUTSIDE = ("logs/", "there/")  # of a run's folder: what times are in, and the mirror
 
@@ -281,7 +283,7 @@ def cases_of(world: World) -> list[Case]:
         """The answers as shards, without what the reference says of them."""
         source = world.folder / "answers"
         if not source.is_dir():
-            world.run("answers", *dpo(source), "--max_steps=1")
+            world.run("answers", *dpo(source))
         ignored = shutil.ignore_patterns("runs", "logs", "reference-*")
         shutil.copytree(source, folder, ignore=ignored)
 
