@@ -24,8 +24,9 @@ from pathlib import Path
 
 from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
-from benchmarks.faults.kill_cases import SAVE_STEPS, Case, Moment, Verdict, World, cases_of
+from benchmarks.faults.kill_cases import SAVE_STEPS, Case, Moment, Verdict, World
 from benchmarks.faults.kill_pairs import Pairs
+from benchmarks.faults.killed_commands import cases_of
 from benchmarks.parts.children import options_of
 from benchmarks.parts.results import ROOT, markdown, write_section
 

@@ -14,7 +14,8 @@ import pytest
 
 from benchmarks.faults import kills
 from benchmarks.faults.disk_faults import Fault, start, state_of
-from benchmarks.faults.kill_cases import Case, Verdict, World, cases_of
+from benchmarks.faults.kill_cases import Case, Verdict, World
+from benchmarks.faults.killed_commands import cases_of
 from benchmarks.faults.kills import Series, body
 from tests.killing import run_child
 
