@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
+from language import english, say
 from memory.alternatives import refusal
 from memory.cost.prediction import (
     Choice,
@@ -71,7 +72,8 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         accumulation = self.choice.gradient_accumulation_steps
-        return {**asdict(self), "choice": self.choice.as_dict(), "gradient_accumulation_steps": accumulation}
+        told = {"choice": self.choice.as_dict(), "reasons": [english(reason) for reason in self.reasons]}
+        return {**asdict(self), **told, "gradient_accumulation_steps": accumulation}
 
 
 def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Work:
@@ -354,34 +356,47 @@ def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
 def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
     batch_size, _, accumulation = table_guess(machine.available_bytes)
     choice = chosen.choice
-    ways = "through each block together" if choice.accumulation_passes == 1 else "one after the other, gradients held"
-    notes = [
-        f"first guess by available memory: micro-batch {batch_size} x {accumulation}",
-        f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
-    ]
-    return tuple(notes)
+    sizes = {"micro": choice.batch_size_per_gpu, "times": choice.gradient_accumulation_steps}
+    if choice.accumulation_passes == 1:
+        planned = say("planned: {micro} x {times}, through each block together", **sizes)
+    else:
+        planned = say("planned: {micro} x {times}, one after the other, gradients held", **sizes)
+    guess = "first guess by available memory: micro-batch {micro} x {times}"
+    return say(guess, micro=batch_size, times=accumulation), planned
 
 
 def _kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
     if choice.kernels:
-        yield "computes with compiled kernels where they can"
+        yield say("computes with compiled kernels where they can")
     elif had_kernels:
-        yield "the run computed with compiled kernels, which are not here now: numbers differ in their last places"
+        yield say("the run computed with compiled kernels, which are not here now: numbers differ in their last places")
 
 
 def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:
     """Why it computes in what it does: the class of what computes, or the run that is resumed."""
     kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
     if began and began != (choice.storage, choice.compute):
-        yield (
-            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it continues, stored "
-            f"in {choice.storage} and computed in {choice.compute}"
-        )
+        yield say(
+            "the run was stored in {began_storage} and computed in {began_compute}, in which nothing fits here now: it "
+            "continues, stored in {storage} and computed in {compute}",
+            began_storage=began[0], began_compute=began[1], storage=choice.storage, compute=choice.compute,
+        )  # fmt: skip
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
-        slow = "" if is_fast else ", which is slow here"
-        yield f"computes in {choice.compute}, as the run began{slow} ({kind})"
+        if is_fast:
+            yield say("computes in {compute}, as the run began ({kind})", compute=choice.compute, kind=kind)
+        else:
+            yield say(
+                "computes in {compute}, as the run began, which is slow here ({kind})",
+                compute=choice.compute,
+                kind=kind,
+            )
     elif choice.compute == "bfloat16":
-        yield f"computes in bfloat16: such products are fast here ({kind})"
+        yield say("computes in bfloat16: such products are fast here ({kind})", kind=kind)
     elif choice.compute == "float32" and config.memory.mixed_precision != "no":
-        at_rest = "" if choice.storage == "float32" else f"; {choice.storage} at rest saves memory"
-        yield f"computes in float32: products in bfloat16 are slow here ({kind}){at_rest}"
+        if choice.storage == "float32":
+            yield say("computes in float32: products in bfloat16 are slow here ({kind})", kind=kind)
+        else:
+            yield say(
+                "computes in float32: products in bfloat16 are slow here ({kind}); {storage} at rest saves memory",
+                kind=kind, storage=choice.storage,
+            )  # fmt: skip
