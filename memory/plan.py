@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
-from language import english, say
+from language import english
 from memory.alternatives import refusal
 from memory.cost.prediction import (
     Choice,
@@ -32,6 +32,7 @@ from memory.cost.prediction import (
 from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
 from memory.first_guess import effective_batch, table_guess
+from memory.reasons import dtype_reasons, kernel_reasons, size_reasons
 from settings.fields import AUTO
 from units import MIB
 
@@ -252,9 +253,9 @@ def plan(
     return replace(
         best,
         reasons=(
-            *_reasons(best, machine),
-            *_dtype_reasons(config, best.choice, machine, began),
-            *_kernel_reasons(best.choice, had_kernels),
+            *size_reasons(best.choice, machine),
+            *dtype_reasons(config, best.choice, machine, began),
+            *kernel_reasons(best.choice, had_kernels),
         ),
     )
 
@@ -351,52 +352,3 @@ def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
     """Whether an earlier choice shares weights out as is asked for now."""
     is_whole = earlier.shards == 1 or earlier.compute != "float16"
     return is_whole and earlier.shards in {shards for _, shards in _passes_and_shards(config, machine, 1)}
-
-
-def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
-    batch_size, _, accumulation = table_guess(machine.available_bytes)
-    choice = chosen.choice
-    sizes = {"micro": choice.batch_size_per_gpu, "times": choice.gradient_accumulation_steps}
-    if choice.accumulation_passes == 1:
-        planned = say("planned: {micro} x {times}, through each block together", **sizes)
-    else:
-        planned = say("planned: {micro} x {times}, one after the other, gradients held", **sizes)
-    guess = "first guess by available memory: micro-batch {micro} x {times}"
-    return say(guess, micro=batch_size, times=accumulation), planned
-
-
-def _kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
-    if choice.kernels:
-        yield say("computes with compiled kernels where they can")
-    elif had_kernels:
-        yield say("the run computed with compiled kernels, which are not here now: numbers differ in their last places")
-
-
-def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:
-    """Why it computes in what it does: the class of what computes, or the run that is resumed."""
-    kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
-    if began and began != (choice.storage, choice.compute):
-        yield say(
-            "the run was stored in {began_storage} and computed in {began_compute}, in which nothing fits here now: it "
-            "continues, stored in {storage} and computed in {compute}",
-            began_storage=began[0], began_compute=began[1], storage=choice.storage, compute=choice.compute,
-        )  # fmt: skip
-    elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
-        if is_fast:
-            yield say("computes in {compute}, as the run began ({kind})", compute=choice.compute, kind=kind)
-        else:
-            yield say(
-                "computes in {compute}, as the run began, which is slow here ({kind})",
-                compute=choice.compute,
-                kind=kind,
-            )
-    elif choice.compute == "bfloat16":
-        yield say("computes in bfloat16: such products are fast here ({kind})", kind=kind)
-    elif choice.compute == "float32" and config.memory.mixed_precision != "no":
-        if choice.storage == "float32":
-            yield say("computes in float32: products in bfloat16 are slow here ({kind})", kind=kind)
-        else:
-            yield say(
-                "computes in float32: products in bfloat16 are slow here ({kind}); {storage} at rest saves memory",
-                kind=kind, storage=choice.storage,
-            )  # fmt: skip
