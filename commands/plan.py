@@ -25,8 +25,9 @@ from memory.machines import target_machine, this_machine
 from memory.plan import Plan, make_work, plan
 from model.shapes import weight_counts
 from settings.fields import AUTO
-from training.report.progress import Progress, duration
+from training.report.progress import Progress
 from training.report.summary import plan_rows
+from training.report.wording import duration
 from training.start.schedules import resolve_steps
 from units import format_size
 

@@ -22,8 +22,8 @@ from settings.fields import DoesNotFit
 from training.budget import planning
 from training.budget.planning import make_plan
 from training.checkpoints.state import TrainingState
-from training.report.progress import about
 from training.report.summary import plan_rows
+from training.report.wording import about
 from training.start.startup import Start
 from units import GIB, MIB
 
