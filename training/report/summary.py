@@ -41,7 +41,7 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
     """The plan as two columns."""
     choice = plan.choice
     total = choice.accumulation_passes * choice.micro_batches_per_pass
-    rows = [
+    rows: Rows = [
         (
             say("weights"),
             say("{count}, stored in {storage}, computed in {compute}",
@@ -85,7 +85,7 @@ def summary_rows(summary: Summary) -> Rows:
         deviation=f"{s.measured_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
     )  # fmt: skip
     size, is_inside = format_size(s.budget_bytes), s.measured_peak_bytes <= s.budget_bytes
-    rows = [
+    rows: Rows = [
         (say("steps"), _steps(s)),
         (say("peak memory"), peak),
         (say("budget"), say("{budget}: inside", budget=size) if is_inside else say("{budget}: OVER", budget=size)),
