@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from limits import KERNEL_WIDTHS, SAMPLE_TOKENS, SLAB_BYTES, UPDATE_ELEMENTS, WIDENED_ELEMENTS, loss_chunk_tokens
+from limits import KERNEL_WIDTHS, SAMPLE_TOKENS, SLAB_BYTES, WIDENED_ELEMENTS, loss_chunk_tokens, update_elements
 from memory.cost.blocks import Blocks
 from memory.cost.shapes import Sizes
 from memory.cost.work import Choice, Machine, Work, dtype_bytes
@@ -21,6 +21,9 @@ from model.shapes import inner_width
 # Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
 UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
 ROUNDING_BYTES = 21
+TOGETHER_BYTES = (
+    12  # all of it where the weights of a block are updated together: two fp32 copies, and a narrow one or words
+)
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 
 
@@ -140,7 +143,8 @@ class StepPeaks:
     def block_update(self) -> dict[str, int]:
         """The update of the last decoder block, in row chunks."""
         c = self.c
-        widest = min(UPDATE_ELEMENTS, c.d_model * max(c.d_ff, inner_width(c)))
+        matrix, most = c.d_model * max(c.d_ff, inner_width(c)), update_elements(self.choice.scores)
+        widest = min(most, max(matrix, self.learns["decoder"]) if self._updates_together else matrix)
         return {
             "gradients": self._gradients(self.learns["decoder"]),
             "checkpointed activations": self._checkpointed(c.num_layers + 3, c.num_decoder_layers),
@@ -152,10 +156,17 @@ class StepPeaks:
         """The update of embedding and head after the walk; where gradients are held, all of them are there."""
         table = self.c.vocab_size * self.c.d_model
         wide = 4 * table if self.choice.compute == "float16" else 0  # its gradient in fp32, the fp16 one still there
-        update = self._update_bytes(min(UPDATE_ELEMENTS, table)) + wide
+        update = self._update_bytes(min(update_elements(self.choice.scores), table)) + wide
         return {"gradients": self._gradients(0), "one update": update}
 
+    @property
+    def _updates_together(self) -> bool:
+        """Whether all matrices of a block are updated in a few kernels (`engine.optimizers.together`)."""
+        return self.choice.scores > 0 and self.work.optimizer == "adafactor" and self.work.rounding == "stochastic"
+
     def _update_bytes(self, elements: int) -> int:
+        if self._updates_together:
+            return elements * TOGETHER_BYTES
         rounding = ROUNDING_BYTES if self.choice.storage != "float32" else 0
         if self.choice.kernels and self.work.rounding == "stochastic":
             if self.work.optimizer == "adafactor":
