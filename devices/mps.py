@@ -6,8 +6,8 @@ asked first, through sysctl in this very process, and only then torch. What foll
 - It shares the machine's RAM: pinning would only copy, loader processes would only take memory from it, and its budget is
   the smaller of `recommended_max_memory` and what the host may give.
 - It keeps compiled graphs and a pool of buffers for each shape that it has met, and gives nothing back by itself (reports
-  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch are filled up to a multiple of 64 (`engine.micro_batches`),
-  attention works in tiles whose few buffers are small, and `memory.cleanup` empties the pool by schedule.
+  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch, lengths and rows of a group of attention come from small
+  sets of sizes (`limits`), and `memory.cleanup` empties the pool by schedule.
 - It counts no peak, so the samples of `memory.observe.monitor` do.
 - Its limit may exceed the RAM, so that the machine swaps where an error would help: `devices.environment` lowers it.
 Source: PyTorch issues 132596 and 152550 (growth with shapes), 119641 (bf16); "MPS environment variables".

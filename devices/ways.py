@@ -60,7 +60,7 @@ CUDA = Way(
     DEVICE_SCORES,
     DEVICE_UPDATE_ELEMENTS,
     DEVICE_SUMMED_ELEMENTS,
-    is_fused=True,
+    is_fused=torch.version.hip is None,
     is_multi_tensor=True,
     is_pinned=True,
 )

@@ -61,19 +61,19 @@ class StepChecks:
         Raises:
             NotFinite: this process's loss is not; with `shards`, that of any process. Lost: an earlier step's gradients were not.
         """
-        if is_host(loss) or self.shards is not None:
-            bad = (~torch.isfinite(loss)).float().reshape(1)
-            if self.shards is not None:
-                bad = self.shards.sum(bad)
-            if bad.item():
-                raise NotFinite
-            return
         earlier, self.earlier = self.earlier, None
-        number, *norms = torch.stack([loss] if earlier is None else [loss, earlier]).tolist()
-        if not all(map(math.isfinite, norms)):
+        if is_host(loss) or self.shards is not None:
+            told = (~torch.isfinite(torch.stack([loss] if earlier is None else [loss, earlier]))).float()
+            bad, *lost = (told if self.shards is None else self.shards.sum(told)).tolist()
+        else:
+            number, *norms = torch.stack([loss] if earlier is None else [loss, earlier]).tolist()
+            bad, lost = not math.isfinite(number), [not math.isfinite(norm) for norm in norms]
+        if any(lost):
             raise Lost
-        if not math.isfinite(number):
+        if bad:
             raise NotFinite
+        if is_host(loss) or self.shards is not None:
+            return
         self.seen_loss = number + (self.seen_loss or 0.0)
 
 

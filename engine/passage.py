@@ -98,6 +98,7 @@ class Passage:
         for stage in self.schedule.stages[self._first :]:
             row = self._passes(stage, inputs, xs)
             with stage.bring(weight_store):
+                self._expect(self.schedule.stages[len(self._trace) + self._first + 1 :][:1])
                 xs = [block_pass.forward().to(self._dtype_after(stage)) for block_pass in row]
             if policies.checkpointing.saved_blocks and policies.checkpointing.saves(stage.number, self._num_blocks):
                 policies.trim()  # else the gaps it has freed between the tensors of its graph add up from block to block
@@ -115,9 +116,15 @@ class Passage:
             trace = self._trace.pop()
             self.policies.checkpointed.before_backward(trace.passes, self._trace[-1].passes if self._trace else ())
             with trace.stage.bring(self.policies.weight_store):
+                self._expect([before.stage for before in self._trace[-1:]])
                 _back(trace.passes, grads)
             on_ready(trace.stage.weights)
         self._leave(grads)
+
+    def _expect(self, stages: Sequence[BlockStage]) -> None:
+        """The stage that comes next, if there is one."""
+        for stage in stages:
+            self.policies.weight_store.expect(stage.weights)
 
     def finish_bias(self) -> None:
         """Give the shared bias table its gradient; after the walk."""

@@ -37,6 +37,9 @@ class WeightStore:
         """Whole `weights` in the rest dtype, until the context ends."""
         yield
 
+    def expect(self, weights: Iterable[nn.Parameter]) -> None:
+        """These are asked for next: whatever takes time to bring may begin."""
+
     def for_products(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """`weights` for products without a graph, which can widen narrow ones in pieces, until the context ends.
 

@@ -247,7 +247,8 @@ def plan(
     work = replace(make_work(config, machine, source_tokens, target_tokens), shapes=shapes, evaluation=evaluation)
     had_kernels = earlier is not None and earlier.kernels
     if earlier is not None:
-        earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine))
+        scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0
+        earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine), scores=scores)
     began = _dtypes_of(config, machine, earlier) if earlier else None
     goes_on = earlier and began and _fits(work, earlier, machine) and _shares_as_asked(config, machine, earlier)
     ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or dtypes))

@@ -23,7 +23,7 @@ from engine.step import Engine
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import weight_store_for
-from memory.cost.prediction import Choice
+from memory.cost.prediction import Choice, Machine, Work, predict
 from memory.cost.shapes import Shapes
 from model.loss import LossSettings
 from model.t5 import T5
@@ -132,3 +132,22 @@ def lengths_between(count: int, low: int, high: int) -> Sequence[tuple[int, int]
     """Rows of random lengths; the target is a quarter of the source."""
     drawn = np.random.default_rng(7).integers(low, high + 1, count)
     return tuple((int(n), max(1, int(n) // 4)) for n in drawn)
+
+
+def planned_bytes(work: TracedWork) -> int:
+    """What the plan says that the step takes at most, without what allocators and libraries hold beside tensors."""
+    rates = (("float32", 4e14), ("bfloat16", 7e14))
+    machine = Machine(
+        1 << 40, 1 << 40, 0, rates, pads_attention=True, fuses_attention=work.device == "cuda", widens_whole=True
+    )
+    sources, targets = zip(*work.lengths, strict=True)
+    asked = Work(
+        work.model, len(work.lengths), max(sources), max(targets), work.dropout > 0, work.optimizer, shapes=work.shapes
+    )
+    phases = predict(asked, work.choice, machine)
+    apart = ("libraries", "allocator slack")
+    return max(
+        sum(size for name, size in parts.items() if name not in apart)
+        for phase, parts in phases.items()
+        if phase not in ("load", "evaluation", "samples", "save")
+    )

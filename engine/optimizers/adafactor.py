@@ -36,7 +36,7 @@ class Adafactor(Optimizer):
         shards: Shards | None = None,
     ) -> None:
         super().__init__(weights, rounding, factors, shards)
-        if weights and not any(is_host(weight) for weight in weights.values()):
+        if type(self) is Adafactor and weights and not any(is_host(weight) for weight in weights.values()):
             self.rates = []
         self._together: dict[tuple[str, ...], Together] = {}  # groups of weights, on a GPU
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from devices.ways import is_host
 from engine.weights import WeightStore
 from model.shapes import is_matrix
 from model.t5 import T5, Parts
@@ -106,6 +107,12 @@ class Shards:
         part = self._by_id[id(weight)]
         return self.gather_rows(weight.data, part)
 
+    def begin_gather(self, weight: nn.Parameter) -> tuple[Tensor, dist.Work]:
+        """The same, not waited for; the matrix is there once the collective is."""
+        part = self._by_id[id(weight)]
+        whole = weight.data.new_empty(part.step * self.num_processes, part.shape[1])
+        return whole[: part.shape[0]], gather_into(whole, self._padded(weight.data, part.step), async_op=True)
+
     def gather_rows(self, rows: Tensor, part: Part) -> Tensor:
         """The whole of a tensor of which each process has the rows of `part`: (n, ...)."""
         whole = rows.new_empty(part.step * self.num_processes, *rows.shape[1:])
@@ -136,7 +143,9 @@ class Shards:
 
 
 class ShardedWeightStore(WeightStore):
-    """A block's matrices are gathered while it runs. Memory: one block's weights, at rest and in the compute dtype.
+    """A block's matrices are gathered before it runs, on a GPU while the block before it does.
+
+    Memory: one block's weights, at rest and in the compute dtype; on a GPU at rest those of the next block too.
 
     Args:
         compute_dtype: of the gathered matrices; gathering moves the rest dtype.
@@ -149,6 +158,7 @@ class ShardedWeightStore(WeightStore):
         super().__init__(compute_dtype)
         self.shards = shards
         self._summed: Tensor | None = None
+        self._coming: dict[int, tuple[Tensor, dist.Work]] = {}  # id of a weight -> its whole, and the gather of it
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -160,12 +170,28 @@ class ShardedWeightStore(WeightStore):
         with self._brought(weights, None):
             yield
 
+    def expect(self, weights: Iterable[nn.Parameter]) -> None:
+        """Begin to gather, while the stage before computes; on a CPU, which computes and copies with the same cores, not.
+
+        Memory: the matrices, one stage earlier.
+        """
+        for weight in weights:
+            if self.shards.is_sharded(weight) and not is_host(weight):
+                self._coming[id(weight)] = self.shards.begin_gather(weight)
+
+    def _whole(self, weight: nn.Parameter) -> Tensor:
+        if id(weight) not in self._coming:
+            return self.shards.gather(weight)
+        whole, work = self._coming.pop(id(weight))
+        work.wait()
+        return whole
+
     @contextmanager
     def _brought(self, weights: Iterable[nn.Parameter], dtype: torch.dtype | None) -> Iterator[None]:
         with ExitStack() as stack:
             for weight in weights:
                 at_rest = weight.data
-                whole = self.shards.gather(weight) if self.shards.is_sharded(weight) else at_rest
+                whole = self._whole(weight) if self.shards.is_sharded(weight) else at_rest
                 if dtype is not None and weight.dtype not in (dtype, torch.float32):
                     whole = whole.to(dtype)
                 if whole is not at_rest:

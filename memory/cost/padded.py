@@ -49,22 +49,9 @@ class Padded:
         exact = all(group.places == len(group.rows) for group in self.groups)
         return exact and sizes == set(lengths) and len(sizes) == 1
 
-    def _places(self, is_keys: bool) -> tuple[int, int]:
-        """Padded tokens of the largest group that are copied, and of all groups."""
-        each = [group.places * (group.num_keys if is_keys else group.num_queries) for group in self.groups]
-        copied = 0 if self.is_fused and self._is_whole(is_keys) else max(each)
-        return copied, sum(each)
-
-    @property
-    def _largest(self) -> int:
-        """Scores of the largest piece."""
-        return max(self.heads * group.places * group.block * group.num_keys for group in self.groups)
-
-    @property
-    def _mask(self) -> int:
-        """What is added to the scores of a group, where it is made for each row: a bias, and rows of unequal length."""
-        is_uneven = not self._is_whole(is_keys=True)
-        return self._largest * self.e if self.is_fused and self.has_bias and is_uneven else 0
+    def _places(self, is_keys: bool) -> int:
+        """Padded tokens of all groups."""
+        return sum(group.places * (group.num_keys if is_keys else group.num_queries) for group in self.groups)
 
     @property
     def bias_matrix(self) -> int:
@@ -77,17 +64,48 @@ class Padded:
         total = 0
         for is_keys, lengths in ((False, self.queries), (True, self.keys)):
             if not self._is_whole(is_keys):
-                total += INDEX_BYTES * (self.heads + 1) * (self._places(is_keys)[1] + sum(lengths))
+                total += INDEX_BYTES * (self.heads + 1) * (self._places(is_keys) + sum(lengths))
         return total
 
     def forward(self) -> int:
         """At its highest, the result among it."""
-        (queries, all_queries), (keys, _) = self._places(False), self._places(True)
-        gathered, out = (queries + 2 * keys) * self.width, all_queries * self.width
+        peak, outs = self._collected(self._places(False), self.queries, not self.is_fused), 0
+        each = 0 if self.is_fused else max(2 * self.e + self.drops, self.e + HASH_BYTES if self.drops else 0)
+        for group in self.groups:
+            outs += group.places * group.num_queries * self.width
+            peak = max(peak, self._copied(group, 1) + self._scores_of(group) * each + self._mask_of(group) + outs)
+        return peak
+
+    def backward(self) -> int:
+        """At its highest, the gradients of q, k and v among it."""
+        peak, results = 0, 0
+        for group in self.groups:
+            queries, keys = (group.places * length * self.width for length in (group.num_queries, group.num_keys))
+            results += queries + 2 * keys
+            peak = max(peak, self._copied(group, 2) + max(self._at_work(group), self._distances(group)) + results)
+        return peak
+
+    def _at_work(self, group: RowGroup) -> int:
+        """The scores of a group in backward, in all forms that are there together."""
+        scores = self._scores_of(group)
         if self.is_fused:
-            return max(gathered + self._mask + out, self._collected(all_queries, self.queries, False))
-        each = max(2 * self.e, self.e + HASH_BYTES if self.drops else 0, 2 * self.e + 1 if self.drops else 0)
-        return max(gathered + self._largest * each + out, self._collected(all_queries, self.queries, True))
+            out = group.places * group.num_queries * self.width
+            return self._mask_of(group) + (scores * self.e if self.has_bias else 0) + out
+        return scores * (max(3 * self.e + 1, self.e + HASH_BYTES) if self.drops else 3 * self.e)
+
+    def _copied(self, group: RowGroup, of_queries: int) -> int:
+        """Padded copies of queries (and of the gradient of their results), keys and values."""
+        queries = 0 if self.is_fused and self._is_whole(is_keys=False) else of_queries * group.num_queries
+        keys = 0 if self.is_fused and self._is_whole(is_keys=True) else 2 * group.num_keys
+        return group.places * (queries + keys) * self.width
+
+    def _scores_of(self, group: RowGroup) -> int:
+        return self.heads * group.places * group.block * group.num_keys
+
+    def _mask_of(self, group: RowGroup) -> int:
+        """What is added to the scores, where it is made for each row: a bias, and rows of unequal length."""
+        is_uneven = not self._is_whole(is_keys=True)
+        return self._scores_of(group) * self.e if self.is_fused and self.has_bias and is_uneven else 0
 
     def _collected(self, places: int, lengths: Sequence[int], is_by_head: bool) -> int:
         """While padded results are laid end to end: they, a copy of all, and the tokens."""
@@ -95,24 +113,10 @@ class Padded:
             return (2 if is_by_head else 1) * places * self.width
         return (2 * places + sum(lengths)) * self.width
 
-    def backward(self) -> int:
-        """At its highest, the gradients of q, k and v among it."""
-        (queries, all_queries), (keys, all_keys) = self._places(False), self._places(True)
-        copied = (2 * queries + 2 * keys) * self.width
-        results = (all_queries + 2 * all_keys) * self.width
-        if self.is_fused:
-            out = max(group.places * group.num_queries for group in self.groups) * self.width
-            scores = self._mask + (self._largest * self.e if self.has_bias else 0) + out
-        else:
-            scores = self._largest * (max(3 * self.e + 1, self.e + HASH_BYTES) if self.drops else 3 * self.e)
-        return copied + max(scores + results, self._distances() + results)
-
-    def _distances(self) -> int:
+    def _distances(self, group: RowGroup) -> int:
         """The gradient of a bias as it is summed over equal distances, in fp32: a matrix, and a copy with room."""
-        if not self.has_bias:
-            return 0
-        sizes = [(group.block, group.num_keys) for group in self.groups]
-        return max(4 * self.heads * (n * m + n * (n + m + 1)) for n, m in sizes)
+        n, m = group.block, group.num_keys
+        return 4 * self.heads * (n * m + n * (n + m + 1)) if self.has_bias else 0
 
 
 @lru_cache(maxsize=256)

@@ -45,7 +45,15 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         "samples": {**fixed, **samples_parts(work, choice, machine)},
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
-    share_out(phases, choice.shards, work.counts, dtype_bytes(choice.compute), s, choice.saved_blocks)
+    share_out(
+        phases,
+        choice.shards,
+        work.counts,
+        dtype_bytes(choice.compute),
+        s,
+        choice.saved_blocks,
+        2 if choice.scores else 1,
+    )
     heap = Heap(peaks)
     for phase, parts in phases.items():
         passing = sum(size for name, size in parts.items() if name not in fixed)

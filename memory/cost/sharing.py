@@ -17,6 +17,7 @@ def share_out(
     compute_bytes: int,
     storage_bytes: int,
     saved_blocks: int = 0,
+    ahead: int = 1,
 ) -> None:
     """Turn the parts of each phase into those of one of `shards` processes, in place; 1 changes nothing.
 
@@ -25,6 +26,7 @@ def share_out(
         compute_bytes, storage_bytes: of one number.
         saved_blocks: see `Choice`. No gathered weight outlives its block, but a run with 12 saved blocks took that much
             more: heap fragmentation, between the tensors of the graphs.
+        ahead: blocks whose weights are gathered at a time: on a GPU the next one too.
     """
     if shards == 1:
         return
@@ -42,7 +44,7 @@ def share_out(
         if phase in gathered:
             parts["gathered weights"] = gathered[phase] * storage_bytes
         elif "backward" in phase:
-            parts["gathered weights"] = block * storage_bytes
+            parts["gathered weights"] = ahead * block * storage_bytes
         if phase in ("loss", "decoder backward", "encoder backward", "block update"):
             parts["gathered weights"] = parts.get("gathered weights", 0) + held
         if "gradients" in parts and phase != "loss":

@@ -103,6 +103,7 @@ class StepPeaks:
             "checkpointed activations": self._checkpointed(c.num_layers + 2, c.num_decoder_layers + 3),
             "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
             "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
+            **self._layout(),
             "weights in compute dtype": _head_cast(self.work, self.choice, self.machine, self.blocks.tokens.target),
         }
 
@@ -118,6 +119,7 @@ class StepPeaks:
             "checkpointed activations": self._checkpointed(c.num_layers + 2 + several, c.num_decoder_layers + 1),
             "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
             "one block": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
+            **self._layout(),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
 
@@ -130,8 +132,14 @@ class StepPeaks:
             "checkpointed activations": self._checkpointed(c.num_layers + 1, 0),
             "saved blocks": self.graphs(self.saved_encoder_blocks, 0),
             "one block": graph + self._widened("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
+            **self._layout(),
             "weights in compute dtype": block * self.e if self.casts else 0,
         }
+
+    def _layout(self) -> dict[str, int]:
+        """On a GPU: where rows lie, and bias matrices, of all micro-batches."""
+        size = self._share(self.blocks.step_indices(), self.source + self.target)
+        return {"layout of rows": size} if size else {}
 
     def _widened(self, kind: str) -> int:
         """The input of a recomputed block on one micro-batch, in the compute dtype, where it waited in a narrower one."""

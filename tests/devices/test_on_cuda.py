@@ -30,6 +30,7 @@ from memory.recovery import free_failed
 from model.attention import PositionBias, attend
 from model.decoding.generation import generate
 from model.dropout import Dropout
+from model.layers import RMSNorm
 from model.loss import LossSettings
 from model.rows import Rows
 from model.t5 import T5
@@ -156,6 +157,39 @@ def test_attention_over_padded_rows_is_the_tiled_one(
 
     for ours, expected in zip(run(gpu.torch_device), run(torch.device("cpu")), strict=True):
         assert relative_error(ours, expected) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_norm_is_the_plain_one(gpu: Device, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight, grad = (torch.randn(shape, generator=generator) for shape in ((70, 64), (64,), (70, 64)))
+
+    def run(where: torch.device, kind: torch.dtype) -> list[torch.Tensor]:
+        norm = RMSNorm(64, 1e-6).to(where)
+        with torch.no_grad():
+            norm.weight.copy_(weight)
+        leaf = x.to(where, kind).requires_grad_()
+        norm(leaf).backward(grad.to(where, kind))
+        return [found.detach().cpu().float() for found in (norm(leaf), leaf.grad, norm.weight.grad)]
+
+    for ours, expected in zip(run(gpu.torch_device, dtype), run(torch.device("cpu"), torch.float32), strict=True):
+        assert relative_error(ours, expected) < (1e-4 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_step_is_the_same_to_the_last_bit_again(gpu: Device, dropout: float) -> None:
+    def run() -> list[torch.Tensor]:
+        model, batch = moved(small_model("t5"), gpu), Rectangle(16, 60, 30)
+        micro_batch = moved_micro_batch(batch.micro_batch(model, list(range(16))), gpu)
+        optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
+        update, walk = Update(optimizer), walk_of(model, 0, dropout=dropout)
+        for number in range(1, 4):
+            update.begin(Step(number, 0.01))
+            walk.gradients([micro_batch], batch.num_labels, update.ready)
+            update.finish()
+        return [weight.detach().cpu() for weight in model.parameters()]
+
+    assert all(torch.equal(one, again) for one, again in zip(run(), run(), strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))

@@ -54,7 +54,8 @@ def test_padded_is_tiled(
         with ways.taking("cpu", way):
             rows = with_filler(queries, fillers[0]), with_filler(keys, fillers[1])
             out = attend(*leaves[:3], bias, rows, causal, Dropout(rate, rows[0], site=3))
-            return [out, *gradients(out[: queries.row_tokens], leaves)]
+            out = out[: queries.row_tokens]
+            return [out, *gradients(out, leaves)]
 
     way = replace(FUSED if is_fused else PLAIN, scores=scores)
     for ours, theirs in zip(run(way), run(ways.HOST), strict=True):

@@ -10,6 +10,7 @@ from engine.sharing.sharding import part_of
 from tests.ranks import must_succeed
 
 CHILD = Path(__file__).with_name("sharding_child.py")
+AHEAD = Path(__file__).with_name("ahead_child.py")
 MEASURED = Path(__file__).with_name("sharing_memory_child.py")
 slow = pytest.mark.slow
 
@@ -28,6 +29,10 @@ slow = pytest.mark.slow
 )
 def test_sharded_training_equals_whole_training(count: int, words: str) -> None:
     must_succeed(CHILD, count, *words.split())
+
+
+def test_gathering_a_block_ahead_changes_no_bit() -> None:
+    must_succeed(AHEAD, 2)
 
 
 def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:

@@ -1,0 +1,82 @@
+"""What would a step ask of a GPU? `python -m benchmarks.launches [WORK ...]`: the engine's step, traced without a GPU.
+
+    WORK           standard, ultra, dropout, ragged, all-three (t5-base, bf16, CUDA), mps (t5-small); by default all
+    --layers=0     of each stack; 0: as many as the model has     --write=True   into docs/benchmarks.md
+
+Counted are the kernels that torch starts, the places where the host waits for the device, copies from the host, and what the
+tensors alive take at most, beside what the plan says of it. Nothing is timed, and nothing has run on a GPU: see
+`benchmarks.parts.tracing` for how it is counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from benchmarks.parts import children
+from benchmarks.parts.results import markdown, write_section
+from benchmarks.parts.traced_step import TracedWork, lengths_between, planned_bytes, trace
+from config import T5ModelConfig
+from settings.precedence import model_presets
+from units import format_size
+
+OPTIONS = {"layers": "0", "write": "True"}
+MOST = 1 << 28  # scores at a time: what the plan takes on a card of 80 GB
+WHOLE = ((512, 114),) * 128
+
+
+def works() -> dict[str, tuple[TracedWork, int, int]]:
+    """Name -> the work, and the most launches and waits that it may take."""
+    base, small = (T5ModelConfig(**model_presets()[name]) for name in ("t5-base", "t5-small"))
+    ragged = lengths_between(64, 20, 300)
+    return {
+        "standard": (TracedWork(base, "cuda", WHOLE, scores=MOST), 6_000, 1),
+        "ultra": (TracedWork(base, "cuda", WHOLE, saved=0, scores=MOST), 12_000, 1),
+        "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 12_000, 1),
+        "ragged": (TracedWork(base, "cuda", ragged, scores=MOST), 12_000, 1),
+        "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 12_000, 1),
+        "mps": (TracedWork(small, "mps", WHOLE[:8], dtype="float32"), 2_500, 2),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Trace the named works; all flags are --name=value."""
+    names, options = children.options_of(arguments, OPTIONS, str(__doc__))
+    known = works()
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"unknown: {', '.join(unknown)}; works are {', '.join(known)}")
+    rows, figures = [], {}
+    for name in names or known:
+        work, most, waits = known[name]
+        if layers := int(options["layers"]):
+            work = replace(work, model=replace(work.model, num_layers=layers, num_decoder_layers=layers))
+        tracer, planned = trace(work), planned_bytes(work)
+        found = {
+            "launches": tracer.launches,
+            "waits": tracer.waits.total(),
+            "uploads": tracer.uploads.total(),
+            "uploaded_bytes": tracer.uploaded_bytes,
+            "moved_bytes": tracer.moved_bytes,
+            "peak_bytes": tracer.peak_bytes,
+            "planned_bytes": planned,
+        }
+        figures[name] = found
+        rows.append([
+            name, f"{tracer.launches:,} of {most:,}", f"{tracer.waits.total()} of {waits}", str(tracer.uploads.total()),
+            f"{tracer.moved_bytes / 1e9:,.0f} GB", format_size(tracer.peak_bytes), f"{planned / tracer.peak_bytes - 1:+.0%}",
+        ])  # fmt: skip
+        print(markdown(HEAD, rows[-1:]), flush=True)
+    body = f"{markdown(HEAD, rows)}\n\n{NOTE}"
+    if options["write"] == "True":
+        write_section("launches", "A step on a GPU, traced without one", body, figures)
+
+
+HEAD = ["work", "kernels", "host waits", "copies from the host", "read and written", "peak", "plan"]
+NOTE = (
+    "Traced on tensors that hold nothing, on the processor named above; no figure was measured on a GPU. t5-base in bf16, 128 "
+    "rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout 0.1, and 64 rows of 20 to 300 "
+    "tokens (`ragged`); `mps`: t5-small in fp32, 8 rows. After `of` stands the bar."
+)
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

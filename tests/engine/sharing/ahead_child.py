@@ -1,0 +1,45 @@
+"""One process of test_sharding.py: steps over sharded weights on a GPU's way, gathered a block ahead and not."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from devices import ways
+from engine.sharing.sharding import ShardedWeightStore, Shards
+from model.t5 import T5
+from tests.engine.sharing.sharding_child import train
+from tests.engine.small_models import small_model
+
+
+def run(is_ahead: bool, saved: int) -> tuple[list[float], list[torch.Tensor], int]:
+    """Losses, weights held here, and gathers that were begun early."""
+    shards, begun = Shards(dist.get_rank(), dist.get_world_size()), []
+    model = T5(small_model().config, "meta")
+    model.initialise(3, shards.cut(model, "cpu"))
+    store, begin = ShardedWeightStore(torch.float32, shards), shards.begin_gather
+    with mock.patch.object(shards, "begin_gather", lambda weight: begun.append(1) or begin(weight)):
+        if not is_ahead:
+            store.expect = lambda weights: None  # type: ignore[method-assign]
+        losses = train(model, store, shards, "adafactor", "stochastic", saved)
+    assert not store._coming, "each was waited for"
+    return losses, [weight.detach().clone() for weight in model.parameters()], len(begun)
+
+
+def main() -> None:
+    """The same bits, and all blocks but the first of each way are gathered ahead."""
+    dist.init_process_group("gloo")
+    with ways.taking("cpu", ways.CUDA):
+        for saved in (0, 99):
+            losses, weights, begun = run(True, saved)
+            expected, reference, none = run(False, saved)
+            assert losses == expected and all(map(torch.equal, weights, reference))
+            # 2 encoder and 3 decoder blocks of 6 and 10 matrices: forward and back all but the first, 4 steps
+            assert begun == 4 * (6 + 20 + 6 * 2 + 10 * 3) and none == 0, begun
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

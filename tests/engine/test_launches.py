@@ -1,0 +1,101 @@
+"""A step as a GPU would be told it, traced without one: how much is started, waited for and held does not grow with rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.launches import works
+from benchmarks.parts.traced_step import TracedWork, planned_bytes, trace
+from benchmarks.parts.tracing import Tracer
+from config import T5ModelConfig
+
+SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
+WIDE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=3, num_decoder_layers=3, num_heads=8)
+EQUAL, RAGGED = ((64, 32),) * 32, tuple((20 + 7 * n % 200, 5 + 3 * n % 40) for n in range(32))
+CHUNK = 1 << 28  # the whole loss in one piece: its pieces grow with the tokens
+
+
+def step(device: str, lengths: tuple[tuple[int, int], ...], **more: object) -> TracedWork:
+    return TracedWork(SHAPE, device, lengths, chunk_bytes=CHUNK, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+@pytest.mark.parametrize("lengths", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_twice_the_rows_start_as_many_kernels(
+    device: str, lengths: tuple[tuple[int, int], ...], dropout: float
+) -> None:
+    one, two = (trace(step(device, lengths * times, dropout=dropout)) for times in (1, 2))
+    sums = 12  # a level more of the sums of tokens' gradients, and a slab more of them
+    assert abs(two.launches - one.launches) <= 2 * sums
+    assert two.waits.total() == one.waits.total() <= (1 if device == "cuda" else 2)
+    assert two.peak_bytes < 2.1 * one.peak_bytes and two.moved_bytes < 2.1 * one.moved_bytes
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_layer_starts_as_many_kernels_as_the_next(device: str) -> None:
+    shapes = [replace(SHAPE, num_layers=count, num_decoder_layers=count) for count in (1, 2, 3)]
+    counts = [trace(TracedWork(shape, device, RAGGED, chunk_bytes=CHUNK)).launches for shape in shapes]
+    assert abs(counts[2] - 2 * counts[1] + counts[0]) <= 2
+    assert counts[2] - counts[1] < 400
+
+
+@pytest.mark.parametrize("saved", [None, 0, 2])
+def test_the_kernel_of_attention_is_always_the_same(saved: int | None) -> None:
+    found = trace(step("cuda", RAGGED, saved=saved)).kernels
+    assert found["_efficient_attention_forward"] > 0 and found["_efficient_attention_backward"] > 0
+    assert not [name for name in found if "scaled_dot_product" in name or "cudnn" in name]
+
+
+def test_dropout_is_drawn_by_plain_products() -> None:
+    found = trace(step("cuda", RAGGED, dropout=0.1)).kernels
+    assert not found["_efficient_attention_forward"] and not found["bernoulli_"] and not found["rand"]
+
+
+@pytest.mark.parametrize("lengths", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize(
+    ("device", "dropout", "saved", "dtype"),
+    [
+        ("cuda", 0.0, None, "bfloat16"),
+        ("cuda", 0.1, 0, "bfloat16"),
+        ("cuda", 0.0, 0, "float32"),
+        ("mps", 0.1, 3, "float32"),
+    ],
+)
+def test_the_plan_says_what_is_held(
+    lengths: tuple[tuple[int, int], ...], device: str, dropout: float, saved: int | None, dtype: str
+) -> None:
+    rows = lengths * 4
+    work = TracedWork(WIDE, device, rows, dropout=dropout, saved=saved, dtype=dtype, scores=1 << 26)
+    assert planned_bytes(work) == pytest.approx(trace(work).peak_bytes, rel=0.1)
+
+
+def test_the_tracer_counts_what_it_should() -> None:
+    with Tracer() as tracer:
+        x = torch.empty(8, 8, device="meta")
+        y = (x @ x.t()).add_(1.0)[:4].view(-1)
+        assert tracer.kernels == {"mm": 1, "add_": 1} and not tracer.waits
+        assert float(y.sum()) == 0.0 and tracer.waits.total() == 1
+        torch._foreach_add_([torch.empty(10, device="meta") for _ in range(111)], 1.0)
+        assert tracer.kernels["_foreach_add_"] == 2
+        torch.ones(3).to("meta")
+        assert tracer.uploads.total() == 1 and tracer.waits.total() == 2, "memory that is not pinned is waited for"
+        held = tracer.live_bytes
+        del x, y
+        assert tracer.live_bytes == held - 2 * 256 and tracer.peak_bytes >= held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["standard", "ultra", "dropout", "ragged", "all-three", "mps"])
+def test_the_bars(name: str) -> None:
+    """Of all layers, by those of one and of two."""
+    work, most, waits = works()[name]
+    count, found = work.model.num_layers, []
+    for layers in (1, 2):
+        shape = replace(work.model, num_layers=layers, num_decoder_layers=layers)
+        found.append(trace(replace(work, model=shape, saved=work.saved)))
+    launches = found[0].launches + (count - 1) * (found[1].launches - found[0].launches)
+    assert launches <= most and found[1].waits.total() <= waits
