@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import optimizers
 from settings.consistency import PREFERENCES, check
 from settings.fields import AUTO, DoesNotFit, UserError, setting
 from settings.precedence import fill
@@ -147,18 +148,14 @@ class TrainConfig:
     gradient_accumulation_steps: int | str = setting(
         AUTO, "micro-batches of one step on one process", kind=int, low=1, auto=True
     )
-    optimizer: str = setting(
-        "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS), adamw_8bit (the same in 8 bits), adamw, "
-        "or sinkgd (no state for the blocks)",
-        kind=str, choices=("adafactor", "adamw_rms", "adamw_8bit", "adamw", "sinkgd"),
-    )  # fmt: skip
+    optimizer: str = setting(optimizers.DEFAULT, optimizers.described(), kind=str, choices=tuple(optimizers.OPTIMIZERS))
     bf16_rounding: str = setting(
         "stochastic", "how bf16 weights take small steps: stochastic, compensated (one byte a weight more) or nearest (loses them)",
         kind=str, choices=("stochastic", "compensated", "nearest"),
     )  # fmt: skip
     learning_rate: float | str = setting(
         AUTO,
-        "highest learning rate; auto: 1e-2 for adafactor and sinkgd, 2e-2 for adamw_rms and adamw_8bit, 3e-4 for adamw, 1e-3 for its adapters; dpo: a hundredth, with adapters a tenth",
+        f"highest learning rate; auto: {optimizers.rates_described()}, 1e-3 for its adapters; dpo: a hundredth, with adapters a tenth",
         kind=float,
         above=0.0,
         auto=True,

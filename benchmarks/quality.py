@@ -212,12 +212,12 @@ def _or_worst(loss: float) -> float:
 
 def run_study(study: Study, tiers: list[Tier], seeds: int, tune: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """All runs, those of the first seed first, and the learning rates that a sweep has found."""
-    from engine.optimizers import PEAK_LEARNING_RATES
+    from optimizers import OPTIMIZERS
 
     runs, rates = Runs(study), {}
     for tier in tiers if tune else []:
         if tier.optimizer not in rates:
-            rates[tier.optimizer] = tuned_rate(runs, tier, PEAK_LEARNING_RATES[tier.optimizer])
+            rates[tier.optimizer] = tuned_rate(runs, tier, OPTIMIZERS[tier.optimizer].learning_rate)
     results = []
     for seed in range(seeds):
         for tier in tiers:

@@ -17,10 +17,9 @@ from memory.cost.blocks import Blocks
 from memory.cost.shapes import Sizes
 from memory.cost.work import Choice, Machine, Work, dtype_bytes
 from model.shapes import inner_width
+from optimizers import OPTIMIZERS
 
-# Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
-UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
-ROUNDING_BYTES = 21
+ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 
 
@@ -156,12 +155,11 @@ class StepPeaks:
         return {"gradients": self._gradients(0), "one update": update}
 
     def _update_bytes(self, elements: int) -> int:
-        rounding = ROUNDING_BYTES if self.choice.storage != "float32" else 0
+        facts = OPTIMIZERS[self.work.optimizer]
         if self.choice.kernels and self.work.rounding == "stochastic":
-            if self.work.optimizer == "adafactor":
-                return 0  # one pass, a row at a time
-            rounding = 0
-        return elements * (UPDATE_BYTES[self.work.optimizer] + rounding)
+            compiled = facts.compiled_update_bytes
+            return elements * (facts.update_bytes if compiled is None else compiled)
+        return elements * (facts.update_bytes + (ROUNDING_BYTES if self.choice.storage != "float32" else 0))
 
 
 def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int:

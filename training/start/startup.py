@@ -18,9 +18,9 @@ from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
-from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
 from model.formats.checksums import refuse_damaged
+from optimizers import OPTIMIZERS
 from settings.fields import AUTO, counted, read_settings_file
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
@@ -295,7 +295,7 @@ def resolve_schedule(config: Config, effective_batch_size: int, rows: int) -> Co
     train, adapts = config.train, config.lora.lora_rank > 0
     if train.learning_rate != AUTO:
         return config
-    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else PEAK_LEARNING_RATES[train.optimizer]
+    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else OPTIMIZERS[train.optimizer].learning_rate
     if config.data.objective == PREFERENCES:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
     return config.changed(learning_rate=rate)
