@@ -177,7 +177,8 @@ def bytes_per_weight(settings: dict[str, Any], storage: str) -> float:
     from dataclasses import fields
 
     from config import T5ModelConfig
-    from memory.cost.prediction import Work, dtype_bytes, state_bytes
+    from memory.cost.precision import dtype_bytes
+    from memory.cost.prediction import Work, state_bytes
     from model.shapes import weight_counts
 
     shape = T5ModelConfig(**{member.name: settings[member.name] for member in fields(T5ModelConfig)})

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from commands.diagnosis.chart import Bars, bar_chart
+from memory.cost.precision import COMPUTE_DTYPES, WORDS
 from screen import raw
 from settings.fields import counted
 from units import format_size
 
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -81,13 +81,13 @@ def trial_chart(report: dict[str, Any]) -> str:
 
 def _device_table(devices: list[dict[str, Any]]) -> Table:
     table = Table(title="devices, measured", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("device", *(f"{short} FLOP/s" for short in DTYPES.values()), "copy B/s", "computes in"):
+    for name in ("device", *(f"{WORDS[dtype]} FLOP/s" for dtype in COMPUTE_DTYPES), "copy B/s", "computes in"):
         table.add_column(name, overflow="fold")
     for device in devices:
         if device["missing"]:
             continue
-        rates = [_metric(device["rates"][dtype]) for dtype in DTYPES]
-        table.add_row(_device_words(device), *rates, _metric(device["copy_rate"]), DTYPES[device["compute"]])
+        rates = [_metric(device["rates"][dtype]) for dtype in COMPUTE_DTYPES]
+        table.add_row(_device_words(device), *rates, _metric(device["copy_rate"]), WORDS[device["compute"]])
     table.caption = "\n".join(f"{d['name']} is missing: {d['missing']}" for d in devices if d["missing"])
     table.caption_justify = "left"
     return table

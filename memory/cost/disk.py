@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from config import Config
+from memory.cost.precision import dtype_bytes
 from memory.cost.trained import trained_counts
-from memory.cost.work import Work, dtype_bytes, state_bytes
+from memory.cost.work import Work, state_bytes
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from units import MIB, format_size

@@ -14,8 +14,9 @@ import math
 
 from limits import KERNEL_WIDTHS, SAMPLE_TOKENS, SLAB_BYTES, UPDATE_ELEMENTS, WIDENED_ELEMENTS, loss_chunk_tokens
 from memory.cost.blocks import Blocks
+from memory.cost.precision import dtype_bytes
 from memory.cost.shapes import Sizes
-from memory.cost.work import Choice, Machine, Work, dtype_bytes
+from memory.cost.work import Choice, Machine, Work
 from model.shapes import inner_width
 from optimizers import OPTIMIZERS
 
@@ -40,7 +41,7 @@ class StepPeaks:
 
     def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
         self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
-        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.between_blocks)
+        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.precision.between_blocks)
         self.counts, self.learns = work.counts, work.learns
         self.blocks = blocks_of(work, choice, machine)
         # of all micro-batches that pass through a block together
@@ -227,7 +228,7 @@ def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
         return 0
     c, tokens = work.model, blocks_of(work, choice, machine).tokens
     width, saved_decoder_blocks = (
-        c.d_model * dtype_bytes(choice.between_blocks),
+        c.d_model * dtype_bytes(choice.precision.between_blocks),
         min(choice.saved_blocks, c.num_decoder_layers),
     )
     encoder = c.num_layers + 1 - (choice.saved_blocks - saved_decoder_blocks)  # the norm after the encoder among them

@@ -10,6 +10,7 @@ from typing import Any
 from config import T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
 from limits import EVALUATION_ROWS
+from memory.cost.precision import Precision
 from memory.cost.shapes import Shapes
 from memory.cost.trained import Trained
 from model.shapes import STACKS, block_weights, weight_counts, weights
@@ -171,9 +172,9 @@ class Choice:
         return self.source_sizes, self.target_sizes
 
     @property
-    def between_blocks(self) -> str:
-        """Dtype name of what passes between blocks: as narrow as the weights at rest, so that fp32 products cost less."""
-        return "bfloat16" if (self.storage, self.compute) == ("bfloat16", "float32") else self.compute
+    def precision(self) -> Precision:
+        """Its dtypes, and the words for them."""
+        return Precision.of(self.storage, self.compute)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -189,11 +190,6 @@ def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `Choice` by the names of the code, from what `Choice.as_dict` wrote."""
     names = {written: name for name, written in JSON_NAMES.items()}
     return {names.get(name, name): value for name, value in content.items()}
-
-
-def dtype_bytes(name: str) -> int:
-    """Bytes of one number."""
-    return {"float32": 4, "int8": 1}.get(name, 2)
 
 
 def state_bytes(work: Work, storage: str) -> int:

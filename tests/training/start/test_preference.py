@@ -23,7 +23,8 @@ from training.evaluation.losses import evaluate, mean_metrics
 from training.report.results import Evaluation
 from training.start.building import Engine, build
 from training.start.reference import attach_reference
-from training.start.startup import Start, resolve_schedule, start
+from training.start.schedules import Steps
+from training.start.startup import Start, start
 
 CHOICE = Choice(4, 2, 1, 1, 3, "float32", "float32", 1 << 20)
 ROWS, STEPS = 8, 6
@@ -45,7 +46,9 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
         }  # fmt: skip
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
         begin = start(config, 1 << 40)
-        begin = dataclasses.replace(begin, config=resolve_schedule(begin.config, ROWS, begin.loader.num_rows))
+        begin = dataclasses.replace(
+            begin, config=Steps.of(begin.config, ROWS, begin.loader.num_rows).put_into(begin.config)
+        )
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
         return begin
 

@@ -22,7 +22,8 @@ from training.checkpoints.runs import create_run
 from training.start import reference as reference_module
 from training.start.preference import objective_of, stores_reference
 from training.start.reference import RECORD, ReferenceStore, attach_reference, model_digest
-from training.start.startup import Start, resolve_schedule, start
+from training.start.schedules import Steps
+from training.start.startup import Start, start
 
 CHOICE = Choice(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
 BATCH = 4
@@ -51,7 +52,7 @@ def configure(tmp_path: Path) -> Configure:
 def begun(config: Config) -> Start:
     """A run whose folder exists, and nothing else."""
     begin = start(config, 1 << 40)
-    begin = replace(begin, config=resolve_schedule(begin.config, BATCH, begin.loader.num_rows))
+    begin = replace(begin, config=Steps.of(begin.config, BATCH, begin.loader.num_rows).put_into(begin.config))
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
     return begin
 
