@@ -24,6 +24,7 @@ from settings.precedence import fill
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
 ROOT = Path(__file__).resolve().parent
+DEVICES = ("cuda", "mps", "cpu")  # files of devices/, in the order of choice
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,7 @@ class RunConfig:
     log_dir: str = setting("logs", "folder for logs and metrics", kind=str, is_place=True)
     overwrite: bool = setting(False, "replace an existing run of that name", kind=bool)
     seed: int = defining(42, "fixes initial weights, data order, masks and dropout", kind=int, low=0, high=2**63 - 1)
-    device: str = setting(AUTO, "auto: CUDA, then MPS, then CPU", kind=str, auto=True, choices=("cuda", "mps", "cpu"))
+    device: str = setting(AUTO, "auto: CUDA, then MPS, then CPU", kind=str, auto=True, choices=DEVICES)
     num_threads: int | str = setting(AUTO, "CPU threads of one process", kind=int, low=1, auto=True)
     compiled_kernels: bool | str = setting(
         AUTO, "kernels in C, compiled once on first use; auto: on a CPU under Linux that has gcc", kind=bool, auto=True
@@ -431,7 +432,7 @@ class AnswerConfig:
     )
     output: str | None = setting(
         None,
-        "JSONL file for the answers, continued where it exists (doctor: an SVG picture); none: the screen",
+        "JSONL file for the answers, continued where it exists; none: the screen",
         kind=str,
         optional=True,
     )
@@ -555,7 +556,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
     "plan": ("plan", "data", "model", "train", "lora", "memory", "tokenizer", "run"),
     "doctor": (
-        "json", "output", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
+        "json", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
         "max_grad_norm", "lora", "memory", "run",
     ),

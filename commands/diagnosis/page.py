@@ -1,4 +1,4 @@
-"""How does the report of `doctor` look? Tables that fit a terminal of 80 columns, and a picture of the trials."""
+"""How does the report of `doctor` look? Tables that fit a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commands.diagnosis.chart import Bars, bar_chart
 from memory.cost.precision import COMPUTE_DTYPES, WORDS
 from screen import raw
 from settings.fields import counted
@@ -58,25 +57,6 @@ def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "packages", ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if name != "torch")
     for name, value in machine["environment"].items():
         yield "variable", f"{name}={value}"
-
-
-def trial_chart(report: dict[str, Any]) -> str:
-    """The trials as an SVG document: predicted beside measured peak memory."""
-    lines = []
-    for trial in report["trials"]:
-        if trial["predicted_bytes"] is None:
-            words = trial["outcome"]
-        elif trial["measured_bytes"] is None:
-            words = f"{format_size(trial['predicted_bytes'])}: {trial['outcome']}"
-        else:
-            words = ", ".join(
-                word for word in (_size(trial["measured_bytes"]), _deviation(trial), _speed(trial)) if word
-            )
-        values = trial["predicted_bytes"], trial["measured_bytes"]
-        lines.append(Bars(trial["kind"], trial["label"], values, words, bool(trial["outcome"])))
-    title = f"peak memory of {report['model']}, predicted and measured"
-    budget = report["budget_bytes"]
-    return bar_chart(title, ("predicted", "measured"), lines, (budget, f"budget {format_size(budget)}"))
 
 
 def _device_table(devices: list[dict[str, Any]]) -> Table:

@@ -74,10 +74,9 @@ class Rows:
         if config.data.train_file is not None:
             with suppress(UserError):  # a plan may be made for data that is elsewhere
                 if (data := find_prepared(config)) is not None:
-                    splits = data.train_dir, data.validation_dir
-                    return cls.ahead(
-                        config, machine, data, *(StepLoader(split, data.objective, config) for split in splits)
-                    )
+                    train = StepLoader(data.train_dir, data.objective, config)
+                    validation = StepLoader(data.validation_dir, data.objective, config)
+                    return cls.ahead(config, machine, data, train, validation)
         return cls.as_set(config)
 
 
@@ -127,8 +126,8 @@ class RunSpec:
         config, rows = self.settings, self.rows
         left = schedule_of(config, self.done, rows.held_out, rows.answer_tokens, self.machine.num_processes)
         total = predict_times(self.work, self.plan.choice, self.machine, left).total()
-        times = dict(seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
-        return replace(self, plan=replace(self.plan, **times))
+        timed = replace(self.plan, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
+        return replace(self, plan=timed)
 
 
 def resolve(

@@ -155,7 +155,7 @@ def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.Mon
 def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True)
     monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
-    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
+    begin = changed(begin, num_layers=12, num_decoder_layers=12)
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     try:
