@@ -40,9 +40,9 @@ from training.processes.collectives import agree_on, by_main, least_of, most_of
 from training.processes.launch import local_processes
 from training.start.preference import is_preference_run
 from training.start.resolving import RunSpec
-from training.start.resuming import goes_on
+from training.start.resuming import find_run_to_resume, goes_on
 from training.start.schedules import Steps
-from training.start.startup import Start, find_run_to_resume, lasting_settings, start
+from training.start.startup import Start, lasting_settings, start
 
 
 @dataclass

@@ -14,8 +14,7 @@ from settings.fields import UserError
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run
 from training.opening import _reopen
-from training.start.resuming import goes_on
-from training.start.startup import resumed_config, unused_places
+from training.start.resuming import goes_on, resumed_config, unused_places
 
 
 def saved_run(folder: Path, **settings: Any) -> Path:

@@ -11,16 +11,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from config import (
-    PREFERENCES,
-    Config,
-    T5ModelConfig,
-    UserError,
-    load,
-    places,
-    settings_by_name,
-    training_command,
-)
+from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
@@ -28,12 +19,13 @@ from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.checksums import refuse_damaged
-from settings.fields import AUTO, counted, read_settings_file
+from settings.fields import AUTO, counted
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
+from training.checkpoints.runs import ADAPTER_FILES, model_folder, newest_run
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.scores import metric_names
 from training.start.adapters import check_trained, home_of
+from training.start.resuming import find_run_to_resume, resumed_config, unused_places
 
 FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
@@ -64,73 +56,6 @@ class Start:
     def run_dir(self) -> Path:
         """Folder of this run under `output_dir`."""
         return Path(self.config.run.output_dir) / self.config.run.run_name
-
-
-def find_run_to_resume(config: Config) -> Path:
-    """The folder of the run that `--is_keep_training=True` means.
-
-    Raises:
-        UserError: there is none.
-    """
-    output_dir = Path(config.run.output_dir)
-    if config.run.run_name != AUTO:
-        folder = output_dir / config.run.run_name
-        if not (folder / SETTINGS_FILE).is_file():
-            raise UserError(
-                f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
-            )
-        return folder
-    run = newest_run(output_dir)
-    if run is None:
-        raise UserError(
-            f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one"
-        )
-    return run
-
-
-def resumed_config(config: Config, run_dir: Path) -> Config:
-    """The saved settings of a run, with the flags of now over them; places are those of now alone.
-
-    Raises:
-        UserError: a flag differs in what defines the run, or its settings cannot be read.
-    """
-    ours, settings = config.as_dict(), settings_by_name()
-    defining = [name for name, (_, member) in settings.items() if member.metadata["defines"]]
-    # auto, where it defines the run, is what the run has decided
-    flags = {name: ours[name] for name in ours if config.given(name) and not (name in defining and ours[name] == AUTO)}
-    path = run_dir / SETTINGS_FILE
-    try:
-        command = training_command(read_settings_file(path))
-    except UserError as error:
-        raise UserError(
-            *error.problems, f"--run_name = {run_dir.name}, cannot be resumed without its settings; copy {path} again, or "
-            "start again with --overwrite=True"
-        ) from None  # fmt: skip
-    here = {name: ours[name] for name in places()}
-    theirs = load(command, {"config": str(path), **here}).as_dict()
-    problems = [
-        f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; leave it out, or start another run"
-        for name in defining
-        if name in flags and ours[name] != theirs[name]
-    ]
-    if config.data.objective == PREFERENCES and command != "dpo":
-        problems.append(
-            f"--is_keep_training = True, the run {run_dir.name} learns no preferences; resume it with {command}"
-        )
-    if problems:
-        raise UserError(*problems)
-    now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
-    return load(command, {"config": str(path), **flags, **here, **now})
-
-
-def unused_places(config: Config, run_dir: Path) -> list[str]:
-    """Tell of the folders and addresses that a run has used and this start does not name."""
-    saved = read_settings_file(run_dir / SETTINGS_FILE)
-    return [
-        f"{name} = {value}: the run was started with {saved[name]}, which counts only where it is named again"
-        for name, value in config.as_dict().items()
-        if name in places() and name != "output_dir" and not config.given(name) and saved.get(name) not in (None, value)
-    ]
 
 
 def start(config: Config, available_bytes: int) -> Start:
