@@ -50,10 +50,8 @@ OPTIMIZERS = {
         "adamw:AdamW8bit", "the same in 8 bits", 2e-2, weight_bytes=2 + 8 / STATE_BLOCK, update_bytes=28
     ),
     "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8),
-    "sinkgd": OptimizerFacts(
-        "sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_state=False
-    ),
-}  # fmt: skip
+    "sinkgd": OptimizerFacts("sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_state=False),
+}
 DEFAULT = "adafactor"
 
 

@@ -98,9 +98,7 @@ def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> B
     """The least of all processes' budgets: they are measured at different times, and machines differ."""
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
-    return replace(
-        budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device)
-    )  # fmt: skip
+    return replace(budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device))
 
 
 def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:

@@ -81,9 +81,7 @@ def free_bytes(folder: str | Path) -> int:
 
 def bytes_below(folder: Path) -> int:
     """What the files below a folder take; 0 where there is none."""
-    return sum(
-        os.lstat(os.path.join(base, name)).st_size for base, _, names in os.walk(folder) for name in names
-    )  # fmt: skip
+    return sum(os.lstat(os.path.join(base, name)).st_size for base, _, names in os.walk(folder) for name in names)
 
 
 def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tuple[list[str], list[str]]:

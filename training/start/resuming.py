@@ -74,9 +74,10 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         command = training_command(read_settings_file(path))
     except UserError as error:
         raise UserError(
-            *error.problems, f"--run_name = {run_dir.name}, cannot be resumed without its settings; copy {path} again, or "
-            "start again with --overwrite=True"
-        ) from None  # fmt: skip
+            *error.problems,
+            f"--run_name = {run_dir.name}, cannot be resumed without its settings; copy {path} again, or "
+            "start again with --overwrite=True",
+        ) from None
     here = {name: ours[name] for name in places()}
     theirs = load(command, {"config": str(path), **here}).as_dict()
     problems = [
