@@ -94,7 +94,7 @@ class LowMemTrainer:
         )  # fmt: skip
         if is_preference_run(config):
             with monitor.phase("reference"):
-                attach_reference(start, plan.choice, device, accelerator, plan.effective_batch_size, journal.tell)
+                attach_reference(start, self.steps, plan.choice, device, accelerator, journal.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
         self.saver = Saver(self.live, opening.mirror)

@@ -52,7 +52,6 @@ def configure(tmp_path: Path) -> Configure:
 def begun(config: Config) -> Start:
     """A run whose folder exists, and nothing else."""
     begin = start(config, 1 << 40)
-    begin = replace(begin, config=Steps.of(begin.config, BATCH, begin.loader.num_rows).put_into(begin.config))
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
     return begin
 
@@ -60,7 +59,8 @@ def begun(config: Config) -> Start:
 def attach(begin: Start) -> list[str]:
     """Attach, and give what was told."""
     told: list[str] = []
-    attach_reference(begin, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), BATCH, told.append)
+    steps = Steps.of(begin.config, BATCH, begin.loader.num_rows)
+    attach_reference(begin, steps, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), told.append)
     return told
 
 
