@@ -195,6 +195,7 @@ def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
 
 
 def test_they_take_small_steps(configure: Configure) -> None:
-    assert begun(configure()).config.train.learning_rate == pytest.approx(1e-4)
-    with_adapters = begun(configure(lora_rank=2, run_name="adapters")).config.train
-    assert (with_adapters.optimizer, with_adapters.learning_rate) == ("adamw", pytest.approx(1e-4))
+    assert Steps.of(configure(), BATCH, 9).learning_rate == pytest.approx(1e-4)
+    with_adapters = configure(lora_rank=2)
+    assert with_adapters.train.optimizer == "adamw"
+    assert Steps.of(with_adapters, BATCH, 9).learning_rate == pytest.approx(1e-4)
