@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import optimizers
+from language import LANGUAGES
 from settings.consistency import PREFERENCES, check
 from settings.fields import AUTO, DoesNotFit, UserError, defining, setting
 from settings.precedence import fill
@@ -319,6 +320,11 @@ class RunConfig:
     compiled_kernels: bool | str = setting(
         AUTO, "kernels in C, compiled once on first use; auto: on a CPU under Linux that has gcc", kind=bool, auto=True
     )
+    language: str = setting(
+        AUTO, "of what is shown on the screen; auto: what LC_ALL, LC_MESSAGES or LANG says, else en; the log is English",
+        kind=str, auto=True, choices=LANGUAGES,
+    )  # fmt: skip
+    quiet: bool = setting(False, "show results, warnings and errors alone; the log is as long as ever", kind=bool)
 
 
 @dataclass(frozen=True)
@@ -567,8 +573,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "memory", "run",
     ),
-    "board": ("board", "output_dir", "log_dir"),
-    "runs": ("listing", "json", "output_dir", "log_dir"),
+    "board": ("board", "output_dir", "log_dir", "language"),
+    "runs": ("listing", "json", "output_dir", "log_dir", "language"),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "run")

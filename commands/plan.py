@@ -16,8 +16,9 @@ from memory.machines import target_machine, this_machine
 from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO
-from training.report.progress import Progress, duration
+from training.report.progress import Progress
 from training.report.summary import plan_rows
+from training.report.wording import duration
 from training.start.resolving import RunSpec, resolve
 from units import format_size
 

@@ -16,15 +16,16 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
 LONGER_FILES = {"config.py": 670}
 # wing -> the wings it may import
-GROUND = {"limits", "units", "settings", "config", "screen", "optimizers"}
+GROUND = {"limits", "units", "settings", "config", "screen", "language", "optimizers"}
 FACES = ("units", "model.shapes")  # files without torch that others may import than their folder's neighbours
 WINGS: dict[str, set[str]] = {
     "limits": set(),
     "units": set(),
     "screen": set(),
-    "settings": {"units", "config"},  # config only for the types of what is checked
+    "language": set(),
     "optimizers": {"limits"},
-    "config": {"settings", "units", "optimizers"},
+    "settings": {"units", "language", "config"},  # config only for the types of what is checked
+    "config": {"settings", "units", "language", "optimizers"},
     "devices": GROUND,
     "model": GROUND | {"devices", "model.shapes"},
     "data": GROUND | {"devices"},
@@ -220,6 +221,7 @@ def test_the_page_stays_small(path: Path) -> None:
             "settings/precedence",
             "settings/consistency",
             "config",
+            "language",
             "screen",
             "optimizers",
             "train_low_mem",

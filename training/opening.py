@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from config import Config
 from devices.base import Device
 from devices.kernels.calls import kernels, use
+from language import say
 from memory.cost.disk import bytes_below, disk_need, too_full
 from memory.observe.budget import Budget, measure_budget
 from memory.observe.monitor import Monitor
@@ -87,11 +88,12 @@ class Opening:
 def headline(opening: Opening) -> str:
     """What is trained, on what, in one line."""
     config, loader, budget = opening.start.config, opening.start.loader, opening.budget
-    return (
-        f"{config.run.run_name}: {counted(loader.num_rows, 'row')} ({opening.start.prepared.objective}), "
-        f"{counted(opening.steps.max_steps, 'step')}, {opening.device.describe()}, "
-        f"{counted(opening.num_processes, 'process')}; {budget.describe()}"
-    )
+    return say(
+        "{run}: {rows} ({objective}), {steps}, {device}, {processes}; {budget}",
+        run=config.run.run_name, rows=counted(loader.num_rows, "row"), objective=opening.spec.rows.objective,
+        steps=counted(opening.steps.max_steps, "step"), device=opening.device.describe(),
+        processes=counted(opening.num_processes, "process"), budget=budget.describe(),
+    )  # fmt: skip
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from loguru import logger
 
+from language import english
 from screen import visible
 from settings.fields import UserError
 
@@ -207,6 +208,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if hasattr(value, "item"):
         value = value.item()
+    value = english(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
