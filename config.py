@@ -403,6 +403,16 @@ class ConvertConfig:
 
 
 @dataclass
+class ExportConfig:
+    """Which program a model is exported for."""
+
+    format: str | None = setting(
+        None, "gguf (llama.cpp), ctranslate2, or onnx; each needs the package of its name, onnxruntime to check onnx",
+        kind=str, optional=True, choices=("gguf", "ctranslate2", "onnx"),
+    )  # fmt: skip
+
+
+@dataclass
 class GenerateConfig:
     """How the tokens of an answer are chosen."""
 
@@ -519,6 +529,7 @@ class Config:
     plan: PlanConfig = field(default_factory=PlanConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     convert: ConvertConfig = field(default_factory=ConvertConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -566,6 +577,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 COMMANDS["merge"] = ("checkpoint", "output", "run")
 COMMANDS["check"] = ("checkpoint", "run")
 COMMANDS["convert"] = ("checkpoint", "output", "convert", "run")
+COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "run")
 COMMANDS["quantize"] = ("checkpoint", "output", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run")
 COMMANDS["dpo"] = ("preference", *COMMANDS["train"])
 

@@ -65,8 +65,8 @@ def test_a_translation_takes_the_same_values(words: dict[str, str]) -> None:
 
 def test_what_was_said_remembers_its_english(tmp_path: Path) -> None:
     speak("zh")
-    said = say("{part} of {whole}", part=counted(2, "row"), whole=counted(1, "marble"))
-    assert said == "2 行，共 1 marble" and english(said) == "2 rows of 1 marble"
+    said = say("{peak} of {budget}", peak=counted(2, "row"), budget=counted(1, "marble"))
+    assert said == "2 行，预算 1 marble" and english(said) == "2 rows of 1 marble"
     assert f"{said}!" == "2 rows of 1 marble!", "an untranslated sentence stays whole"
     assert say("nobody translated {what}", what=counted(3, "row")) == "nobody translated 3 rows"
     assert english(join("; ", [said, "x"])) == "2 rows of 1 marble; x" and english(5) == 5

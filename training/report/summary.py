@@ -41,7 +41,7 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
     """The plan as two columns."""
     choice = plan.choice
     total = choice.accumulation_passes * choice.micro_batches_per_pass
-    rows = [
+    rows: Rows = [
         (
             say("weights"),
             say("{count}, stored in {storage}, computed in {compute}",
@@ -49,7 +49,7 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
         ),
         (say("effective batch"), _batch(counted(plan.effective_batch_size, "row"), choice, total > 1)),
         (say("activation checkpointing"), recomputed(choice.saved_blocks, plan.num_blocks)),
-        (say("predicted peak"), _of(plan.peak_bytes, plan.budget_bytes)),
+        (say("predicted peak"), say("{peak} of {budget}", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes))),
     ]  # fmt: skip
     shown = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
     rows += [(join("", ["  ", say(name)]), format_size(size)) for name, size in shown.items()]
@@ -67,10 +67,6 @@ def _batch(rows: str, choice: Choice, is_cut: bool) -> str:
     )  # fmt: skip
 
 
-def _of(part: int, whole: int) -> str:
-    return say("{part} of {whole}", part=format_size(part), whole=format_size(whole))
-
-
 def recomputed(saved: int, total: int) -> str:
     """How many blocks backward recomputes: of `total`, all but those that are saved."""
     return say("{count} of {total} blocks recomputed", count=total - saved, total=total)
@@ -85,7 +81,7 @@ def summary_rows(summary: Summary) -> Rows:
         deviation=f"{s.measured_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
     )  # fmt: skip
     size, is_inside = format_size(s.budget_bytes), s.measured_peak_bytes <= s.budget_bytes
-    rows = [
+    rows: Rows = [
         (say("steps"), _steps(s)),
         (say("peak memory"), peak),
         (say("budget"), say("{budget}: inside", budget=size) if is_inside else say("{budget}: OVER", budget=size)),
