@@ -324,6 +324,11 @@ class RunConfig:
         AUTO, "of what is shown on the screen; auto: what LC_ALL, LC_MESSAGES or LANG says, else en; the log is English",
         kind=str, auto=True, choices=LANGUAGES,
     )  # fmt: skip
+    log_with: str | None = setting(
+        None, "trackers that hear of a training run beside its log, separated by commas: tensorboard, wandb, trackio, mlflow, aim, "
+        "comet_ml, clearml, dvclive, swanlab; none: nothing leaves this machine",
+        kind=str, optional=True,
+    )  # fmt: skip
     quiet: bool = setting(False, "show results, warnings and errors alone; the log is as long as ever", kind=bool)
 
 

@@ -16,11 +16,11 @@ from commands.convert import fixed_ids, probe_logits
 from commands.exporting.ctranslate2_folder import distinct
 from commands.exporting.gguf_file import gguf_name
 from commands.exporting.onnx_folder import DECODER_FILE, ENCODER_FILE
-from commands.exporting.packages import needs
 from commands.exporting.vocabulary import Vocabulary
 from model.shapes import weights
 from model.t5 import T5
 from settings.fields import UserError
+from settings.packages import needs
 
 
 def check_onnx(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from commands.exporting.packages import needs
 from commands.exporting.vocabulary import Vocabulary
 from config import T5ModelConfig
 from model.shapes import Weight, weights
 from model.t5 import T5
 from settings.fields import UserError
+from settings.packages import needs
 
 CONTEXT_TOKENS = 512  # what llama.cpp assumes of a T5, which has no limit of its own
 MAX_DISTANCE = 128  # beyond which llama.cpp has one bucket, whatever a file says

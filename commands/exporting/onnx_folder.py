@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from commands.exporting.onnx_graph import Graph, decoder, encoder
-from commands.exporting.packages import needs
 from model.t5 import T5
+from settings.packages import needs
 
 ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model.onnx"
 

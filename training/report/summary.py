@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from language import join, say
 from memory.cost.prediction import Choice
 from memory.plan import Plan
 from settings.fields import counted
+from training.report.history import history
 from training.report.wording import about, duration
 from units import format_size
 
@@ -35,6 +37,11 @@ class Summary:
     model_dir: str
     skipped_batches: int = 0  # whose loss or gradient was not finite
     rate_factor: float = 1.0  # what is left of the learning rate
+    metrics_file: str = ""
+
+    def history(self, event: str = "step") -> dict[str, list[Any]]:
+        """The run's events of one kind as columns, which `pandas.DataFrame` takes; see `training.report.history`."""
+        return history(self, event)
 
 
 def plan_rows(plan: Plan, weights: int) -> Rows:
