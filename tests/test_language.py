@@ -8,6 +8,7 @@ import json
 import pickle
 import string
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,16 +28,21 @@ SOURCES = [
 ]
 
 
+@cache
+def nodes() -> list[ast.AST]:
+    """Calls and constants of all sources."""
+    trees = (ast.parse(path.read_text(encoding="utf8")) for path in SOURCES)
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.Constant))]
+
+
 def calls(name: str) -> Iterator[ast.Call]:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-                yield node
+    for node in nodes():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            yield node
 
 
 def constants() -> set[str]:
-    nodes = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {node.value for node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def fields(sentence: str) -> set[str]:
