@@ -75,7 +75,7 @@ class LowMemTrainer:
         tune_malloc("small")  # until the plan has chosen
         self.device = devices.pick(self.config.run.device, local_rank())
         self.accelerator = Accelerator(
-            cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(self.config),
+            cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(self.config) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
         if self.config.run.num_threads != AUTO:

@@ -23,7 +23,7 @@ from training.report.trackers import tracker_names
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("told")
-    (folder / "text.txt").write_text("".join(f"line {n}: a river runs under bridge {n % 7}\n" for n in range(200)))
+    (folder / "text.txt").write_text("".join(f"line {n}: a river runs under bridge {n % 7}\n\n" for n in range(200)))
     return folder
 
 
