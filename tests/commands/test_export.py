@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from commands.export import export
+from commands.exporting.gguf_file import gguf_name
 from config import Config, T5ModelConfig, load
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from model import hf_format
 from model.decoding.generation import generate
+from model.shapes import weights
 from model.t5 import T5
 from settings.fields import UserError
+from tests.commands.llama_graph import LlamaT5
 
 TEXTS = [f"a river runs under a bridge {number}, and it's 3 o'clock; 中文" for number in range(100)]
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -89,6 +92,26 @@ def test_llama_cpp_finds_all_it_looks_for(
     assert torch.equal(tensors["enc.blk.1.attn_q.weight"], model.encoder.blocks[1].attention.q.weight)
 
 
+@pytest.mark.parametrize("family", SHAPES)
+def test_llama_cpps_graph_gives_the_same_logits(family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    source, model = saved(tmp_path / "model", tokenizers["bpe"], **SHAPES[family])
+    export(settings(source, tmp_path / "out", "gguf"))
+    asked, answer = [*range(3, 40), 1], [0, 9, 200, 31]
+    there = LlamaT5(gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))).logits(asked, answer)
+    here = model.logits(torch.tensor([asked]), torch.tensor([answer]), torch.ones(1, len(asked), dtype=torch.long))[0]
+    assert torch.allclose(there, here.detach(), atol=1e-5 * float(here.abs().max()))
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_names_are_those_of_llama_cpps_converter(family: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    shape = T5ModelConfig(num_layers=2, num_decoder_layers=3, **SHAPES[family])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, 3)
+    for weight in weights(shape):
+        assert gguf_name(weight) == names.get_name(weight.hf_name, try_suffixes=(".weight",))
+
+
 @pytest.mark.parametrize(("dtype", "kind"), [("bf16", "BF16"), ("fp16", "F16")])
 def test_a_gguf_in_half_precision(dtype: str, kind: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
@@ -109,6 +132,7 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(tokenizers: dict[str,
     assert len(refused.value.problems) == 2 and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow  # importing ctranslate2 imports transformers
 @pytest.mark.parametrize("family", SHAPES)
 def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
