@@ -74,10 +74,8 @@ class Graph:
             inputs, outputs: name -> (dtype and) shape, names where a side may have any length.
         """
         self._data.close()
-        helper, kinds = (
-            self._onnx.helper,
-            {np.int64: self._onnx.TensorProto.INT64, np.float32: self._onnx.TensorProto.FLOAT},
-        )
+        helper = self._onnx.helper
+        kinds: dict[Any, int] = {np.int64: self._onnx.TensorProto.INT64, np.float32: self._onnx.TensorProto.FLOAT}
         given = [helper.make_tensor_value_info(name, kinds[dtype], shape) for name, (dtype, shape) in inputs.items()]
         made = [helper.make_tensor_value_info(name, kinds[np.float32], shape) for name, shape in outputs.items()]
         graph = helper.make_graph(self._nodes, self._path.stem, given, made, self._constants)

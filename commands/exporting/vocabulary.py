@@ -58,7 +58,8 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
         )
     written: dict[str, Any] = json.loads((folder / FILE_NAME).read_text(encoding="utf8"))
     model = written["model"]
-    pieces, kinds, scores = [f"[PAD{i}]" for i in range(size)], ["unused"] * size, [UNUSED_SCORE] * size
+    pieces, scores = [f"[PAD{i}]" for i in range(size)], [UNUSED_SCORE] * size
+    kinds: list[Kind] = ["unused"] * size
     for number, piece, score in _learnt(model):
         pieces[number], kinds[number], scores[number] = piece, "normal", score
         if piece.startswith("<0x") and model.get("byte_fallback"):
