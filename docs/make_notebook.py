@@ -20,7 +20,10 @@ Trains a tiny T5 on some made-up text, listens to it while it trains, and looks 
 temporary folder. Open it from the `docs` folder of the repository, with the packages of `requirements.txt`, and `pandas`
 and `matplotlib` for the last cells.""",
     """%matplotlib inline
-import os, random, sys, tempfile
+import os
+import random
+import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path("..").resolve()))
@@ -29,7 +32,7 @@ os.chdir(tempfile.mkdtemp())
 random.seed(0)
 animals, places = ["fox", "heron", "otter", "badger"], ["river", "bridge", "meadow", "mill"]
 lines = [f"The {random.choice(animals)} sleeps by the {random.choice(places)} until {n % 12 + 1} o'clock." for n in range(400)]
-Path("text.txt").write_text("\\n\\n".join(lines))""",
+characters = Path("text.txt").write_text("\\n\\n".join(lines))""",
     """## Train
 
 Settings are those of the command line. A *callback* is any function of one event: a dictionary, the same as a line of the
@@ -64,7 +67,7 @@ table[["step", "loss", "learning_rate", "tokens", "peak_bytes"]].tail(3)""",
     "plot(summary)",
     """`plot` also takes a run's folder, such as `plot("logs/notebook")`, while the run goes on elsewhere. The model is a Hugging Face
 folder; its `README.md` tells how it was made.""",
-    """print("\\n".join(Path(summary.model_dir, "README.md").read_text().splitlines()[8:14]))""",
+    """print(Path(summary.model_dir, "README.md").read_text().split("## ")[2])""",
 )
 
 
@@ -92,13 +95,18 @@ def execute(made: Any) -> Any:
     """
     import nbclient
 
-    return nbclient.NotebookClient(made, timeout=SECONDS, resources={"metadata": {"path": str(HERE)}}).execute()
+    where = {"metadata": {"path": str(HERE)}}
+    done = nbclient.NotebookClient(made, timeout=SECONDS, resources=where, coalesce_streams=True).execute()
+    for cell in done.cells:
+        cell.metadata.pop("execution", None)  # times of day, which change
+        if cell.cell_type == "code":
+            cell.outputs = [
+                output for output in cell.outputs if output.get("name") != "stderr"
+            ]  # warnings of other packages
+    return done
 
 
 if __name__ == "__main__":
     import nbformat
 
-    done = execute(notebook())
-    for cell in done.cells:
-        cell.metadata.pop("execution", None)  # times of day, which change
-    nbformat.write(done, NOTEBOOK)
+    nbformat.write(execute(notebook()), NOTEBOOK)
