@@ -14,6 +14,7 @@ from pathlib import Path
 from devices.base import Device, name_of
 from devices.kernels.calls import kernels
 from devices.measuring import known_speed, measure
+from devices.ways import way_of
 from memory.cost.precision import Precision
 from memory.cost.prediction import CORRECTION, Choice, Machine
 from memory.cost.work import choice_fields
@@ -86,7 +87,7 @@ def rows_of(begin: Start, machine: Machine) -> Rows:
 
 def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: int) -> Machine:
     """What the plan needs to know of this machine. Args as of `resolve_here`."""
-    separate = device.is_separate_memory and budget.device_bytes is not None
+    separate, way = device.is_separate_memory and budget.device_bytes is not None, way_of(device.torch_device)
     known = known_speed(device)
     # with a budget that is named, what other programs hold does not change the run
     available = budget.available_bytes if budget.binding != FLAG else budget.installed_bytes or budget.available_bytes
@@ -98,8 +99,8 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
         speed_class=device.speed_class,
         measured=() if known is None else known.rates_with(device.threads),
         num_processes=num_processes,
-        pads_attention=device.name != "cpu",
-        fuses_attention=device.name == "cuda",
+        pads_attention=not way.is_host,
+        fuses_attention=way.is_fused,
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
