@@ -45,7 +45,6 @@ from training.report.tracking import Listener
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
-from training.start.schedules import planned_rate
 
 __all__ = ["LowMemTrainer", "plot"]
 
@@ -98,6 +97,7 @@ class LowMemTrainer:
         opening = open_run(self.config, budget, device, accelerator, monitor, owner)
         start, plan = opening.start, opening.plan
         self.config = config = start.config
+        self.steps = opening.steps
         trackers = stack.enter_context(Trackers(accelerator, config))
         self.journal = journal = Journal(
             config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks]
@@ -111,7 +111,7 @@ class LowMemTrainer:
         )  # fmt: skip
         if is_preference_run(config):
             with monitor.phase("reference"):
-                attach_reference(start, plan.choice, device, accelerator, plan.effective_batch_size, journal.tell)
+                attach_reference(start, self.steps, plan.choice, device, accelerator, journal.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
         self.saver = Saver(self.live, opening.mirror)
@@ -123,12 +123,11 @@ class LowMemTrainer:
 
     def _loop(self) -> None:
         """Step, evaluate, save, until all steps are done, or no evaluation gets better."""
-        live, keeper, train = self.live, self.live.keeper, self.config.train
-        max_steps = int(train.max_steps)
+        live, keeper, steps = self.live, self.live.keeper, self.steps
         self.save_asked = False
         if live.state.step == 0:
             self.evaluator.evaluate()
-        while live.state.step < max_steps and not live.best.should_stop:
+        while live.state.step < steps.max_steps and not live.best.should_stop:
             keeper.before_step(live.state.step, live.start.loader.num_rows)
             number = live.state.step + 1
             with self.monitor.phase("train"):
@@ -137,9 +136,9 @@ class LowMemTrainer:
             if keeper.after_step(number):
                 live.follow_plan()
             stop, exhausted = self._stop_asked()
-            is_last = number == max_steps
-            is_best = (number % int(train.eval_steps) == 0 or is_last) and self.evaluator.evaluate()
-            is_due = number % int(train.save_steps) == 0 or is_last or is_best or stop or live.best.should_stop
+            is_last = number == steps.max_steps
+            is_best = (number % steps.eval_steps == 0 or is_last) and self.evaluator.evaluate()
+            is_due = number % steps.save_steps == 0 or is_last or is_best or stop or live.best.should_stop
             is_due, self.save_asked = is_due or self.save_asked, False
             if is_due and not self.saver.save(is_best):
                 self.recovery.slow_down(number)
@@ -156,7 +155,7 @@ class LowMemTrainer:
     def _step(self, number: int) -> bool:
         """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
         live, train, began = self.live, self.config.train, time.perf_counter()
-        rate, batches = planned_rate(number, train) * live.divergence.rate_factor, live.batches(number)
+        rate, batches = self.steps.rate(number) * live.divergence.rate_factor, live.batches(number)
         counts = sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
         labels, tokens = sum_over(self.accelerator, *counts)
         step = Step(number, rate, train.weight_decay, self.config.run.seed)

@@ -17,7 +17,9 @@ from torch import Tensor
 from commands.loading import find_model
 from commands.new_folder import copy_companions, new_folder
 from config import Config, T5ModelConfig, UserError
+from devices.base import dtype_of
 from engine.weights import weight_store_for
+from memory.cost.precision import COMPUTE_DTYPES, WORDS
 from model import hf_format
 from model.decoding.kv_cache import Decoding
 from model.formats.checksums import refuse_damaged
@@ -25,7 +27,7 @@ from model.t5 import T5
 from training.report.progress import Progress
 from units import format_size
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {WORDS[name]: dtype_of(name) for name in COMPUTE_DTYPES}
 # largest distance of logits, as a share of their norm, that rounding to a dtype explains; kept dtypes are exact but
 # for the order of sums
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
