@@ -18,7 +18,7 @@ import devices
 from config import Config
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
-from language import speak
+from language import say, speak
 from memory.observe.monitor import Monitor
 from settings.fields import AUTO
 from training.budget.keeping import Keeper
@@ -147,8 +147,11 @@ class LowMemTrainer:
                 self.recovery.give_up()
             if stop and not is_last:
                 raise Interrupted(
-                    f"stopped after step {number}, saved in {live.start.run_dir}; continue with --is_keep_training=True"
-                )
+                    say(
+                        "stopped after step {step}, saved in {folder}; continue with --is_keep_training=True",
+                        step=number, folder=live.start.run_dir,
+                    )
+                )  # fmt: skip
         for remark in live.best.remarks(live.state.step):
             self.journal.tell(remark)
 
