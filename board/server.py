@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from board.app import make_app
-from board.places import Places
+from board.commands import places_of
 from board.service import Board
 from config import Config
+from settings.fields import AUTO
 from web.listening import address_of, listen, own_names, server_of, token_of
 
+PORT = 8300
 LEAVE_SECONDS = 1  # given to open streams at the end
 
 
-def serve(config: Config, places: Places) -> None:
+def serve(config: Config) -> None:
     """Serve until interrupted.
 
     Raises:
@@ -21,8 +23,8 @@ def serve(config: Config, places: Places) -> None:
     """
     settings = config.board
     token = token_of(settings.token, settings.host)
-    listener = listen(settings.host, settings.port)
-    app = make_app(Board(places, Path.cwd(), settings.upload_limit), token, own_names(settings.host))
+    listener = listen(settings.host, PORT if settings.port == AUTO else int(settings.port))
+    app = make_app(Board(places_of(config), Path.cwd(), settings.upload_limit), token, own_names(settings.host))
     where = address_of(settings.host, listener) + "/" + (f"?token={token}" if token else "")
     print(f"the page is at {where}  (Ctrl-C ends it; runs go on)", flush=True)
     server_of(app, LEAVE_SECONDS).run(sockets=[listener])

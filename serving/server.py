@@ -1,0 +1,112 @@
+"""How is the API opened and ended? The model is loaded inside the budget, what fits is told, and SIGTERM ends it cleanly."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from commands.loading import (
+    Trained,
+    check_one_adapter,
+    check_one_process,
+    find_model,
+    load_trained,
+    writing_of,
+)
+from config import Config
+from memory.cost.generation import MOST_ROWS, Capacity, serving_capacity
+from memory.observe.monitor import Monitor
+from model.decoding.running import RunningBatch
+from serving.app import Api, make_app
+from serving.asking import Texts
+from serving.engine import Engine
+from serving.flow import Bridge
+from settings.fields import AUTO
+from units import format_size
+from web.listening import address_of, listen, own_names, server_of, token_of
+
+PORT = 8400
+
+
+def serve(config: Config) -> None:
+    """Serve a model until SIGINT or SIGTERM: open requests are answered, as far as `shutdown_timeout` allows.
+
+    Raises:
+        UserError: the model is not usable, or the address cannot be listened at. DoesNotFit: the budget does not hold
+            one answer.
+    """
+    check_one_process("serve")
+    board = config.board
+    token = token_of(board.token, board.host, "use this model")
+    folder = find_model(config)
+    check_one_adapter(config, folder)
+    listener = listen(board.host, PORT if board.port == AUTO else int(board.port))
+    trained = load_trained(config, folder, writing_of(config, 1))
+    api = api_of(trained, config)
+    app = make_app(api, token, own_names(board.host))
+    print("\n".join(_greeting(api, trained, address_of(board.host, listener), token)), flush=True)
+    server = server_of(app, config.serve.shutdown_timeout)
+    # uvicorn raises the signal anew when it has ended; ending was what it asked for
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with api.engine.monitor:
+            server.run(sockets=[listener])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    print(f"ended; memory peak {format_size(api.engine.monitor.peak_bytes)}", flush=True)
+
+
+def api_of(trained: Trained, config: Config) -> Api:
+    """Everything behind the addresses, made of a loaded model; its engine does not run yet.
+
+    Raises:
+        DoesNotFit: the budget does not hold one answer of the longest.
+    """
+    model, store, bridge = trained.walk.model, trained.walk.weight_store, Bridge()
+    batch = RunningBatch(model, config.generate.max_new_tokens, store.for_products, store.compute_dtype)
+    budget = trained.room.budget
+    monitor = Monitor(budget.host_bytes, trained.device, device_budget_bytes=budget.device_bytes)
+    engine = Engine(
+        batch, model.config.eos_token_id, model.config.pad_token_id, _capacity(trained, config), config.serve.max_queue,
+        monitor, bridge.hand_over,
+    )  # fmt: skip
+    texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)
+    made = int((trained.folder / "config.json").stat().st_mtime) if _has_config(trained.folder) else 0
+    return Api(
+        engine, bridge, texts, trained.folder.resolve().name, made, model.config.eos_token_id, config.generate,
+        config.serve.request_timeout,
+    )  # fmt: skip
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _capacity(trained: Trained, config: Config) -> Capacity:
+    asked: Any = config.answer.generate_batch_size
+    longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True)
+    room = trained.room
+    found = serving_capacity(
+        trained.walk.model.config, trained.weights, longest, room.base_bytes, room.total_bytes, config.serve.max_queue
+    )
+    if found is None:
+        raise trained.too_little(writing_of(config, 1))
+    return found
+
+
+def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]:
+    """What the user is told at the start."""
+    capacity, room = api.engine.capacity, trained.room
+    longest, new = api.texts.longest, api.defaults.max_new_tokens
+    rows = capacity.tokens // (longest + new)
+    lines = [
+        f"serving {api.name} at {address}/v1  (Ctrl-C or SIGTERM ends it)",
+        f"at once: {capacity.rows} answers, {capacity.tokens:,} tokens of prompts and answers together "
+        f"({rows} of the longest, {longest} + {new}); {api.engine.max_queue} more may wait",
+        f"memory: {format_size(sum(capacity.parts.values()))} planned of {format_size(room.total_bytes)}, "
+        + ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size),
+    ]
+    return [*lines, f"key: {token}"] if token else lines
