@@ -147,7 +147,9 @@ def measure(ask: Answering, asked: list[Asked], clients: int, turns: int) -> dic
         with ThreadPoolExecutor(clients) as pool:
             at_once = list(pool.map(ask, asked))
         together.append(time.perf_counter() - began)
-        different += sum(one != other for answer in (answers, at_once) for one, other in zip(answer, first, strict=True))
+        different += sum(
+            one != other for answer in (answers, at_once) for one, other in zip(answer, first, strict=True)
+        )
     return {
         "alone": min(alone), "together": min(together), "different": different, "answers": first, "all": [alone, together],
     }  # fmt: skip
@@ -190,7 +192,13 @@ def table(runs: dict[str, dict[str, Any]], count: int, clients: int) -> str:
         ]
         for name, run in runs.items()
     ]  # fmt: skip
-    header = ["server", "one after the other, requests/s", f"{clients} clients at once, requests/s", "ratio", "answers equal"]
+    header = [
+        "server",
+        "one after the other, requests/s",
+        f"{clients} clients at once, requests/s",
+        "ratio",
+        "answers equal",
+    ]
     return markdown(header, rows)
 
 
@@ -212,9 +220,14 @@ def main(arguments: list[str]) -> None:
         if options["peer"] == "True":
             runs |= peer(folder, Path(parent), asked, clients)
     for name, run in runs.items():
-        print(json.dumps({"system": name, **{key: value for key, value in run.items() if key != "answers"}}), flush=True)
+        print(
+            json.dumps({"system": name, **{key: value for key, value in run.items() if key != "answers"}}), flush=True
+        )
     heading = f"Serving {options['model']} ({options['dtype']}): {count} requests of {FEWEST} to {MOST} tokens"
-    body = table(runs, count, clients) + f"\n\n`serve` at its highest: {runs['serve']['peak_mib']:.0f} MiB of {options['budget']}."
+    body = (
+        table(runs, count, clients)
+        + f"\n\n`serve` at its highest: {runs['serve']['peak_mib']:.0f} MiB of {options['budget']}."
+    )
     print(f"\n{heading}\n{body}", flush=True)
     if options["write"] == "True":
         write_section(f"serving-{options['model']}-{options['dtype']}", heading, body, _figures(runs))
