@@ -16,6 +16,7 @@ from commands.loading import (
     writing_of,
 )
 from config import Config
+from language import say
 from memory.cost.generation import MOST_ROWS, Capacity, serving_capacity
 from memory.observe.monitor import Monitor
 from model.decoding.running import RunningBatch
@@ -46,7 +47,8 @@ def serve(config: Config) -> None:
     trained = load_trained(config, folder, writing_of(config, 1))
     api = api_of(trained, config)
     app = make_app(api, token, own_names(board.host))
-    print("\n".join(_greeting(api, trained, address_of(board.host, listener), token)), flush=True)
+    for line in _greeting(api, trained, address_of(board.host, listener), token):
+        print(line, flush=True)
     server = server_of(app, config.serve.shutdown_timeout)
     # uvicorn raises the signal anew when it has ended; ending was what it asked for
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -56,7 +58,7 @@ def serve(config: Config) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    print(f"ended; memory peak {format_size(api.engine.monitor.peak_bytes)}", flush=True)
+    print(say("ended; memory peak {size}", size=format_size(api.engine.monitor.peak_bytes)), flush=True)
 
 
 def api_of(trained: Trained, config: Config) -> Api:
@@ -101,12 +103,18 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
     """What the user is told at the start."""
     capacity, room = api.engine.capacity, trained.room
     longest, new = api.texts.longest, api.defaults.max_new_tokens
-    rows = capacity.tokens // (longest + new)
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size)
     lines = [
-        f"serving {api.name} at {address}/v1  (Ctrl-C or SIGTERM ends it)",
-        f"at once: {capacity.rows} answers, {capacity.tokens:,} tokens of prompts and answers together "
-        f"({rows} of the longest, {longest} + {new}); {api.engine.max_queue} more may wait",
-        f"memory: {format_size(sum(capacity.parts.values()))} planned of {format_size(room.total_bytes)}, "
-        + ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size),
-    ]
-    return [*lines, f"key: {token}"] if token else lines
+        say("serving {name} at {address}/v1  (Ctrl-C or SIGTERM ends it)", name=api.name, address=address),
+        say(
+            "at once: {rows} answers, {tokens} tokens of prompts and answers together ({longest} of the longest, {prompt} + {answer}); "
+            "{waiting} more may wait",
+            rows=capacity.rows, tokens=f"{capacity.tokens:,}", longest=capacity.tokens // (longest + new), prompt=longest,
+            answer=new, waiting=api.engine.max_queue,
+        ),
+        say(
+            "memory: {planned} planned of {budget}: {parts}",
+            planned=format_size(sum(capacity.parts.values())), budget=format_size(room.total_bytes), parts=parts,
+        ),
+    ]  # fmt: skip
+    return [*lines, say("key: {key}", key=token)] if token else lines
