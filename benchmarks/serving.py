@@ -2,14 +2,13 @@
 
 The server is the one that users start, in a process of its own; clients are OpenAI's package over the loopback. The same
 requests, prompts of mixed lengths and 64 to 128 new tokens each, go one after the other and from all clients at once, in
-turns, and every answer must be the one given alone. Beside it stands `transformers serve` with the same weights where it is
-installed (`pip install "transformers[serving]"`), else what a server without batching does: `generate()` of transformers, a
-request at a time, without any HTTP.
+turns, and every answer must be the one given alone. Beside it stands the peer with the same weights, `generate()` of
+transformers a request at a time behind the same HTTP layer, as its own server cannot answer with encoder-decoders
+(`parts/serving_peer.py`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -86,8 +85,8 @@ def requests_of(count: int) -> list[Asked]:
 
 
 @contextmanager
-def server(words: list[str], folder: Path, url: str) -> Iterator[str]:
-    """Run a server until the end of the block; its address, as it prints it, or the one named."""
+def server(words: list[str], folder: Path) -> Iterator[str]:
+    """Run a server until the end of the block; its address, as it prints it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     log = folder / "server.log"
     with log.open("w") as out:
@@ -95,8 +94,8 @@ def server(words: list[str], folder: Path, url: str) -> Iterator[str]:
     try:
         began = time.monotonic()
         while True:
-            found = url or "".join(re.findall(r"http://\S+(?=/v1)", log.read_text())[:1])
-            if found and _answers(found):
+            found = "".join(re.findall(r"http://\S+(?=/v1)", log.read_text())[:1])
+            if found and _is_up(found):
                 break
             if process.poll() is not None or time.monotonic() - began > START_SECONDS:
                 sys.exit(f"the server did not start:\n{log.read_text()[-3000:]}")
@@ -107,7 +106,7 @@ def server(words: list[str], folder: Path, url: str) -> Iterator[str]:
         process.wait(60)
 
 
-def _answers(url: str) -> bool:
+def _is_up(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -155,26 +154,6 @@ def measure(ask: Answering, asked: list[Asked], clients: int, turns: int) -> dic
     }  # fmt: skip
 
 
-def plain_generate(folder: Path) -> Answering:
-    """The peer without its server."""
-    import threading
-
-    import torch
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    lock = threading.Lock()
-
-    def ask(asked: Asked) -> str:
-        with lock, torch.no_grad():
-            ids = torch.tensor([[*tokenizer(asked.prompt, add_special_tokens=False).input_ids, 1]])
-            made = model.generate(input_ids=ids, max_new_tokens=asked.tokens, do_sample=False)
-        return str(tokenizer.decode(made[0], skip_special_tokens=True))
-
-    return ask
-
-
 def peak_of(url: str) -> float:
     """The server's most memory, in MiB, and None where it does not tell."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
@@ -213,12 +192,16 @@ def main(arguments: list[str]) -> None:
         make_model(options["model"], options["dtype"], folder)
         flags = [f"--memory_budget={options['budget']}", "--port=0", f"--max_new_tokens={MOST}", "--max_seq_len=512"]
         ours = [str(ROOT / "train_low_mem.py"), "serve", str(folder), *flags]
-        with server(ours, Path(parent), "") as url:
+        with server(ours, Path(parent)) as url:
             runs["serve"] = measure(over_http(url, "model"), asked, clients, turns)
             runs["serve"]["peak_mib"] = peak_of(url)
             print((Path(parent) / "server.log").read_text(), flush=True)
         if options["peer"] == "True":
-            runs |= peer(folder, Path(parent), asked, clients)
+            theirs = ["-m", "benchmarks.parts.serving_peer", str(folder), str(MOST)]
+            with server(theirs, Path(parent)) as url:
+                runs["generate() of transformers"] = measure(over_http(url, "model"), asked, clients, 1)
+            pairs = zip(*(run["answers"] for run in runs.values()), strict=True)
+            print(f"{sum(one == other for one, other in pairs)} of {count} answers are the peer's", flush=True)
     for name, run in runs.items():
         print(
             json.dumps({"system": name, **{key: value for key, value in run.items() if key != "answers"}}), flush=True
@@ -235,15 +218,6 @@ def main(arguments: list[str]) -> None:
 
 def _figures(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {name: {key: value for key, value in run.items() if key != "answers"} for name, run in runs.items()}
-
-
-def peer(folder: Path, parent: Path, asked: list[Asked], clients: int) -> dict[str, dict[str, Any]]:
-    """The same requests to transformers' server, or to its `generate` where the server is not installed."""
-    if importlib.util.find_spec("fastapi") is None:
-        return {"generate() of transformers, a request at a time": measure(plain_generate(folder), asked, 1, 1)}
-    words = ["-m", "transformers.cli.transformers", "serve", str(folder), "--port", "8499", "--device", "cpu"]
-    with server(words, parent, "http://127.0.0.1:8499") as url:
-        return {"transformers serve": measure(over_http(url, str(folder)), asked, clients, 1)}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,22 +45,26 @@ def serve(config: Config) -> None:
     token = token_of(board.token, board.host, "use this model")
     folder = find_model(config)
     check_one_adapter(config, folder)
-    listener = listen(board.host, PORT if board.port == AUTO else int(board.port))
-    trained = load_trained(config, folder, writing_of(config, 1))
-    api = api_of(trained, config)
-    app = make_app(api, token, own_names(board.host))
-    for line in _greeting(api, trained, address_of(board.host, listener), token):
-        print(line, flush=True)
-    server = server_of(app, config.serve.shutdown_timeout)
-    # uvicorn raises the signal anew when it has ended; ending was what it asked for
+    with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
+        trained = load_trained(config, folder, writing_of(config, 1))
+        api = api_of(trained, config)
+        for line in _greeting(api, trained, address_of(board.host, listener), token):
+            print(line, flush=True)
+        server = server_of(make_app(api, token, own_names(board.host)), config.serve.shutdown_timeout)
+        with api.engine.monitor, _ending_is_success():
+            server.run(sockets=[listener])
+    print(say("ended; memory peak {size}", size=format_size(api.engine.monitor.peak_bytes)), flush=True)
+
+
+@contextmanager
+def _ending_is_success() -> Iterator[None]:
+    """uvicorn ends at SIGTERM and SIGINT, and raises the signal anew behind that; here it has done all that it should."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with api.engine.monitor:
-            server.run(sockets=[listener])
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    print(say("ended; memory peak {size}", size=format_size(api.engine.monitor.peak_bytes)), flush=True)
 
 
 def api_of(trained: Trained, config: Config) -> Api:

@@ -6,6 +6,7 @@ import ipaddress
 import platform
 import secrets
 import socket
+from contextlib import ExitStack
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -61,10 +62,12 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, number)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        with ExitStack() as opened:
+            listener = opened.enter_context(socket.socket(family, kind, number))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(128)
+            opened.pop_all()
     except OSError as error:
         raise UserError(
             f"--port = {port}, cannot be listened at on {host}: {error.strerror}; name another, such as --port={port + 1}"

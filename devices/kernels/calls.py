@@ -20,6 +20,8 @@ from devices.kernels.build import NoKernels, library
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
 DTYPES = (torch.float32, torch.bfloat16)
+KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of a matrix, in the order of products.c
+WIDEST_VECTOR = 16  # numbers
 
 
 class RowsCall(Structure):
@@ -62,6 +64,7 @@ class Kernels:
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
             ("adafactor_norm", [p, p, p, n, n, i, i, POINTER(c_int)], c_double),
             ("chunk_loss", [p, p, p, p, n, n, f, f, f, i, i, i], i),
+            ("few_rows", [p, p, p, n, n, n, i, i], None),
             ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, n, i, i, i], i),
         ):  # fmt: skip
             function = getattr(found, name)
@@ -173,6 +176,18 @@ class Kernels:
         )  # fmt: skip
         return losses
 
+    def few_rows(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x W^T of few rows: x (M, m) fp32, W (n, m) fp32, bf16 or int8 -> (M, n) fp32; see `takes_few`.
+
+        A row's result is the same bits whatever rows are beside it.
+        """
+        y = x.new_empty(len(x), len(weight))
+        self.library.few_rows(
+            x.data_ptr(), weight.data_ptr(), y.data_ptr(), len(x), *weight.shape, KINDS.index(weight.dtype),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
     def attend_rows(self, call: RowsCall) -> None:
         """Attention of short rows, see attention.c; the tensors behind the pointers must live."""
         _check(self.library.attend_rows(ctypes.byref(call)))
@@ -194,6 +209,12 @@ class Kernels:
 def takes(*tensors: Tensor) -> bool:
     """Whether kernels can read these tensors."""
     return all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
+
+
+def takes_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether `few_rows` can multiply these: on a CPU, x in fp32, of a width that whole vectors make up."""
+    is_here = x.device.type == "cpu" and weight.device.type == "cpu" and x.is_contiguous() and weight.is_contiguous()
+    return is_here and x.dtype == torch.float32 and weight.dtype in KINDS and x.shape[1] % WIDEST_VECTOR == 0
 
 
 _is_used = True

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from model.attention import PositionBias
 from model.dropout import Dropout
-from model.quantization import embed, product
+from model.quantization import embed, few_rows, product
 from model.rows import Rows
 from model.t5 import T5, DecoderBlock
 from settings.fields import UserError
@@ -84,11 +84,12 @@ class Passing:
             ways: how each block attends to the tokens before, and to the source.
         """
         x, no_drop = self._embed(ids), Dropout(0.0, Rows((1,) * len(ids)))
-        for block, way in zip(self.blocks, ways, strict=True):
-            with self.with_weights(block.parameters()):
-                x = _through(block, x, way, no_drop)
-        hidden = self.model.decoder.final_norm(x) * self.model.output_scale
-        return product(hidden, self.model.output_weight).float()
+        with few_rows():
+            for block, way in zip(self.blocks, ways, strict=True):
+                with self.with_weights(block.parameters()):
+                    x = _through(block, x, way, no_drop)
+            hidden = self.model.decoder.final_norm(x) * self.model.output_scale
+            return product(hidden, self.model.output_weight).float()
 
 
 def _through(block: DecoderBlock, x: Tensor, way: tuple[AttendOwn, AttendSource], no_drop: Dropout) -> Tensor:

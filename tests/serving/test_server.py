@@ -29,14 +29,14 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7"])
 def test_others_are_never_let_in_without_a_key(host: str) -> None:
-    with pytest.raises(UserError, match="--token = none, would let anybody .* use this model"):
+    with pytest.raises(UserError, match=r"--token = none, would let anybody .* use this model"):
         serve(settings(host=host, token="none"))
     with pytest.raises(UserError, match="shorter than 12"):
         serve(settings(host=host, token="short"))
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--model = .*no such folder"):
+    with pytest.raises(UserError, match=r"--model = .*no such folder"):
         serve(settings(model=tmp_path / "none"))
 
 
