@@ -28,7 +28,7 @@ from serving.engine import Engine
 from serving.flow import Bridge
 from settings.fields import AUTO
 from units import format_size
-from web.listening import address_of, listen, own_names, server_of, token_of
+from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
 PORT = 8400
 
@@ -51,15 +51,19 @@ def serve(config: Config) -> None:
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
         server = server_of(make_app(api, token, own_names(board.host)), config.serve.shutdown_timeout)
-        with api.engine.monitor, _ending_is_success():
+        with api.engine.monitor, _ending_is_success(server):
             server.run(sockets=[listener])
     print(say("ended; memory peak {size}", size=format_size(api.engine.monitor.peak_bytes)), flush=True)
 
 
 @contextmanager
-def _ending_is_success() -> Iterator[None]:
+def _ending_is_success(server: Server) -> Iterator[None]:
     """uvicorn ends at SIGTERM and SIGINT, and raises the signal anew behind that; here it has done all that it should."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def end(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -8,11 +8,13 @@ import secrets
 import socket
 from contextlib import ExitStack
 
-import uvicorn
 from starlette.types import ASGIApp
+from uvicorn import Config, Server
 
 from config import UserError
 from settings.fields import AUTO
+
+__all__ = ["Server", "address_of", "listen", "own_names", "server_of", "token_of"]
 
 LEAST_TOKEN = 12  # letters
 
@@ -75,14 +77,14 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def server_of(app: ASGIApp, leave_seconds: int) -> uvicorn.Server:
+def server_of(app: ASGIApp, leave_seconds: int) -> Server:
     """A server for an application; `run(sockets=[listener])` serves until SIGINT or SIGTERM.
 
     Args:
         leave_seconds: given to open answers at the end.
     """
-    return uvicorn.Server(
-        uvicorn.Config(
+    return Server(
+        Config(
             app,
             log_level="warning",
             access_log=False,

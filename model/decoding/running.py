@@ -11,12 +11,15 @@ Source: continuous batching: Yu et al. 2022 (Orca, OSDI), selective batching.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import Array
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from devices.kernels.calls import Kernels, Seen, kernels, takes
+from limits import KERNEL_WIDTHS
 from model.decoding.passing import Passing, WithWeights, check_ids, in_place
 from model.rows import Rows
 from model.t5 import T5
@@ -49,7 +52,7 @@ class RunningBatch:
         self, model: T5, longest: int, with_weights: WithWeights = in_place, compute_dtype: torch.dtype | None = None
     ) -> None:
         self._passing, self._longest = Passing(model, with_weights, compute_dtype), longest
-        self._biases = self._passing.biases(longest)
+        self._biases = [None if bias is None else bias.float().contiguous() for bias in self._passing.biases(longest)]
         self.device = self._passing.device
 
     @torch.no_grad()
@@ -94,7 +97,11 @@ class RunningBatch:
         return logits
 
     def _attend_own(self, rows: Sequence[RunningRow], place: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        bias, out = self._biases[place], torch.empty_like(q)
+        bias = self._biases[place]
+        if (compiled := self._kernels(q, k, v)) is not None:
+            seen = _seen([(row.own, row.length + 1) for row in rows], place)
+            return compiled.attend_newest(q, seen, bias, (k, v)).flatten(1)
+        out = torch.empty_like(q)
         for number, row in enumerate(rows):
             keys, values = row.own[0, place], row.own[1, place]  # (H, T, K)
             keys[:, row.length], values[:, row.length] = k[number], v[number]
@@ -103,14 +110,31 @@ class RunningBatch:
         return out.flatten(1)
 
     def _attend_source(self, rows: Sequence[RunningRow], place: int, q: Tensor) -> Tensor:
+        if (compiled := self._kernels(q)) is not None:
+            seen = _seen([(row.source, row.source.shape[3]) for row in rows], place)
+            return compiled.attend_newest(q, seen, None).flatten(1)
         out = torch.empty_like(q)
         for number, row in enumerate(rows):
             out[number] = _attend_row(q[number], row.source[0, place], row.source[1, place], None)
         return out.flatten(1)
 
+    def _kernels(self, *tensors: Tensor) -> Kernels | None:
+        """The compiled kernels, where they can attend with these (M, H, K)."""
+        return kernels() if tensors[0].shape[2] in KERNEL_WIDTHS and takes(*tensors) else None
+
+
+def _seen(caches: Sequence[tuple[Tensor, int]], place: int) -> Array[Seen]:
+    """Of each cache (2, L, H, n, K) the keys and values of one block, so many of them, as kernels read them."""
+    rows = []
+    for cache, count in caches:
+        kind, block = (cache.stride(dimension) * cache.element_size() for dimension in (0, 1))
+        keys = cache.data_ptr() + place * block
+        rows.append(Seen(keys, keys + kind, count, cache.shape[3]))
+    return (Seen * len(rows))(*rows)
+
 
 def _attend_row(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """One token: q (H, K), keys and values (H, n, K), bias (H, n) -> (H, K)."""
+    """One token: q (H, K), keys and values (H, n, K), bias (H, n) fp32 -> (H, K)."""
     scores = torch.matmul(keys, q.unsqueeze(2)).squeeze(2)
     weights = torch.softmax(scores if bias is None else scores.add_(bias), -1)
     return torch.matmul(weights.unsqueeze(1), values).squeeze(1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from config import T5ModelConfig
+from devices.kernels.calls import kernels, use
 from model.decoding.generation import generate
 from model.decoding.running import RunningBatch, RunningRow
 from model.t5 import T5
@@ -39,6 +41,33 @@ def write(model: T5, prompts: Sequence[list[int]], begin_at: Sequence[int]) -> l
 def test_rows_come_and_go(config: T5ModelConfig, changes: dict[str, object], begin_at: tuple[int, ...]) -> None:
     model = lively(config, **changes)
     assert write(model, ROWS, begin_at) == generate(model, ROWS, max_new_tokens=LIMIT)
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiled kernels here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_kernels_a_row_is_the_same_bits_alone_and_among_others(config: T5ModelConfig, dtype: torch.dtype) -> None:
+    model = build(dataclasses.replace(config, d_model=32, d_kv=16, d_ff=48)).to(dtype)
+    prompts = [[*row[:-1]] * times + [1] for row in ROWS for times in (1, 7)]
+    together, alone = RunningBatch(model, 40), RunningBatch(model, 40)
+    rows = [together.begin(together.read(ids), 40) for ids in prompts]
+    for step in range(30):
+        shown = together.step(rows, [step] * len(rows))
+    for number, ids in enumerate(prompts):
+        row = alone.begin(alone.read(ids), 40)
+        for step in range(30):
+            logits = alone.step([row], [step])
+        if dtype == torch.float32:  # products in bf16 are torch's own, with bits of their own on some processors
+            assert torch.equal(logits[0], shown[number])
+        assert (logits[0] - shown[number]).norm() < 0.1 * shown[number].norm()
+    use(False)
+    try:
+        plain = RunningBatch(model, 40)
+        row = plain.begin(plain.read(prompts[1]), 40)
+        for step in range(30):
+            logits = plain.step([row], [step])
+    finally:
+        use(True)
+    assert (logits[0] - shown[1]).norm() < (1e-4 if dtype == torch.float32 else 0.1) * shown[1].norm(), "as torch's own"
 
 
 def test_a_prompt_is_read_once_for_several_rows(config: T5ModelConfig) -> None:

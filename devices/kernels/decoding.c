@@ -1,7 +1,7 @@
-/* Products of a few rows with a large matrix, as when answers are written: reading the matrix is what costs.
+/* What is computed when answers are written: products of a few rows with large matrices, and attention of one token a row.
  *
- * Each weight is read from memory once for all rows, and widened on the way. Every sum has one order, whatever rows are
- * beside it and however many threads there are: a row's result is the same bits alone and among others.
+ * Reading the matrices is what costs: each weight is read once for all rows, and widened on the way. Every sum has one order,
+ * whatever rows are beside it and however many threads there are: a row's result is the same bits alone and among others.
  */
 #include "common.h"
 
@@ -109,4 +109,58 @@ void few_rows(const float *x, const void *w, float *y, long m, long n, long dept
         else
             few_group(FP32, x, w, y, m, n, depth, first, last);
     }
+}
+
+/* what the token of one row sees: keys and values (H, step, K), of which the first `count` are there */
+typedef struct {
+    void *k, *v;
+    int64_t count, step;
+} Seen;
+
+static inline float dot(const float *a, const float *b, int count)
+{
+    vec sum = { 0 };
+    for (int i = 0; i < count; i += LANES)
+        sum += *(const vec *)(a + i) * *(const vec *)(b + i);
+    return total(sum);
+}
+
+/* Attention of one token a row: q and out (M, H, K), K a multiple of LANES; bias (H, longest), the token itself last, or NULL.
+ * new_k, new_v (M, H, K): written behind what each row sees already, where they are given. Returns 0, or 1: no memory. */
+int attend_newest(
+    const void *q, const void *new_k, const void *new_v, const Seen *rows, const float *bias, void *out, int is_bf16,
+    int num_rows, int heads, int width, int longest, int threads)
+{
+    const size_t size = is_bf16 ? sizeof(bf16) : sizeof(float);
+    int failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(| : failed)
+    for (int task = 0; task < num_rows * heads; task++) {
+        const int row = task / heads, head = task % heads, count = rows[row].count;
+        const long at = (long)task * width, place = (long)head * rows[row].step * width;
+        float *query = scratch(3 * width + rounded_up(count, LANES)), *line = query + width, *sum = line + width;
+        if (!query) {
+            failed = 1;
+            continue;
+        }
+        if (new_k) {
+            const size_t last = (place + (long)(count - 1) * width) * size;
+            memcpy((char *)rows[row].k + last, (const char *)new_k + at * size, width * size);
+            memcpy((char *)rows[row].v + last, (const char *)new_v + at * size, width * size);
+        }
+        float *scores = sum + width;
+        load(q, is_bf16, at, width, query);
+        for (long j = 0; j < count; j++) {
+            load(rows[row].k, is_bf16, place + j * width, width, line);
+            scores[j] = dot(query, line, width);
+        }
+        softmax(bias ? bias + (long)head * longest + longest - count : NULL, count, count, scores);
+        memset(sum, 0, sizeof(float) * width);
+        for (long j = 0; j < count; j++) {
+            load(rows[row].v, is_bf16, place + j * width, width, line);
+            for (int i = 0; i < width; i += LANES)
+                *(vec *)(sum + i) += scores[j] * *(const vec *)(line + i);
+        }
+        store(sum, width, out, is_bf16, at);
+    }
+    return failed;
 }
