@@ -324,6 +324,11 @@ class RunConfig:
         AUTO, "of what is shown on the screen; auto: what LC_ALL, LC_MESSAGES or LANG says, else en; the log is English",
         kind=str, auto=True, choices=LANGUAGES,
     )  # fmt: skip
+    log_with: str | None = setting(
+        None, "trackers that hear of a training run beside its log, separated by commas: tensorboard, wandb, trackio, mlflow, aim, "
+        "comet_ml, clearml, dvclive, swanlab; none: nothing leaves this machine",
+        kind=str, optional=True,
+    )  # fmt: skip
     quiet: bool = setting(False, "show results, warnings and errors alone; the log is as long as ever", kind=bool)
 
 
@@ -400,6 +405,16 @@ class ConvertConfig:
     allow_pickle: bool = setting(
         False, "read pytorch_model.bin where there are no safetensors (torch's weights-only loader)", kind=bool
     )
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which program a model is exported for."""
+
+    format: str | None = setting(
+        None, "gguf (llama.cpp), ctranslate2, or onnx; each needs the package of its name, onnxruntime to check onnx",
+        kind=str, optional=True, choices=("gguf", "ctranslate2", "onnx"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -519,6 +534,7 @@ class Config:
     plan: PlanConfig = field(default_factory=PlanConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     convert: ConvertConfig = field(default_factory=ConvertConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -580,6 +596,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 COMMANDS["merge"] = ("checkpoint", "output", "run")
 COMMANDS["check"] = ("checkpoint", "run")
 COMMANDS["convert"] = ("checkpoint", "output", "convert", "run")
+COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "run")
 COMMANDS["quantize"] = ("checkpoint", "output", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run")
 COMMANDS["dpo"] = ("preference", *COMMANDS["train"])
 

@@ -8,6 +8,7 @@ its steps is in `training/`: `live` (what is trained, and how far), `evaluating`
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
@@ -17,6 +18,7 @@ import devices
 from config import Config
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
+from language import speak
 from memory.observe.monitor import Monitor
 from settings.fields import AUTO
 from training.budget.keeping import Keeper
@@ -26,19 +28,25 @@ from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, agreed_budget, headline, open_run
+from training.opening import agree_on_kernels, agreed_budget, headline, open_run, writes
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
 from training.processes.launch import local_processes, local_rank
 from training.processes.peers import Peers
 from training.recording import Recorder
 from training.recovering import Recovery
+from training.report.card import write_card
 from training.report.endings import Interrupted
+from training.report.history import plot
 from training.report.journal import Journal
 from training.report.summary import Summary
+from training.report.trackers import Trackers, tracker_names
+from training.report.tracking import Listener
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
+
+__all__ = ["LowMemTrainer", "plot"]
 
 
 class LowMemTrainer:
@@ -46,10 +54,12 @@ class LowMemTrainer:
 
     Args:
         config: from `config.load("train", {...})`, or built by hand.
+        callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that returns
+            "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, callbacks: Sequence[Listener] = ()) -> None:
+        self.config, self.callbacks = config, callbacks
 
     def train(self) -> Summary:
         """Run to the end.
@@ -60,9 +70,13 @@ class LowMemTrainer:
             UserError: wrong settings or data, before anything is written. DoesNotFit: no plan fits the budget.
             Interrupted: stopped by a signal; saved, resumable.
         """
+        speak(self.config.run.language)
         tune_malloc("small")  # until the plan has chosen
         self.device = devices.pick(self.config.run.device, local_rank())
-        self.accelerator = Accelerator(cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()])
+        self.accelerator = Accelerator(
+            cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(self.config) or None,
+            project_dir=self.config.run.log_dir,
+        )  # fmt: skip
         if self.config.run.num_threads != AUTO:
             torch.set_num_threads(int(self.config.run.num_threads))
         with ExitStack() as stack:
@@ -84,7 +98,10 @@ class LowMemTrainer:
         start, plan = opening.start, opening.plan
         self.config = config = start.config
         self.steps = opening.steps
-        self.journal = journal = Journal(config, start.state.step, monitor, is_main)
+        trackers = stack.enter_context(Trackers(accelerator, config))
+        self.journal = journal = Journal(
+            config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks]
+        )
         for text in (*budget.warnings, *start.notes, headline(opening)):
             journal.tell(text)
         journal.begin(config, plan, start.state.step)
@@ -177,6 +194,9 @@ class LowMemTrainer:
         self.monitor.stop()
         summary = self.recorder.summary()
         journal.end(summary, self.config, prompt or "...")
+        if live.is_main and best is not None:
+            with writes(self.config.run.output_dir):
+                write_card(start.run_dir, start.run_dir)
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return summary

@@ -112,12 +112,12 @@ def probe_logits(model: T5) -> Tensor:
     Memory: one block in fp32, and the logits.
     """
     weight_store = weight_store_for(model.embedding.dtype, torch.float32)
-    sources, targets = _fixed_ids(model.config)
+    sources, targets = fixed_ids(model.config)
     decoding = Decoding(model, sources, weight_store.in_compute_dtype, torch.float32, limit=STEPS)
     return torch.stack([decoding.step(ids) for ids in targets], dim=1)
 
 
-def _fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:
+def fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:
     """The same ids for the same vocabulary: sources of two lengths, and the decoder's tokens step by step."""
     generator = torch.Generator().manual_seed(0)
     sources = [

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +24,7 @@ from language import english
 from screen import visible
 from settings.fields import UserError
 
+Listener = Callable[[dict[str, Any]], Any]  # takes an event
 LOG_PREFIX = "chat_trainer_low_mem_"
 MOST_STARTS = 60  # of one run in one second
 LINE = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <7} | {message}"
@@ -125,13 +126,16 @@ class MetricsFile:
         path: usually `log_dir/run_name/metrics.jsonl`; its folder is made if missing.
         resume: keep what the file holds (call `truncate_after` before writing); otherwise it starts empty.
         is_main: other processes write nothing.
+        listeners: called with each event once it is written, as it stands in the file.
     Raises:
         UserError: the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, resume: bool = False, is_main: bool = True) -> None:
+    def __init__(
+        self, path: str | Path, resume: bool = False, is_main: bool = True, listeners: Sequence[Listener] = ()
+    ) -> None:
         self.path = Path(path)
-        self._is_main = is_main
+        self._is_main, self._listeners = is_main, listeners
         if is_main:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,6 +153,8 @@ class MetricsFile:
             self._file.flush()
         except OSError as error:
             raise _unwritable(self.path.parent, error) from None
+        for listener in self._listeners:
+            listener(record)
 
     def truncate_after(self, step: int, spared: str | None = None) -> int:
         """Drop the events of later steps, and lines that are no event, such as the torn last line of a killed run.
