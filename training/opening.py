@@ -67,9 +67,12 @@ class Opening:
             DoesNotFit: no way fits.
         """
         begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
-        settled = self.plan.choice.storage, self.plan.choice.compute  # the weights are there, and computed with
+        chosen = self.plan.choice
+        settled = chosen.storage, chosen.compute  # the weights are there, and computed with
+        homes = chosen.weights_in, chosen.away_blocks
         return make_plan(
-            begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled
+            begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled,
+            homes=homes,
         )
 
 

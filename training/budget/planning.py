@@ -21,6 +21,7 @@ from memory.cost.prediction import CORRECTION, Choice, Machine
 from memory.cost.shapes import Shapes
 from memory.cost.work import choice_fields
 from memory.first_guess import effective_batch
+from memory.homes import Homes
 from memory.observe.budget import FLAG, Budget, free_host_bytes
 from memory.plan import Dtypes, Plan, make_work, plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
@@ -45,6 +46,7 @@ def make_plan(
     *,
     ahead: Ahead | None = None,
     dtypes: Dtypes | None = None,
+    homes: Homes | None = None,
     may_probe: bool = False,
 ) -> Plan:
     """Choose micro-batch, saved blocks and dtypes; a resumed run keeps its choice where it still fits.
@@ -52,6 +54,7 @@ def make_plan(
     Args:
         base_bytes: what the process takes already. ahead: from `look_ahead`; None: it looks.
         dtypes: of weights and products, of a run that continues in another way; None: as the settings and the device say.
+        homes: where its weights rest, likewise.
         may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
@@ -59,12 +62,13 @@ def make_plan(
     machine = machine_of(device, budget, base_bytes, num_processes)
     shapes, evaluation = ahead or shapes_of(begin, machine)
     choice = begin.state.choice
-    planner = _Planner(begin, machine, shapes, evaluation, dtypes)
+    planner = _Planner(begin, machine, shapes, evaluation, dtypes, homes)
     chosen = planner.plan(Choice(**choice_fields(choice)) if choice else None)
     if not may_probe:
         return planner.timed(chosen)
     asked = begin.config.memory.probe
-    is_near = chosen.peak_bytes > PROBE_FROM * machine.budget_bytes
+    # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
+    is_near = chosen.peak_bytes > PROBE_FROM * machine.budget_bytes and not chosen.choice.away_blocks
     # the child counts to the same budget and the same limits of the system
     beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
     fits_beside = beside is None or chosen.peak_bytes <= beside
@@ -124,10 +128,16 @@ class _Planner:
     """Plans one run on one machine, again and again as the probe tells more."""
 
     def __init__(
-        self, begin: Start, machine: Machine, shapes: Shapes, evaluation: Shapes, dtypes: Dtypes | None = None
+        self,
+        begin: Start,
+        machine: Machine,
+        shapes: Shapes,
+        evaluation: Shapes,
+        dtypes: Dtypes | None = None,
+        homes: Homes | None = None,
     ) -> None:
         self.begin, self.machine, self.shapes, self.evaluation = begin, machine, shapes, evaluation
-        self.dtypes = dtypes
+        self.dtypes, self.homes = dtypes, homes
 
     def timed(self, chosen: Plan) -> Plan:
         """The plan with how long the run will take from here on."""
@@ -145,7 +155,7 @@ class _Planner:
         source_tokens, target_tokens = map(max, self.begin.loader.longest, self.begin.validation.longest)
         return plan(
             self.begin.config, self.machine, source_tokens=source_tokens, target_tokens=target_tokens, earlier=earlier,
-            dtypes=self.dtypes, shapes=self.shapes, evaluation=self.evaluation,
+            dtypes=self.dtypes, homes=self.homes, shapes=self.shapes, evaluation=self.evaluation,
         )  # fmt: skip
 
     def probed(self, chosen: Plan, beside: int | None) -> Plan:
@@ -183,7 +193,7 @@ class _Planner:
     def _smaller(self, chosen: Plan, most_bytes: int) -> Plan | None:
         """A plan with the same malloc that a child can measure within `most_bytes`; None: there is none."""
         machine = replace(self.machine, budget_bytes=most_bytes)
-        smaller = _Planner(self.begin, machine, self.shapes, self.evaluation, self.dtypes)
+        smaller = _Planner(self.begin, machine, self.shapes, self.evaluation, self.dtypes, self.homes)
         with suppress(DoesNotFit):
             trial = smaller.plan(None)
             return trial if trial.choice.malloc == chosen.choice.malloc else None

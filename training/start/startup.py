@@ -40,7 +40,7 @@ DEFINING = (
     "mixture_weights", "mixture_temperature", "shuffle_block_rows", "batch_tokens",
 )  # fmt: skip
 # where this start reads and writes: never taken from a run's folder, which may be someone else's
-PLACES = ("output_dir", "log_dir", "checkpoint_mirror", "cache_dir")
+PLACES = ("output_dir", "log_dir", "checkpoint_mirror", "cache_dir", "weights_dir")
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
 # preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
 PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1

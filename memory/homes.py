@@ -1,0 +1,86 @@
+"""Where may the weights of blocks rest, and which of them elsewhere? What the plan tries, in this order.
+
+Where they are computed, as long as that fits; then in the RAM beside a device; then in a file, only as many blocks as do
+not fit otherwise. Named by `weights_in`, all blocks rest there. Numbers are the same everywhere, so a run that is resumed
+rests where it fits now. Blocks that rest elsewhere are recomputed, unless all shall be saved: memory that is left takes in
+weights first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from config import Config, UserError
+from memory.cost.homes import away_bytes, piece_bytes
+from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes
+from memory.cost.work import DEVICE, FILE, RAM
+from model.shapes import STACKS
+from settings.fields import AUTO
+
+Homes = tuple[str, int]  # where weights rest, and of how many blocks elsewhere
+
+
+def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None) -> list[str]:
+    """The homes that settings and machine allow, the fastest first.
+
+    Args:
+        settled: where the weights of a run rest already.
+    """
+    if settled is not None:
+        return [settled[0]]
+    asked = config.memory.weights_in
+    if asked != AUTO:
+        return [RAM if asked == RAM and machine.host_bytes else DEVICE if asked == RAM else asked]
+    is_alone = config.memory.shard_weights is not True
+    return [DEVICE, *([RAM] if machine.host_bytes and is_alone else []), *([FILE] if is_alone else [])]
+
+
+def ways_at(
+    home: str, config: Config, machine: Machine, work: Work, ways: list[Choice], settled: Homes | None = None
+) -> list[Choice]:
+    """The same ways with weights resting there.
+
+    Args:
+        ways: whatever they say of homes. settled: as of `homes_to_try`.
+    """
+    here = dict.fromkeys(replace(way, weights_in=DEVICE, away_blocks=0) for way in ways)
+    if home == DEVICE:
+        return list(here)
+    whole = [way for way in here if way.shards == 1]
+    if not whole and here:
+        raise UserError(
+            f"--weights_in = {config.memory.weights_in}, is for weights that are whole on each process; leave out shard_weights"
+        )
+    fewest = min((way.saved_blocks for way in whole), default=0)
+    total = work.model.num_layers + work.model.num_decoder_layers
+    counts = range(1, total + 1) if config.memory.weights_in == AUTO else [total]
+    counts = counts if settled is None else [settled[1]]
+    moved = (
+        replace(way, weights_in=home, away_blocks=count)
+        for way in whole
+        if way.saved_blocks == fewest or settled is not None
+        for count in counts
+    )
+    return list(_beside(moved, work, machine))
+
+
+def _beside(ways: Iterator[Choice], work: Work, machine: Machine) -> Iterator[Choice]:
+    """Those for which the RAM beside a device suffices; where it computes in the RAM, that is the budget itself."""
+    for way in ways:
+        if not machine.host_bytes or way.weights_in == FILE:
+            buffer = max(piece_bytes(work, way, stack) for stack in STACKS) if machine.host_bytes else 0
+        else:
+            buffer = away_bytes(work, way)
+        if buffer + offloaded_bytes(work, way, machine) <= machine.host_bytes or not machine.host_bytes:
+            yield way
+
+
+def home_reasons(choice: Choice, total: int) -> Iterator[str]:
+    """What is to be told of where weights rest."""
+    if choice.away_blocks:
+        where = "in a file" if choice.weights_in == FILE else "in the RAM beside the device"
+        yield (
+            f"the weights of {choice.away_blocks} of {total} blocks rest {where} and are in memory while their block works; "
+            "numbers are the same"
+        )
