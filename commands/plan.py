@@ -86,7 +86,7 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     return {
         "plan": found.plan.as_dict(), "modes": modes,
         **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.machine),
-        "disk": disk_need(config, found.plan.choice.storage).as_dict(),
+        "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),
     }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def _untimed(chosen: Plan) -> list[tuple[str, str]]:
 
 def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
     """What the run will write, and what stands against it on this machine."""
-    need = disk_need(config, chosen.choice.storage)
+    need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     if config.plan.target != AUTO:
         return "disk", need.describe()
     problems, notes = too_full(need, config.run.output_dir)

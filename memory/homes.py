@@ -59,7 +59,7 @@ def ways_at(
     moved = (
         replace(way, weights_in=home, away_blocks=count)
         for way in whole
-        if way.saved_blocks == fewest or settled is not None
+        if way.saved_blocks == fewest or len(counts) == 1
         for count in counts
     )
     return list(_beside(moved, work, machine))

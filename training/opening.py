@@ -71,7 +71,13 @@ class Opening:
         settled = chosen.storage, chosen.compute  # the weights are there, and computed with
         homes = chosen.weights_in, chosen.away_blocks
         return make_plan(
-            begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled,
+            begin,
+            self.device,
+            budget,
+            self.base_bytes,
+            self.num_processes,
+            ahead=self.ahead,
+            dtypes=settled,
             homes=homes,
         )
 
@@ -194,7 +200,7 @@ def _room_on_disk(begin: Start, plan: Plan) -> list[str]:
         return []  # what is left is published, which takes no room
     with writes(config.run.output_dir):
         held = bytes_below(begin.run_dir / "checkpoints")
-        problems, notes = too_full(disk_need(config, plan.choice.storage), config.run.output_dir, held)
+        problems, notes = too_full(disk_need(config, plan.choice.storage, plan.choice), config.run.output_dir, held)
     refuse(problems)
     return notes
 

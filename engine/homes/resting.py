@@ -210,5 +210,3 @@ def _nothing(shape: Sequence[int], dtype: torch.dtype, place: torch.device) -> T
 def _replace(module: nn.Module, name: str, weight: nn.Parameter) -> None:
     path, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(path), attribute, weight)
-
-

@@ -30,7 +30,9 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
     s = dtype_bytes(choice.storage)
     fixed = {
         "base": machine.base_bytes,
-        "weights": work.counts["total"] * s - away_bytes(work, choice) + (4 * work.trained.adapters if work.trained else 0),
+        "weights": work.counts["total"] * s
+        - away_bytes(work, choice)
+        + (4 * work.trained.adapters if work.trained else 0),
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work, choice.storage),
         "libraries": libraries_bytes(choice, machine),

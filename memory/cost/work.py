@@ -18,7 +18,11 @@ from units import MIB
 BASE_BYTES = 199 * MIB  # interpreter, libraries and data, where they cannot be measured
 LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
-HOMES = DEVICE, RAM, FILE = "device", "ram", "file"  # of weights: where they are computed, in the RAM beside it, in a file
+HOMES = DEVICE, RAM, FILE = (
+    "device",
+    "ram",
+    "file",
+)  # of weights: where they are computed, in the RAM beside it, in a file
 # field of `Choice` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
 JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
 

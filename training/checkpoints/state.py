@@ -33,7 +33,12 @@ TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks")
 NO_NAMES: Mapping[str, str] = {}
 COMPUTE = ("float32", "bfloat16", "float16")
-NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", "fast"), "weights_in": HOMES}  # of a choice
+NAMES = {
+    "storage": (*COMPUTE, "int8"),
+    "compute": COMPUTE,
+    "malloc": ("small", "fast"),
+    "weights_in": HOMES,
+}  # of a choice
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,12 @@ class TrainingState:
 
 
 def write_checkpoint(
-    folder: Path, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, held: WithWeights = in_place
+    folder: Path,
+    model: T5,
+    tokenizer: Tokenizer,
+    optimizer: Optimizer,
+    state: TrainingState,
+    held: WithWeights = in_place,
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 

@@ -54,7 +54,9 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     compute = getattr(torch, choice.compute)
     shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
-    resting = resting_store(choice, device, weights_folder(config), 1 if accelerator is None else accelerator.num_processes)
+    resting = resting_store(
+        choice, device, weights_folder(config), 1 if accelerator is None else accelerator.num_processes
+    )
     model = _make_model(begin, storage, device, shards, resting)
     model.config.dropout_rate = config.model.dropout_rate
     rounding = ROUNDINGS[config.train.bf16_rounding]()
