@@ -22,6 +22,7 @@ from memory.cost.disk import disk_need, free_bytes, too_full
 from memory.cost.duration import predict_times, schedule_of
 from memory.cost.prediction import Machine
 from memory.cost.shapes import Shapes
+from memory.homes import weights_folder
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan, make_work, plan
 from model.shapes import weight_counts
@@ -67,7 +68,8 @@ class _Found:
 def _found(config: Config) -> _Found:
     target = config.plan.target
     budget = config.memory.memory_budget
-    machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
+    here, threads = weights_folder(config), config.run.num_threads
+    machine = this_machine(budget, threads, here) if target == AUTO else target_machine(target, budget)
     objective = config.data.objective if config.data.objective != AUTO else _objective(config)
     lengths = lengths_of(config.data, objective)
     source, answer = lengths.input_tokens, lengths.target_tokens

@@ -150,7 +150,8 @@ class CudaCarrier(Carrier):
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Wait:
-        return torch.cuda.current_stream(self.device).record_event().synchronize
+        reached: Wait = torch.cuda.current_stream(self.device).record_event().synchronize
+        return reached
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self.stream):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from config import Config, UserError
 from memory.cost.homes import away_bytes, piece_bytes
@@ -19,6 +20,11 @@ from model.shapes import STACKS
 from settings.fields import AUTO
 
 Homes = tuple[str, int]  # where weights rest, and of how many blocks elsewhere
+
+
+def weights_folder(config: Config) -> Path:
+    """The folder on whose disk weights rest that do so in a file."""
+    return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)
 
 
 def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None) -> list[str]:
@@ -74,13 +80,3 @@ def _beside(ways: Iterator[Choice], work: Work, machine: Machine) -> Iterator[Ch
             buffer = away_bytes(work, way)
         if buffer + offloaded_bytes(work, way, machine) <= machine.host_bytes or not machine.host_bytes:
             yield way
-
-
-def home_reasons(choice: Choice, total: int) -> Iterator[str]:
-    """What is to be told of where weights rest."""
-    if choice.away_blocks:
-        where = "in a file" if choice.weights_in == FILE else "in the RAM beside the device"
-        yield (
-            f"the weights of {choice.away_blocks} of {total} blocks rest {where} and are in memory while their block works; "
-            "numbers are the same"
-        )

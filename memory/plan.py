@@ -31,7 +31,8 @@ from memory.cost.prediction import (
 from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
 from memory.first_guess import effective_batch, table_guess
-from memory.homes import Homes, home_reasons, homes_to_try, ways_at
+from memory.homes import Homes, homes_to_try, ways_at
+from memory.reasons import dtype_reasons, home_reasons, kernel_reasons
 from settings.fields import AUTO
 from units import MIB
 
@@ -251,8 +252,8 @@ def plan(
         reasons=(
             *_reasons(best, machine),
             *home_reasons(best.choice, best.num_blocks),
-            *_dtype_reasons(config, best.choice, machine, began),
-            *_kernel_reasons(best.choice, had_kernels),
+            *dtype_reasons(config, best.choice, machine, began),
+            *kernel_reasons(best.choice, had_kernels),
         ),
     )
 
@@ -374,28 +375,3 @@ def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
         f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
     ]
     return tuple(notes)
-
-
-def _kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
-    if choice.kernels:
-        yield "computes with compiled kernels where they can"
-    elif had_kernels:
-        yield "the run computed with compiled kernels, which are not here now: numbers differ in their last places"
-
-
-def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:
-    """Why it computes in what it does: the class of what computes, or the run that is resumed."""
-    kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
-    if began and began != (choice.storage, choice.compute):
-        yield (
-            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it continues, stored "
-            f"in {choice.storage} and computed in {choice.compute}"
-        )
-    elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
-        slow = "" if is_fast else ", which is slow here"
-        yield f"computes in {choice.compute}, as the run began{slow} ({kind})"
-    elif choice.compute == "bfloat16":
-        yield f"computes in bfloat16: such products are fast here ({kind})"
-    elif choice.compute == "float32" and config.memory.mixed_precision != "no":
-        at_rest = "" if choice.storage == "float32" else f"; {choice.storage} at rest saves memory"
-        yield f"computes in float32: products in bfloat16 are slow here ({kind}){at_rest}"

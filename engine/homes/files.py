@@ -76,7 +76,7 @@ class NamelessFile:
         """
         for start, part in _parts(target):
             self._file.seek(first + start)
-            view, done = memoryview(part.numpy()), 0
+            view, done = memoryview(part.numpy().data), 0
             while done < len(view):
                 count = self._file.readinto(view[done:])
                 if not count:
@@ -93,7 +93,7 @@ class NamelessFile:
         """
         for start, part in _parts(source):
             self._file.seek(first + start)
-            view, done = memoryview(part.numpy()), 0
+            view, done = memoryview(part.numpy().data), 0
             while done < len(view):
                 done += self._file.write(view[done:]) or 0
             if not self.is_direct:
@@ -119,7 +119,7 @@ class NamelessFile:
     def write_page(self) -> None:
         """One page at the beginning."""
         self._file.seek(0)
-        self._file.write(memoryview(aligned_buffer(ALIGNMENT).zero_().numpy()))
+        self._file.write(aligned_buffer(ALIGNMENT).zero_().numpy().data)
 
     def _drop(self, first: int, count: int) -> None:
         if hasattr(os, "posix_fadvise"):

@@ -107,7 +107,8 @@ class RestingWeightStore(WeightStore):
 
     def _here(self, name: str, weight: nn.Parameter) -> nn.Parameter:
         if self.storage == torch.int8 and is_matrix(name, weight.shape):
-            return empty_int8(*weight.shape, self.place)  # type: ignore[arg-type]
+            rows, columns = weight.shape
+            return empty_int8(rows, columns, self.place)
         return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device=self.place), weight.requires_grad)
 
     def _room(self, size: int) -> Tensor:

@@ -27,7 +27,9 @@ def test_a_kill_costs_nothing_but_the_steps_since_the_last_checkpoint(
     done = place.do("train", "--is_keep_training=True", "--run_name=cut", "--weights_in=file")
     assert "rest in a file" in " ".join(done.stdout.split())
     assert place.losses("cut") == pretrained.place.losses("whole"), "those of weights in memory"
-    one, other = (runs / name / "model.safetensors" for runs, name in ((place.runs, "cut"), (pretrained.place.runs, "whole")))
+    one, other = (
+        runs / name / "model.safetensors" for runs, name in ((place.runs, "cut"), (pretrained.place.runs, "whole"))
+    )
     assert one.read_bytes() == other.read_bytes()
 
 

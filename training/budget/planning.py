@@ -15,13 +15,14 @@ from pathlib import Path
 from data.batches.step_lengths import StepLengths, evaluation_lengths, step_lengths
 from devices.base import Device, name_of
 from devices.kernels.calls import kernels
+from devices.machine_file import disk_rates
 from devices.measuring import known_speed, measure
 from memory.cost.duration import predict_times, schedule_of
 from memory.cost.prediction import CORRECTION, Choice, Machine
 from memory.cost.shapes import Shapes
 from memory.cost.work import choice_fields
 from memory.first_guess import effective_batch
-from memory.homes import Homes
+from memory.homes import Homes, weights_folder
 from memory.observe.budget import FLAG, Budget, free_host_bytes
 from memory.plan import Dtypes, Plan, make_work, plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
@@ -59,7 +60,7 @@ def make_plan(
     Raises:
         DoesNotFit: no way fits the budget.
     """
-    machine = machine_of(device, budget, base_bytes, num_processes)
+    machine = machine_of(device, budget, base_bytes, num_processes, weights_folder(begin.config))
     shapes, evaluation = ahead or shapes_of(begin, machine)
     choice = begin.state.choice
     planner = _Planner(begin, machine, shapes, evaluation, dtypes, homes)
@@ -88,8 +89,10 @@ def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int)
     return shapes_of(begin, machine_of(device, budget, 0, num_processes))
 
 
-def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: int) -> Machine:
-    """What the plan needs to know of this machine. Args as of `make_plan`."""
+def machine_of(
+    device: Device, budget: Budget, base_bytes: int, num_processes: int, folder: Path | None = None
+) -> Machine:
+    """What the plan needs to know of this machine. Args as of `make_plan`; `folder`: where weights may rest in a file."""
     separate = device.is_separate_memory and budget.device_bytes is not None
     known = known_speed(device)
     # with a budget that is named, what other programs hold does not change the run
@@ -105,6 +108,7 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
         pads_attention=device.name == "cuda",
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
+        measured_disk=None if folder is None else disk_rates(folder),
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
     )
 

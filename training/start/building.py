@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from config import Config
 from devices.base import Device
 from devices.kernels.calls import use
 from engine.anomaly import checks_of
@@ -25,12 +23,12 @@ from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from memory.cost.prediction import Choice
+from memory.homes import weights_folder
 from model import hf_format
 from model.decoding.kv_cache import in_place
 from model.formats.checksums import STATE
 from model.loss import LossSettings
 from model.t5 import T5, in_memory
-from settings.fields import AUTO
 from training.checkpoints.sharded_state import load_optimizer_share
 from training.checkpoints.state import OPTIMIZER_FILE, load_optimizer
 from training.processes.collectives import sum_over
@@ -93,7 +91,7 @@ def _make_model(
 ) -> T5:
     """The model, filled or loaded, its adapters on; where it is sharded, this process's rows of it, and never more."""
     config, place = begin.config, device.torch_device
-    cut = None if shards is None else partial(shards.cut, device=place)
+    cut: hf_format.Cut | None = None if shards is None else partial(shards.cut, device=place)
     cut, filling = (cut, in_memory) if resting is None else (resting.make, resting.filling)
     home = None if begin.base is None else home_of(begin.base, config)
     if home is not None:
@@ -105,8 +103,3 @@ def _make_model(
         model = empty.initialise(config.run.seed, cut(empty), filling)
     held = in_place if resting is None else resting.held
     return choose_trained(model, config, begin.base, home, held)
-
-
-def weights_folder(config: Config) -> Path:
-    """Where the file of weights lies that rest in one."""
-    return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)

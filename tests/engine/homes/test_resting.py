@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -58,9 +59,7 @@ def resting(
     return made[-1]
 
 
-def trained(
-    model: T5, store: WeightStore, saved: int = 0, norm: float = 0.0, optimizer: str = "adafactor"
-) -> Trained:
+def trained(model: T5, store: WeightStore, saved: int = 0, norm: float = 0.0, optimizer: str = "adafactor") -> Trained:
     """Losses of a few steps, an evaluation among them, and the weights at the end."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     update = Update(OPTIMIZERS[optimizer](weights), norm, weight_store=store)
@@ -200,5 +199,5 @@ def test_a_disk_that_fails_says_so(
 def test_blocks_that_rest_elsewhere_are_spread_evenly() -> None:
     for total, away in ((48, 37), (5, 2), (7, 7), (4, 1)):
         places = [block for block in range(total) if is_away(block, total, away)]
-        gaps = {after - before for before, after in zip(places, places[1:], strict=False)}
+        gaps = {after - before for before, after in itertools.pairwise(places)}
         assert len(places) == away and len(gaps) <= 2
