@@ -3,7 +3,7 @@
 Each case is a whole run in a control group with a hard limit that counts anonymous memory and pages of files: weights drawn,
 evaluated, a few steps over rows of 512 + 114 tokens, evaluated and saved. Told are the group's own highest use, the most
 anonymous memory of the process, seconds a step, what went to and came from the disk, and what the products alone would take
-at the measured rate. Beside it what Hugging Face with AdamW holds for the same model: 16 bytes a weight in fp32, before any
+at the measured rate. Threads are those of OMP_NUM_THREADS, else all cores. Beside it what Hugging Face with AdamW holds for the same model: 16 bytes a weight in fp32, before any
 activation. Adapters go over the checkpoint of the run before them. Cases are noted as they end; --fresh begins anew.
 """
 

@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
+from language import english
 from memory.alternatives import refusal
 from memory.cost.prediction import (
     Choice,
@@ -32,7 +33,7 @@ from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
 from memory.first_guess import effective_batch, table_guess
 from memory.homes import Homes, homes_to_try, ways_at
-from memory.reasons import dtype_reasons, home_reasons, kernel_reasons
+from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, size_reasons
 from settings.fields import AUTO
 from units import MIB
 
@@ -73,7 +74,8 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         accumulation = self.choice.gradient_accumulation_steps
-        return {**asdict(self), "choice": self.choice.as_dict(), "gradient_accumulation_steps": accumulation}
+        told = {"choice": self.choice.as_dict(), "reasons": [english(reason) for reason in self.reasons]}
+        return {**asdict(self), **told, "gradient_accumulation_steps": accumulation}
 
 
 def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Work:
@@ -250,7 +252,7 @@ def plan(
     return replace(
         best,
         reasons=(
-            *_reasons(best, machine),
+            *size_reasons(best.choice, machine),
             *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
             *kernel_reasons(best.choice, had_kernels),
@@ -364,14 +366,3 @@ def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
     """Whether an earlier choice shares weights out as is asked for now."""
     is_whole = earlier.shards == 1 or earlier.compute != "float16"
     return is_whole and earlier.shards in {shards for _, shards in _passes_and_shards(config, machine, 1)}
-
-
-def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
-    batch_size, _, accumulation = table_guess(machine.available_bytes)
-    choice = chosen.choice
-    ways = "through each block together" if choice.accumulation_passes == 1 else "one after the other, gradients held"
-    notes = [
-        f"first guess by available memory: micro-batch {batch_size} x {accumulation}",
-        f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
-    ]
-    return tuple(notes)

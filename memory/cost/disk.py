@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config
+from language import say
 from memory.cost.homes import away_bytes, taken_bytes
 from memory.cost.trained import trained_counts
 from memory.cost.work import FILE, Choice, Work, dtype_bytes, state_bytes
@@ -57,11 +58,14 @@ class DiskNeed:
 
     def describe(self) -> str:
         """In words."""
-        kept = f"{counted(self.checkpoints, 'checkpoint')} of {format_size(self.checkpoint_bytes)} together"
+        size = format_size(self.checkpoint_bytes)
+        kept = say("{checkpoints} of {size} together", checkpoints=counted(self.checkpoints, "checkpoint"), size=size)
         if not self.file_bytes:
             return kept
-        wear = f", {format_size(self.daily_bytes)} written a day" if self.daily_bytes else ", only read"
-        return f"{kept}; {format_size(self.file_bytes)} of weights{wear}"
+        weights, written = format_size(self.file_bytes), format_size(self.daily_bytes)
+        if not self.daily_bytes:
+            return say("{kept}; {weights} of weights, only read", kept=kept, weights=weights)
+        return say("{kept}; {weights} of weights, {written} written a day", kept=kept, weights=weights, written=written)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -56,7 +56,6 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
         choice, device, weights_folder(config), 1 if accelerator is None else accelerator.num_processes
     )
     model = _make_model(begin, storage, device, shards, resting)
-    model.config.dropout_rate = config.model.dropout_rate
     rounding = ROUNDINGS[config.train.bf16_rounding]()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     factors = layerwise_factors(
