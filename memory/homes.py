@@ -8,13 +8,13 @@ weights first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
 from dataclasses import replace
 from pathlib import Path
 
 from config import Config, UserError
 from memory.cost.homes import away_bytes, piece_bytes
-from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes
+from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict
 from memory.cost.work import DEVICE, FILE, RAM
 from model.shapes import STACKS
 from settings.fields import AUTO
@@ -60,23 +60,30 @@ def ways_at(
         )
     fewest = min((way.saved_blocks for way in whole), default=0)
     total = work.model.num_layers + work.model.num_decoder_layers
-    counts = range(1, total + 1) if config.memory.weights_in == AUTO else [total]
-    counts = counts if settled is None else [settled[1]]
-    moved = (
-        replace(way, weights_in=home, away_blocks=count)
-        for way in whole
-        if way.saved_blocks == fewest or len(counts) == 1
-        for count in counts
-    )
-    return list(_beside(moved, work, machine))
+    if settled is not None or config.memory.weights_in != AUTO:
+        count = total if settled is None else settled[1]
+        moved = [replace(way, weights_in=home, away_blocks=count) for way in whole]
+    else:
+        passes = min((way.accumulation_passes for way in whole), default=1)  # more hold the gradients of all weights
+        few = (way for way in whole if (way.saved_blocks, way.accumulation_passes) == (fewest, passes))
+        moved = [_fewest_away(replace(way, weights_in=home), work, machine, total) for way in few]
+    return [way for way in moved if _is_beside(way, work, machine)]
 
 
-def _beside(ways: Iterator[Choice], work: Work, machine: Machine) -> Iterator[Choice]:
-    """Those for which the RAM beside a device suffices; where it computes in the RAM, that is the budget itself."""
-    for way in ways:
-        if not machine.host_bytes or way.weights_in == FILE:
-            buffer = max(piece_bytes(work, way, stack) for stack in STACKS) if machine.host_bytes else 0
-        else:
-            buffer = away_bytes(work, way)
-        if buffer + offloaded_bytes(work, way, machine) <= machine.host_bytes or not machine.host_bytes:
-            yield way
+def _fewest_away(way: Choice, work: Work, machine: Machine, total: int) -> Choice:
+    """The way with as few blocks elsewhere as fit, all of them where none does: fewer take more memory and less time."""
+
+    def fits(count: int) -> bool:
+        return peak_of(predict(work, replace(way, away_blocks=count), machine))[1] <= machine.budget_bytes
+
+    counts = range(1, total + 1)
+    return replace(way, away_blocks=min(total, 1 + bisect_left(counts, True, key=fits)))
+
+
+def _is_beside(way: Choice, work: Work, machine: Machine) -> bool:
+    """Whether the RAM beside a device suffices; where it computes in the RAM, that is the budget itself."""
+    if way.weights_in == FILE:
+        resting = max(piece_bytes(work, way, stack) for stack in STACKS)  # what is on its way to the device
+    else:
+        resting = away_bytes(work, way)
+    return not machine.host_bytes or resting + offloaded_bytes(work, way, machine) <= machine.host_bytes

@@ -276,12 +276,12 @@ def _first_that_fits(
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     """The first of the fastest ways that fit.
 
-    Of ways that differ in the saved blocks alone, more of them take more memory and less time, and of those that differ in
-    the blocks that rest elsewhere, fewer do: they are halved to the last that fits. Families of such ways are looked at from the fastest on, until what is left cannot be faster.
+    Of ways that differ in the saved blocks alone, more of them take more memory and less time: they are halved to the last
+    that fits. Families of such ways are looked at from the fastest on, until what is left cannot be faster.
     """
     families: dict[Choice, list[tuple[Rank, int]]] = {}
     for place, way in enumerate(ways):
-        families.setdefault(replace(way, saved_blocks=0, away_blocks=0), []).append((_rank(way, work, machine), place))
+        families.setdefault(replace(way, saved_blocks=0), []).append((_rank(way, work, machine), place))
     best: tuple[Rank, int] | None = None
     for family in sorted((sorted(members) for members in families.values()), key=lambda members: members[0]):
         if best is not None and family[0] >= best:
