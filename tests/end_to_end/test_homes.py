@@ -38,3 +38,10 @@ def test_a_run_may_go_on_with_its_weights_elsewhere(pretrained: World, tmp_path:
     place.stop_at(13, signal.SIGKILL, "train", *flags)
     place.do("train", "--is_keep_training=True", "--run_name=cut", "--weights_in=device")
     assert place.losses("cut") == pretrained.place.losses("whole")
+
+
+def test_answers_and_evaluations_are_those_of_memory(pretrained: World, tmp_path: Path) -> None:
+    place, model = pretrained.beside(tmp_path), pretrained.place.runs / "whole"
+    asked = (f"--model={model}", "--input=the river runs", "--max_new_tokens=6", "--min_new_tokens=6")
+    answers = {place.do("generate", *asked, f"--weights_in={home}").stdout for home in ("device", "file")}
+    assert len(answers) == 1 and not leftovers(tmp_path)
