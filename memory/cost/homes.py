@@ -8,7 +8,8 @@ compared, and measured (`doctor`) where times are told.
 
 from __future__ import annotations
 
-from memory.cost.work import FILE, Choice, Machine, Work, dtype_bytes
+from memory.cost.precision import dtype_bytes
+from memory.cost.work import FILE, Choice, Machine, Work
 from model.shapes import DECODER, ENCODER, STACKS, Stack
 
 SLOTS = 2  # one computes, one comes or goes

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from devices.base import Device
+from devices.base import Device, dtype_of
 from devices.kernels.calls import use
 from engine.anomaly import checks_of
 from engine.checkpointing import Checkpointing
@@ -47,7 +47,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.
     """
-    config, storage = begin.config, getattr(torch, choice.storage)
+    config, (storage, compute, between_blocks) = begin.config, map(dtype_of, choice.precision)
     use(choice.kernels)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     compute = getattr(torch, choice.compute)
@@ -76,7 +76,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     checks = checks_of(model, shards, config.train.detect_anomaly)
     walk = Walk(
         model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, checkpointed_of(choice, device), getattr(torch, choice.between_blocks), trim_of(choice, device), checks.loss,
+        scaling, checkpointed_of(choice, device), between_blocks, trim_of(choice, device), checks.loss,
     )  # fmt: skip
     update = Update(optimizer, config.train.max_grad_norm, scaling, weight_store)
     if accelerator is None:
