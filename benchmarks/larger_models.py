@@ -79,7 +79,7 @@ def run_case(name: str, rows: int) -> dict[str, Any]:
     events = events_of(CACHE / "logs" / name / "metrics.jsonl") if child.returncode == 0 else []
     return {
         "case": name, "rows": rows, "limit_bytes": int(gib * GIB), "exit": child.returncode, "peak_bytes": peak,
-        "group_bytes": used, "seconds": time.monotonic() - began, "disk": moved,
+        "group_bytes": used, "load": os.getloadavg()[1], "seconds": time.monotonic() - began, "disk": moved,
         "steps": [event["seconds"] for event in events if event["event"] == "step"],
         "plan": next((event for event in events if event["event"] == "plan"), {}),
     }  # fmt: skip
@@ -119,16 +119,17 @@ def body(cases: list[dict[str, Any]]) -> str:
                 format_size(case["group_bytes"]) if case["exit"] == 0 else f"exit code {case['exit']}",
                 format_size(case["peak_bytes"]), format_size(case["plan"].get("peak_bytes", 0)),
                 f"{choice.get('away_blocks', 0)} of {case['plan'].get('num_blocks', 0)}", f"{seconds:.1f}",
-                f"{case['plan'].get('seconds', 0.0):.1f}", f"{products:.1f}" if products else "-",
+                f"{case['plan'].get('seconds', 0.0):.1f}", f"{case['load']:.0f}", f"{products:.1f}" if products else "-",
                 f"{format_size(case['disk'].get('read', 0))} / {format_size(case['disk'].get('written', 0))}",
                 format_size(PEER_BYTES * count),
             ]
         )  # fmt: skip
     return (
-        f"Rows of {SOURCE} + {TARGET} tokens; whole runs: weights drawn (adapters: the base read), evaluated, trained, saved.\n\n"
+        f"Rows of {SOURCE} + {TARGET} tokens; whole runs: weights drawn (adapters: the base read), evaluated, trained, saved. "
+        "Where the load of the machine is above its cores, seconds tell of the others.\n\n"
         + markdown(
             ["case", "rows a step", "hard limit", "group, files counted", "anonymous", "planned", "blocks in the file", "s a step",
-             "planned", "products alone", "disk read / written", "Hugging Face with AdamW, weights and state"],
+             "planned", "load of the machine", "products alone", "disk read / written", "Hugging Face with AdamW, weights and state"],
             rows,
         )
     )  # fmt: skip

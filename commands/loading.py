@@ -208,8 +208,8 @@ def _fitting(
     """
     whole, blocks = _weights(shape, storage, compute), shape.num_layers + shape.num_decoder_layers
     work, machine = Work(shape, 1, 1, 1, False, "adafactor"), Machine(room.total_bytes, room.total_bytes)
-    names = (str(dtype).removeprefix("torch.") for dtype in (storage, compute))
-    here = Choice(1, 1, 1, 0, 1, *names, loss_chunk_bytes=0)
+    rest, products = (str(dtype).removeprefix("torch.") for dtype in (storage, compute))
+    here = Choice(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
     asked, weights = config.memory.weights_in, whole
     for away in {FILE: (blocks,), AUTO: range(blocks + 1)}.get(asked, (0,)):
         choice = replace(here, away_blocks=away, weights_in=FILE if away else here.weights_in)
