@@ -217,8 +217,9 @@ def _fitting(
         weights = replace(whole, bytes=resident)
         if sum(predict_generation(shape, weights, writing, room.base_bytes).values()) <= room.total_bytes:
             return weights, choice
-    if weights.bytes + room.base_bytes <= room.total_bytes:
-        return weights, choice  # what writing lacks is told once the prompts are known
+    for held, way in ((whole, here), (weights, choice)) if asked != FILE else ((weights, choice),):
+        if held.bytes + room.base_bytes <= room.total_bytes:
+            return held, way  # what writing lacks is told once the prompts are known
     raise DoesNotFit(
         f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model's {format_size(weights.bytes)} of "
         f"weights beside {format_size(room.base_bytes)} of the program; raise it, or try --mixed_precision=bf16"

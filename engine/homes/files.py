@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import uuid
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +57,7 @@ class NamelessFile:
         path = folder / f".weights-{uuid.uuid4().hex}"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
         self._file = os.fdopen(handle, "r+b", buffering=0)
+        weakref.finalize(self, self._file.close)  # where nobody closes it
         try:
             if os.name != "nt":
                 path.unlink()
