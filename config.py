@@ -294,6 +294,17 @@ class MemoryConfig:
     shard_weights: bool | str = setting(
         AUTO, "each process keeps a share of weights and optimizer state; auto: where whole ones do not fit", kind=bool, auto=True
     )  # fmt: skip
+    weights_in: str = setting(
+        AUTO, "where the weights of blocks rest that do not work: device, ram (beside a GPU) or file; auto: the first that fits, "
+        "of a file only the blocks that do not", kind=str, auto=True, choices=("device", "ram", "file"),
+    )  # fmt: skip
+    weights_dir: str = setting(
+        AUTO,
+        "folder on whose disk that file lies while the run lasts; auto: output_dir",
+        kind=str,
+        auto=True,
+        is_place=True,
+    )
     light_clean_steps: int = setting(50, "steps between light cleanings", kind=int, low=1)
     full_clean_steps: int = setting(200, "steps between full cleanings", kind=int, low=1)
     monitor_seconds: float = setting(

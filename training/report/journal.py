@@ -122,7 +122,8 @@ class Journal:
             self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         rows = plan_rows(plan, weight_counts(config.model)["total"])
-        self.progress.table(say("plan"), [*rows, (say("disk"), disk_need(config, plan.choice.storage).describe())])
+        disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
+        self.progress.table(say("plan"), [*rows, (say("disk"), disk)])
 
     def plan(self, plan: Plan) -> None:
         """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
