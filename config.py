@@ -327,9 +327,9 @@ class TokenizerConfig:
 
     tokenizer_type: str = setting(
         "bpe",
-        "bpe (byte-level), unigram, or byte (ByT5, nothing to train)",
+        "bpe (byte-level), unigram, byte (ByT5, nothing to train), or words (what stands between spaces, such as phones)",
         kind=str,
-        choices=("bpe", "unigram", "byte"),
+        choices=("bpe", "unigram", "byte", "words"),
     )
     tokenizer_sample: int = setting(
         64 * 2**20, "most text a tokenizer is trained on, sampled over the corpus", kind="size"
@@ -554,6 +554,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "skip_bad_rows", "max_seq_len", "memory", "run",
     ),
     "board": ("board", "output_dir", "log_dir"),
+    "demo": (
+        "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
+    ),
     "runs": ("listing", "json", "output_dir", "log_dir"),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
 }  # fmt: skip
