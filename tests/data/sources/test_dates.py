@@ -38,7 +38,9 @@ def test_forms_held_out_are_in_their_own_file_alone(built: dict[str, list[dict[s
         return english and not text.lower().split()[0].startswith(("mon", "tue", "wed", "thu", "fri", "sat", "sun"))
 
     plain = [row["prompt"].strip() for row in built["train"] if len(row["prompt"].split()) > 2]
-    assert not any(of_form(text) for text in plain if text.split()[0].rstrip(".,").lower() in ("june", "october", "may"))
+    assert not any(
+        of_form(text) for text in plain if text.split()[0].rstrip(".,").lower() in ("june", "october", "may")
+    )
     assert dates.HELD_OUT_FORMS["english"] not in ENGLISH and dates.HELD_OUT_FORMS["chinese"] not in CHINESE
 
 
