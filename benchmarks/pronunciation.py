@@ -6,8 +6,9 @@
 Files are those of the SIGMORPHON shared tasks: a word, a tab, its phones parted by spaces. `rows` writes OUTPUT/train.jsonl
 and OUTPUT/dev.jsonl, a token for each letter and phone: letters are decomposed (Unicode NFD, so that a Korean syllable
 is its two or three letters), a space is "_", and the language stands first. `score` takes the language from a file's name
-(kor_test.tsv: kor), answers its words, and tells the percentage of words with any wrong phone (WER), a file a line, and
-their mean. A word with several pronunciations counts once, as right by any of them. Other flags go to `generate`.
+(kor_test.tsv: kor), or of rows that `rows` has written from their prompts; it answers the words and tells the percentage of
+words with any wrong phone (WER), a language a line, and their mean. A word with several pronunciations counts once, as
+right by any of them. Beams are 5 unless --num_beams tells another number. Other flags go to `generate`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SPACE = "_"  # stands for one inside a word
-Pronunciations = dict[str, list[str]]  # word -> each as phones parted by spaces
+Pronunciations = dict[str, list[str]]  # word, or its prompt -> each as phones parted by spaces
 
 
 def prompt_of(word: str, language: str) -> str:
@@ -64,10 +66,11 @@ def word_error_rate(words: Pronunciations, answers: Iterable[str]) -> float:
 
 
 def make_rows(folder: Path, output: Path, languages: list[str]) -> None:
-    """Write the rows of some languages, one after the other."""
+    """Write the rows of some languages, one of each in turn, so that the first rows are of all of them."""
     output.mkdir(parents=True, exist_ok=True)
     for part in ("train", "dev"):
-        made = [row for name in languages for row in rows(read_words(folder / f"{name}_{part}.tsv"), name)]
+        each = [rows(read_words(folder / f"{name}_{part}.tsv"), name) for name in languages]
+        made = [row for together in zip_longest(*each) for row in together if row is not None]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made)
         (output / f"{part}.jsonl").write_text(text, encoding="utf8")
         print(f"{output / part}.jsonl: {len(made):,} rows")
@@ -84,11 +87,24 @@ def answer(model: str, prompts: list[str], flags: list[str]) -> list[str]:
         return [json.loads(line)["response"] for line in told.read_text(encoding="utf8").splitlines()]
 
 
+def read_tables(files: Iterable[Path]) -> dict[str, Pronunciations]:
+    """Language -> its prompts, and their pronunciations."""
+    tables: dict[str, Pronunciations] = {}
+    for path in files:
+        if path.suffix == ".jsonl":
+            made = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+        else:
+            made = list(rows(read_words(path), language_of(path)))
+        for row in made:
+            words = tables.setdefault(row["prompt"].partition(":")[0], {})
+            words.setdefault(row["prompt"], []).append(row["response"])
+    return tables
+
+
 def score(model: str, files: list[Path], flags: list[str]) -> None:
-    """Tell the word error rate of every file, and their mean."""
-    tables = {language_of(path): read_words(path) for path in files}
-    prompts = [prompt_of(word, name) for name, words in tables.items() for word in words]
-    answers = iter(answer(model, prompts, flags))
+    """Tell the word error rate of every language, and their mean."""
+    tables = read_tables(files)
+    answers = iter(answer(model, [prompt for words in tables.values() for prompt in words], flags))
     rates = {name: word_error_rate(words, [next(answers) for _ in words]) for name, words in tables.items()}
     for name, rate in rates.items():
         print(f"{name:12} {len(tables[name]):6,} words   WER {rate:6.2f}")

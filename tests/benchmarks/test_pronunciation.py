@@ -48,4 +48,14 @@ def test_scores_by_language_and_their_mean(
     monkeypatch.setattr(pronunciation, "answer", lambda model, prompts, flags: ["x", "-", "z"])
     pronunciation.main(["score", "model", str(tmp_path / "fre_dev.tsv"), str(tmp_path / "hun_dev.tsv")])
     told = capsys.readouterr().out.splitlines()
+    made = [
+        {"prompt": "fre: a", "response": "x"},
+        {"prompt": "hun: c", "response": "q"},
+        {"prompt": "fre: a", "response": "-"},
+    ]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf8")
+    assert pronunciation.read_tables([tmp_path / "dev.jsonl"]) == {
+        "fre": {"fre: a": ["x", "-"]},
+        "hun": {"hun: c": ["q"]},
+    }
     assert told[0].split()[-1] == "50.00" and told[1].split()[-1] == "0.00" and told[2].split()[-1] == "25.00"
