@@ -9,6 +9,7 @@ from units import MIB, format_size
 
 COLORS = {"ours": "#2f6db5", "peer": "#c9772b"}
 INK, GRID = "#333333", "#e4e4e4"
+PLACES = {"ours": 0.5, "peer": 0.8}  # of the words, as a share of the curve's height
 NAMES = {"ours": "this project", "peer": "Seq2SeqTrainer"}
 
 
@@ -29,16 +30,16 @@ def draw_memory(picture: Path, figures: dict[str, Any]) -> None:
         held = [size / MIB for _, size in figures[name]["curve"]]
         axes.plot(minutes, held, color=color, linewidth=1.6)
         axes.fill_between(minutes, held, color=color, alpha=0.12, linewidth=0)
-        where = max(range(len(held)), key=held.__getitem__)
-        words = f"{NAMES[name]}: peak {format_size(figures[name]['peak_bytes'])}"
-        axes.annotate(
-            words, (minutes[-1], held[where]), ha="right", va="bottom", color=color, weight="bold", fontsize=10
-        )
+        words = f"{NAMES[name]}: {format_size(figures[name]['peak_bytes'])}, {minutes[-1]:.0f} min"
+        place = (minutes[-1] / 2, max(held) * PLACES[name])
+        axes.annotate(words, place, ha="center", va="center", color=color, weight="bold", fontsize=11)
     budget = figures["budget_bytes"] / MIB
     most = max(figures[name]["peak_bytes"] for name in COLORS) / MIB
     if budget < 1.5 * most:  # a budget far above both would leave the curves flat
         axes.axhline(budget, color=INK, linestyle="--", linewidth=1)
-        axes.annotate(f"budget {format_size(figures['budget_bytes'])}", (0, budget), va="bottom", color=INK, fontsize=9)
+        last = max(figures[name]["curve"][-1][0] for name in COLORS) / 60
+        words = f"the budget, {format_size(figures['budget_bytes'])}"
+        axes.annotate(words, (last, budget), ha="right", va="bottom", color=INK, fontsize=10)
     axes.set(xlabel="minutes", ylabel="memory of all processes, MiB", ylim=(0, 1.18 * most), xlim=(0, None))
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
