@@ -2,7 +2,7 @@
 
 Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
 Order: defaults < preset < file < flags (`settings/precedence.py`). `load` returns a checked `Config`; nothing else builds one from
-outside input.
+outside input, and nothing changes one: `config.changed(seed=7)` is another.
 Groups only sort the settings for readers: names are unique across groups, so flags are flat.
 """
 
@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from language import LANGUAGES
 from settings.consistency import PREFERENCES, check
 from settings.fields import AUTO, DoesNotFit, UserError, setting
 from settings.precedence import fill
@@ -25,7 +26,7 @@ __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "
 ROOT = Path(__file__).resolve().parent
 
 
-@dataclass
+@dataclass(frozen=True)
 class T5ModelConfig:
     """The shape of a T5 model. Names and meaning follow the T5 paper and Hugging Face's `T5Config`."""
 
@@ -49,7 +50,7 @@ class T5ModelConfig:
     eos_token_id: int = setting(1, "id of the end of a text", kind=int, low=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """Where the text comes from and how it becomes rows."""
 
@@ -117,7 +118,7 @@ class DataConfig:
     cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     """What happens at each step, and how often."""
 
@@ -217,7 +218,7 @@ class TrainConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PreferenceConfig:
     """How the model learns which of two answers is better."""
 
@@ -234,7 +235,7 @@ class PreferenceConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoraConfig:
     """Which few weights learn beside a frozen model."""
 
@@ -257,7 +258,7 @@ class LoraConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class MemoryConfig:
     """What the run may take, and how it keeps to it."""
 
@@ -300,7 +301,7 @@ class MemoryConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """Names, folders, and where it runs."""
 
@@ -319,9 +320,14 @@ class RunConfig:
     compiled_kernels: bool | str = setting(
         AUTO, "kernels in C, compiled once on first use; auto: on a CPU under Linux that has gcc", kind=bool, auto=True
     )
+    language: str = setting(
+        AUTO, "of what is shown on the screen; auto: what LC_ALL, LC_MESSAGES or LANG says, else en; the log is English",
+        kind=str, auto=True, choices=LANGUAGES,
+    )  # fmt: skip
+    quiet: bool = setting(False, "show results, warnings and errors alone; the log is as long as ever", kind=bool)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TokenizerConfig:
     """How a tokenizer is trained."""
 
@@ -336,7 +342,7 @@ class TokenizerConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class CleaningConfig:
     """Which rows are left out before training."""
 
@@ -351,7 +357,7 @@ class CleaningConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrepareConfig:
     """How token shards are written."""
 
@@ -362,7 +368,7 @@ class PrepareConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanConfig:
     """What is planned for."""
 
@@ -373,7 +379,7 @@ class PlanConfig:
     json: bool = setting(False, "print JSON, for programs (chat: also read it, one line a question)", kind=bool)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Which trained model is used."""
 
@@ -385,7 +391,7 @@ class CheckpointConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ConvertConfig:
     """What a converted model looks like."""
 
@@ -396,7 +402,7 @@ class ConvertConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class GenerateConfig:
     """How the tokens of an answer are chosen."""
 
@@ -423,7 +429,7 @@ class GenerateConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class AnswerConfig:
     """What is answered, and where to."""
 
@@ -447,7 +453,7 @@ class AnswerConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class MetricsConfig:
     """How answers are scored."""
 
@@ -461,7 +467,7 @@ class MetricsConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChatConfig:
     """How a conversation in the terminal is led."""
 
@@ -472,7 +478,7 @@ class ChatConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class BoardConfig:
     """Where the page is, and which files it may show."""
 
@@ -488,7 +494,7 @@ class BoardConfig:
     upload_limit: int = setting(8 * 2**30, "largest file that may be uploaded", kind="size")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ListingConfig:
     """What is done with the runs there are."""
 
@@ -496,7 +502,7 @@ class ListingConfig:
     yes: bool = setting(False, "delete without a question", kind=bool)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Config:
     """All settings of one run, by group."""
 
@@ -520,11 +526,25 @@ class Config:
     board: BoardConfig = field(default_factory=BoardConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
-    origins: dict[str, str] = field(default_factory=dict)  # setting -> "flag", "file" or "preset"; defaults are absent
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file" or "preset"; defaults are absent
+
+    def origin(self, name: str) -> str | None:
+        """Where the value of a setting came from: "flag", "file" or "preset"; None: it is the default."""
+        return dict(self.origins).get(name)
 
     def given(self, name: str) -> bool:
         """Whether the user named this setting, by flag or by file."""
-        return self.origins.get(name) in ("flag", "file")
+        return self.origin(name) in ("flag", "file")
+
+    def changed(self, **values: Any) -> Config:
+        """The same settings with other values, by flat name; where each came from stays."""
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            groups.setdefault(settings_by_name()[name][0], {})[name] = value
+        changes: dict[str, Any] = {
+            group: dataclasses.replace(getattr(self, group), **members) for group, members in groups.items()
+        }
+        return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
@@ -553,11 +573,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "memory", "run",
     ),
+<<<<<<< HEAD
     "board": ("board", "output_dir", "log_dir"),
     "demo": (
         "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
     ),
     "runs": ("listing", "json", "output_dir", "log_dir"),
+=======
+    "board": ("board", "output_dir", "log_dir", "language"),
+    "runs": ("listing", "json", "output_dir", "log_dir", "language"),
+>>>>>>> main
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "run")
@@ -599,12 +624,15 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     Raises:
         UserError: all problems at once.
     """
-    config = Config()
     taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
-    problems = fill(config, command, flags or {}, settings_by_name(), taken)
-    problems += _decide_objective(config, command)
-    if config.lora.lora_rank and "optimizer" not in config.origins:
-        config.train.optimizer = "adamw"  # adapters begin at zero, where steps scaled by a weight's size stand still
+    config, problems = fill(Config(), command, flags or {}, settings_by_name(), taken)
+    problems += _wrong_objective(config, command)
+    if command == "dpo":
+        config = config.changed(objective=PREFERENCES)
+    if config.lora.lora_rank and config.origin("optimizer") is None:
+        config = config.changed(
+            optimizer="adamw"
+        )  # adapters begin at zero, where steps scaled by a weight's size stand still
     if not problems:
         problems += check(config)
     if problems:
@@ -617,13 +645,11 @@ def training_command(saved: Mapping[str, Any]) -> str:
     return "dpo" if saved.get("objective") == PREFERENCES else "train"
 
 
-def _decide_objective(config: Config, command: str) -> list[str]:
-    """Which objective a command learns, where it learns but one."""
-    if command == "train" and config.data.objective == PREFERENCES:
+def _wrong_objective(config: Config, command: str) -> list[str]:
+    """What is wrong with the objective of a command that learns but some."""
+    asked = config.data.objective
+    if command == "train" and asked == PREFERENCES:
         return [f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train"]
-    if command != "dpo":
-        return []
-    if config.data.objective not in (AUTO, PREFERENCES):
-        return [f"--objective = {config.data.objective}, dpo learns {PREFERENCES} alone; leave it out"]
-    config.data.objective = PREFERENCES
+    if command == "dpo" and asked not in (AUTO, PREFERENCES):
+        return [f"--objective = {asked}, dpo learns {PREFERENCES} alone; leave it out"]
     return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from accelerate import Accelerator
 from config import Config
 from devices.base import Device
 from devices.kernels.calls import kernels, use
+from language import say
 from memory.cost.disk import bytes_below, disk_need, too_full
 from memory.observe.budget import Budget, measure_budget
 from memory.observe.monitor import Monitor
@@ -76,11 +78,12 @@ class Opening:
 def headline(opening: Opening) -> str:
     """What is trained, on what, in one line."""
     config, loader, budget = opening.start.config, opening.start.loader, opening.budget
-    return (
-        f"{config.run.run_name}: {counted(loader.num_rows, 'row')} ({opening.start.prepared.objective}), "
-        f"{counted(int(config.train.max_steps), 'step')}, {opening.device.describe()}, "
-        f"{counted(opening.num_processes, 'process')}; {budget.describe()}"
-    )
+    return say(
+        "{run}: {rows} ({objective}), {steps}, {device}, {processes}; {budget}",
+        run=config.run.run_name, rows=counted(loader.num_rows, "row"), objective=opening.start.prepared.objective,
+        steps=counted(int(config.train.max_steps), "step"), device=opening.device.describe(),
+        processes=counted(opening.num_processes, "process"), budget=budget.describe(),
+    )  # fmt: skip
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
@@ -116,22 +119,22 @@ def open_run(
         refuse(by_main(accelerator, lambda: owner.take(named) if (named / RUN_FILE).is_file() else []))
     with accelerator.local_main_process_first():
         resumes = goes_on(config, accelerator.is_local_main_process)
-    config.train.is_keep_training, notes = agree_on(accelerator, resumes), []
+    config, notes = config.changed(is_keep_training=agree_on(accelerator, resumes)), list[str]()
     if config.train.is_keep_training:
-        notes = by_main(accelerator, lambda: _reopen(config, owner))
+        notes = by_main(accelerator, partial(_reopen, config, owner))
     else:
-        config.run.run_name = name
+        config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
     with monitor.phase("prepare"), accelerator.local_main_process_first():
         begin = start(config, budget.available_bytes)
     begin.notes[:0] = notes
-    config = begin.config
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
     ahead = look_ahead(begin, device, budget, processes)
     base_bytes = monitor.sample().anon_bytes
     plan = agree_on(accelerator, make_plan(begin, device, budget, base_bytes, processes, ahead=ahead, may_probe=True))
-    resolve_schedule(config, plan.effective_batch_size, begin.loader.num_rows)
+    config = resolve_schedule(begin.config, plan.effective_batch_size, begin.loader.num_rows)
+    begin = replace(begin, config=config)
     if plan.effective_batch_size < processes:
         raise UserError(
             f"--effective_batch_size = {plan.effective_batch_size}, is less than one row for each of {processes} "
