@@ -573,16 +573,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "memory", "run",
     ),
-<<<<<<< HEAD
-    "board": ("board", "output_dir", "log_dir"),
+    "board": ("board", "output_dir", "log_dir", "language"),
     "demo": (
         "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
+        "language",
     ),
-    "runs": ("listing", "json", "output_dir", "log_dir"),
-=======
-    "board": ("board", "output_dir", "log_dir", "language"),
     "runs": ("listing", "json", "output_dir", "log_dir", "language"),
->>>>>>> main
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "run")
