@@ -84,4 +84,4 @@ def main(
 
 if __name__ == "__main__":
     folders, (steps, rows, optimizer, rate, seed, micro_batch) = sys.argv[1:4], sys.argv[4:]
-    main(*folders, int(steps), int(rows), optimizer, float(rate), int(seed), int(micro_batch))
+    main(folders[0], folders[1], folders[2], int(steps), int(rows), optimizer, float(rate), int(seed), int(micro_batch))

@@ -36,7 +36,7 @@ def test_both_trainings_the_scores_and_the_line_to_type(
         more = [*SHORT, *SMALL, f"--train_file={tmp_path / 'prose.txt'}"] if is_first else SHORT
         return run([*words, *more], capture_output=True, **options)
 
-    monkeypatch.setattr(module.subprocess, "run", short)
+    monkeypatch.setattr(subprocess, "run", short)
     monkeypatch.setattr("data.sources.dates.TRAIN_ROWS", 300)
     monkeypatch.setattr("data.sources.dates.HELD_OUT_ROWS", 8)
     demo(config_in(tmp_path, device="cpu"))
@@ -59,7 +59,7 @@ def test_it_ends_as_the_command_that_failed(
         asked.append(words)
         return subprocess.CompletedProcess(words, 3)
 
-    monkeypatch.setattr(module.subprocess, "run", fails)
+    monkeypatch.setattr(subprocess, "run", fails)
     with pytest.raises(SystemExit) as ended:
         demo(config_in(tmp_path, memory_budget="100M"))
     assert ended.value.code == 3 and len(asked) == 1
