@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.parts import children
 from benchmarks.parts.children import Child
-from benchmarks.parts.memory_picture import draw_memory
+from benchmarks.parts.memory_picture import draw_memory, thinned
 from benchmarks.parts.results import ROOT, markdown, picture_place, write_section
 from benchmarks.parts.watched import events_of
 from units import format_size
@@ -108,7 +108,12 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
         runs["peer_equal_time"] = peer(result["peer_steps"], work / "peer_equal_time"), work / "peer_equal_time"
     for name, (child, folder) in runs.items():
         found = scores(folder, recipe, str(settings["validation_file"]), options["eval_rows"], work)
-        result[name] = {"seconds": child.seconds, "peak_bytes": child.peak_bytes, "curve": child.curve, **found}
+        result[name] = {
+            "seconds": child.seconds,
+            "peak_bytes": child.peak_bytes,
+            "curve": thinned(child.curve),
+            **found,
+        }
     plan = next(event for event in events if event["event"] == "plan")
     return {**result, "planned_peak_bytes": end["planned_peak_bytes"], "budget_bytes": plan["budget_bytes"]}
 

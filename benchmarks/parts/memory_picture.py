@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from units import MIB, format_size
 
 COLORS = {"ours": "#2f6db5", "peer": "#c9772b"}
+POINTS = 150
 INK, GRID = "#333333", "#e4e4e4"
 PLACES = {"ours": 0.5, "peer": 0.8}  # of the words, as a share of the curve's height
 NAMES = {"ours": "this project", "peer": "Seq2SeqTrainer"}
+
+
+def thinned(curve: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """At most `POINTS` points of a curve: of neighbours the time of the first, and the most that they held."""
+    size = -(-len(curve) // POINTS)
+    parts = [curve[start : start + size] for start in range(0, len(curve), size)] if curve else []
+    return [(round(part[0][0], 1), max(held for _, held in part)) for part in parts]
 
 
 def draw_memory(picture: Path, figures: dict[str, Any]) -> None:

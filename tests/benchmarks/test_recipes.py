@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parts.memory_picture import draw_memory
+from benchmarks.parts.memory_picture import draw_memory, thinned
 from benchmarks.parts.recipe_data import description, page_lines, write
 from benchmarks.parts.recipe_peer import collate
 from benchmarks.recipes import RECIPES, table
@@ -81,3 +81,10 @@ def test_the_picture_of_memory_is_drawn(tmp_path: Path) -> None:
     side = {"peak_bytes": 300 * 2**20, "curve": [(0.0, 10 * 2**20), (60.0, 300 * 2**20)]}
     draw_memory(tmp_path / "x" / "memory.png", {"ours": side, "peer": side, "budget_bytes": 400 * 2**20})
     assert (tmp_path / "x" / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_thinned_curve_keeps_its_peak_and_its_beginning() -> None:
+    curve = [(float(second), second % 997) for second in range(5400)]
+    few = thinned(curve)
+    assert len(few) == 150 and few[0][0] == 0.0 and max(held for _, held in few) == 996
+    assert thinned(curve[:3]) == curve[:3] and thinned([]) == []
