@@ -560,7 +560,7 @@ GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.nam
 # command -> its groups and single settings
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
-    "plan": ("plan", "data", "model", "train", "lora", "memory", "tokenizer", "run"),
+    "plan": ("plan", "data", "model", "train", "metrics", "lora", "memory", "tokenizer", "run"),
     "doctor": (
         "json", "output", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
