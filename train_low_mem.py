@@ -38,6 +38,7 @@ ABOUT = {
     "prepare": "turn text, JSONL, CSV, Parquet or Arrow into token shards",
     "evaluate": "loss, perplexity and scored answers of a trained model on --validation_file",
     "convert": "write a checkpoint of the T5 family, old or new, as a plain Hugging Face folder, and compare both",
+    "export": "write a trained model for llama.cpp (GGUF), CTranslate2 or ONNX runtimes, and check it",
     "merge": "put adapters into the weights of their base: a plain model folder",
     "quantize": "write a model with int8 weights, one byte each, and tell what that changes",
     "check": "compare a folder's files with the sums they were written with: check FOLDER",
@@ -45,6 +46,7 @@ ABOUT = {
     "chat": "talk with a trained model in the terminal",
     "runs": "list the runs, how they stand and what they take on the disk; --delete=NAME removes one",
     "board": "a page in the browser: start runs, watch them, talk with what was trained",
+    "serve": "an HTTP API over a trained model, for clients of OpenAI's: serve MODEL",
 }
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
 # The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
@@ -96,7 +98,7 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{arguments[0]}, is no command; the first word is one of: {', '.join(COMMANDS)}{hint}")
-    if name == "check" and len(arguments) > 1 and not _is_flag(arguments[1]):
+    if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire
 
@@ -154,16 +156,30 @@ def _run(name: str, config: Config) -> None:
         from trainer_low_mem import LowMemTrainer
 
         LowMemTrainer(config).train()
-    elif name in ("board", "runs"):
-        from board import commands as board_commands
+    elif name in ("board", "serve"):
+        _serve(name, config)
+    elif name == "runs":
+        from board.commands import runs
 
-        getattr(board_commands, name)(config)
+        runs(config)
     elif name == "plan":
         from commands.plan import show
 
         show(config)
     else:
         getattr(import_module(f"commands.{name}"), name)(config)
+
+
+def _serve(name: str, config: Config) -> None:
+    """Commands that need packages of their own."""
+    try:
+        module = import_module("board.server" if name == "board" else "serving.server")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{name}, needs the package {error.name}; install it with "
+            "pip install -r requirements-board.txt -c constraints.txt, or start with make board"
+        ) from None
+    module.serve(config)
 
 
 def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:
