@@ -349,9 +349,9 @@ class TokenizerConfig:
 
     tokenizer_type: str = setting(
         "bpe",
-        "bpe (byte-level), unigram, or byte (ByT5, nothing to train)",
+        "bpe (byte-level), unigram, byte (ByT5, nothing to train), or words (what stands between spaces, such as phones)",
         kind=str,
-        choices=("bpe", "unigram", "byte"),
+        choices=("bpe", "unigram", "byte", "words"),
     )
     tokenizer_sample: int = setting(
         64 * 2**20, "most text a tokenizer is trained on, sampled over the corpus", kind="size"
@@ -606,7 +606,7 @@ GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.nam
 # command -> its groups and single settings
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
-    "plan": ("plan", "data", "model", "train", "lora", "memory", "tokenizer", "run"),
+    "plan": ("plan", "data", "model", "train", "metrics", "lora", "memory", "tokenizer", "run"),
     "doctor": (
         "json", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
@@ -620,6 +620,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "skip_bad_rows", "max_seq_len", "memory", "run",
     ),
     "board": ("board", "output_dir", "log_dir", "language"),
+    "demo": (
+        "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
+        "language",
+    ),
     "serve": (
         "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
         "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len",
