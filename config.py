@@ -126,8 +126,14 @@ class TrainConfig:
         False, "resume exactly where the last run of this output folder stopped; auto: where run_name exists, else start it",
         kind=bool, auto=True,
     )  # fmt: skip
-    finetune_from: str = setting(
-        AUTO, "model folder to start from; auto: the newest pretraining run", kind=str, auto=True
+    finetune_from: str | None = setting(
+        AUTO, "model folder to start from, or a name on the Hugging Face hub with allow_download; auto: the newest pretraining "
+        "run whose tokenizer suits the data, else none; none: random weights", kind=str, auto=True, optional=True,
+    )  # fmt: skip
+    allow_download: bool = setting(
+        False,
+        "fetch finetune_from from the Hugging Face hub, or the mirror that HF_ENDPOINT names, into models/",
+        kind=bool,
     )
     max_steps: int | str = setting(AUTO, "steps to train; auto: from epochs", kind=int, unit="steps", low=1, auto=True)
     epochs: float | str = setting(
@@ -158,7 +164,7 @@ class TrainConfig:
     )  # fmt: skip
     learning_rate: float | str = setting(
         AUTO,
-        "highest learning rate; auto: 1e-2 for adafactor and sinkgd, 2e-2 for adamw_rms and adamw_8bit, 3e-4 for adamw, 1e-3 for its adapters; dpo: a hundredth, with adapters a tenth",
+        "highest learning rate; auto: 1e-2 for adafactor and sinkgd, 2e-2 for adamw_rms and adamw_8bit, 3e-4 for adamw, 1e-3 for its adapters; from a trained model a tenth, so 1e-3 for adafactor (as the T5 paper finetunes), but for adamw; dpo: a hundredth, with adapters a tenth",
         kind=float,
         above=0.0,
         auto=True,
@@ -357,6 +363,9 @@ class PrepareConfig:
 
     shards_dir: str = setting(AUTO, "folder for the token shards; auto: under cache_dir", kind=str, auto=True)
     shard_rows: int = setting(65536, "rows of one shard file", kind=int, unit="rows", low=64)
+    preview: int = setting(
+        0, "show so many rows as the model will see them, and write no shards", kind=int, unit="rows", low=0
+    )
     prepare_workers: int | str = setting(
         AUTO, "processes that encode, 0: none of their own; auto: one a core, at most 4", kind=int, low=0, high=256, auto=True
     )  # fmt: skip
@@ -537,31 +546,51 @@ class Config:
 
 
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
-# command -> its groups and single settings
+# which rows are read, and how they become text
+ROWS = (
+    "train_file", "validation_file", "text_column", "prompt_column", "response_column", "chosen_column", "rejected_column",
+    "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
+    "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
+)  # fmt: skip
+FOLDERS = ("output_dir", "log_dir")
+# where a trained model is used, and what it may take
+USE = ("memory_budget", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *FOLDERS)
+TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run")
+# command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "train": ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
-    "plan": ("plan", "data", "model", "train", "lora", "memory", "tokenizer", "run"),
+    "train": TRAIN,
+    "plan": ("plan", *TRAIN),
     "doctor": (
         "json", "output", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
         "max_grad_norm", "lora", "memory", "run",
     ),
-    "tokenizer": ("data", "vocab_size", "tokenizer", "run"),
-    "prepare": ("data", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "run"),
-    "evaluate": ("checkpoint", "metrics", "generate", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run"),
+    "tokenizer": (
+        *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
+        "is_finetune", "vocab_size", "tokenizer", "overwrite", *FOLDERS,
+    ),
+    "prepare": (
+        *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *FOLDERS,
+    ),
+    "evaluate": (
+        "checkpoint", "metrics", "generate", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
+    ),
     "generate": (
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
-        "skip_bad_rows", "max_seq_len", "memory", "run",
+        "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
     "board": ("board", "output_dir", "log_dir"),
     "runs": ("listing", "json", "output_dir", "log_dir"),
-    "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
+    "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),
 }  # fmt: skip
-COMMANDS["merge"] = ("checkpoint", "output", "run")
-COMMANDS["check"] = ("checkpoint", "run")
-COMMANDS["convert"] = ("checkpoint", "output", "convert", "run")
-COMMANDS["quantize"] = ("checkpoint", "output", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run")
-COMMANDS["dpo"] = ("preference", *COMMANDS["train"])
+COMMANDS["merge"] = ("checkpoint", "output", "overwrite", *FOLDERS)
+COMMANDS["check"] = ("checkpoint", *FOLDERS)
+COMMANDS["convert"] = ("checkpoint", "output", "convert", "overwrite", *FOLDERS)
+COMMANDS["quantize"] = (
+    "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", *USE,
+)  # fmt: skip
+COMMANDS["dpo"] = ("preference", *TRAIN)
 
 
 @cache
@@ -581,6 +610,14 @@ def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     ordered = sorted(table.items(), key=lambda item: _place(item[0], item[1][0], wanted))
     # "model" is a group and a setting: in a command's list it is the group
     return {name: entry for name, entry in ordered if entry[0] in wanted or (name in wanted and name not in GROUPS)}
+
+
+def unlisted(command: str) -> frozenset[str]:
+    """Settings that a command takes and does not show: `plan` takes a whole command line of `train` as it is."""
+    if command != "plan":
+        return frozenset()
+    unused = ("metrics", "cleaning", "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name")
+    return frozenset(name for name, (group, _) in flags_of(command).items() if group in unused or name in unused)
 
 
 def _place(name: str, group: str, wanted: tuple[str, ...]) -> int:

@@ -85,6 +85,7 @@ class LowMemTrainer:
         start, plan = opening.start, opening.plan
         self.config = config = start.config
         self.journal = journal = Journal(config, start.state.step, monitor, is_main)
+        journal.keep(start.told)
         for text in (*budget.warnings, *start.notes, headline(opening)):
             journal.tell(text)
         journal.begin(config, plan, start.state.step)

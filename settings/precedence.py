@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from settings.fields import UserError, nearest_name, not_known, parse, read_settings_file
+from settings.foreign import answer
 
 if TYPE_CHECKING:
     from config import Config
@@ -57,7 +58,9 @@ def fill(
                 _set(config, settings[name], name, value, origin, problems)
             elif origin == "flag" or name not in settings:
                 others = [other for other, names in taken.items() if name in names]
-                near = nearest_name(name, [*taken[command], "config", "preset", "model_preset"])
+                known = {*taken[command], "config", "preset", "model_preset"}
+                foreign = answer(name, value, known)
+                near = f"; {foreign}" if foreign else nearest_name(name, sorted(known))
                 hint = f" of {command}, but of {', '.join(others)}" if others else near
                 problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{hint}")
     return problems

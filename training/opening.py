@@ -37,6 +37,7 @@ from training.checkpoints.runs import (
 )
 from training.processes.collectives import agree_on, by_main, least_of, most_of
 from training.processes.launch import local_processes
+from training.report.progress import Progress
 from training.start.preference import is_preference_run
 from training.start.resuming import goes_on
 from training.start.startup import Start, find_run_to_resume, lasting_settings, resolve_schedule, start
@@ -123,7 +124,7 @@ def open_run(
         config.run.run_name = name
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
     with monitor.phase("prepare"), accelerator.local_main_process_first():
-        begin = start(config, budget.available_bytes)
+        begin = start(config, budget.available_bytes, Progress(1, accelerator.is_main_process).note)
     begin.notes[:0] = notes
     config = begin.config
     _check_one_step(begin, accelerator)

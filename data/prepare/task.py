@@ -247,14 +247,15 @@ def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[
         rows = read_rows(sources, task.columns, BadRows(skip=True))
         measured = quality(
             tokenizer,
-            _first_chars((text for batch in rows for row in batch for text in made.texts(row)), QUALITY_CHARS),
+            first_chars((text for batch in rows for row in batch for text in made.texts(row)), QUALITY_CHARS),
         )
         if measured.chars:
             found[name or "the built-in sample"] = measured
     return found
 
 
-def _first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
+def first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
+    """Texts up to so many characters in all."""
     left = most
     for text in texts:
         yield text[:left]

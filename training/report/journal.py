@@ -84,6 +84,11 @@ class Journal:
         self.progress.note(text)
         logger.info(text)
 
+    def keep(self, texts: Sequence[str]) -> None:
+        """Put into the log what was on the screen before there was one."""
+        for text in texts:
+            logger.info(text)
+
     def wish(self) -> str:
         """What somebody has asked for from outside since the last call; see `training.report.heartbeat`."""
         return self._heartbeat.wish()
