@@ -40,6 +40,7 @@ from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
 from training.start.schedules import planned_rate
+from training.start.seen import begun_rows
 
 
 class LowMemTrainer:
@@ -88,6 +89,8 @@ class LowMemTrainer:
         journal.keep(start.told)
         for text in (*budget.warnings, *start.notes, headline(opening)):
             journal.tell(text)
+        if is_main and not self.config.train.is_keep_training:
+            journal.rows(begun_rows(start))
         journal.begin(config, plan, start.state.step)
         keeper = Keeper(
             config, plan, budget, opening.plan_again, device=device, monitor=monitor, journal=journal,

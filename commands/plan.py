@@ -9,14 +9,18 @@ import copy
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.batches.step_lengths import step_lengths
+from data.cache import only_if_made
 from data.prepare.preparing import find_prepared
+from data.prepare.seen import Rows, columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
 from data.prepare.task import decide
+from data.tokenizers.tokenizer import Tokenizer
 from memory.alternatives import Alternative, cheapest_changes, other_ways
 from memory.cost.disk import disk_need, free_bytes, too_full
 from memory.cost.duration import predict_times, schedule_of
@@ -33,6 +37,7 @@ from units import format_size
 
 MODES = ("standard", "low", "ultra")
 MOST_CHANGES = 3
+SHOWN_ROWS = 2
 
 
 def show(config: Config) -> None:
@@ -104,6 +109,8 @@ def _show_tables(config: Config, found: _Found) -> None:
     where = "this machine" if config.plan.target == AUTO else config.plan.target
     title = f"plan of {config.model_preset} on {where}, {found.source} + {found.target} tokens ({found.objective})"
     total = weight_counts(config.model)["total"]
+    if rows := _rows(config):
+        progress.table("rows as the model will see them", rows)
     progress.table(title, [*plan_rows(chosen, total), *_untimed(chosen), _disk_row(config, chosen)])
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
@@ -146,6 +153,28 @@ def _untimed(chosen: Plan) -> list[tuple[str, str]]:
         return []
     step = f"about {duration(chosen.seconds)} a step" if chosen.seconds >= 1 else f"about {chosen.seconds:.2f} s a step"
     return [("time", f"{step}; of the whole run: prepare its data first, or name --max_steps")]
+
+
+def _rows(config: Config) -> Rows:
+    """The first rows, as far as this is known without preparing them."""
+    if config.data.train_file is None:
+        return []
+    with suppress(UserError):
+        prepared = find_prepared(config)
+        if prepared is not None:
+            loader = StepLoader(prepared.train_dir, prepared.objective, config)
+            table = told(
+                rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), SHOWN_ROWS), columns_of_shards(prepared)
+            )
+            cut = cut_of_shards(config, prepared)
+        else:
+            known = config.data.tokenizer_dir != AUTO
+            task, rows, cut = rows_of_files(
+                config, SHOWN_ROWS, only_if_made, None if known else Path(config.data.cache_dir)
+            )
+            table = told(rows, task.columns)
+        return [*table, *([("cut", cut)] if cut else [])]
+    return []
 
 
 def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:

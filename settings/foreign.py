@@ -87,7 +87,8 @@ def answer(name: str, value: object, taken: set[str]) -> str:
     Args:
         value: as it was typed. taken: the settings of the command.
     """
-    found, typed = BY_NAME.get(name), str(value).strip("\0")
+    found = BY_NAME.get(name)
+    typed = str(value).strip("\0") if isinstance(value, (str, int, float)) else ""  # a table may be of any length
     if name == "model_path" and "finetune_from" not in taken:
         found = "model"
     if found is None:

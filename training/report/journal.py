@@ -89,6 +89,12 @@ class Journal:
         for text in texts:
             logger.info(text)
 
+    def rows(self, table: Sequence[tuple[str, str]]) -> None:
+        """The first rows, as the model sees them."""
+        self.progress.table("rows as the model sees them", table)
+        for name, text in table:
+            logger.info("{}: {}", name, text)
+
     def wish(self) -> str:
         """What somebody has asked for from outside since the last call; see `training.report.heartbeat`."""
         return self._heartbeat.wish()
