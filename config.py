@@ -2,7 +2,7 @@
 
 Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
 Order: defaults < preset < file < flags (`settings/precedence.py`). `load` returns a checked `Config`; nothing else builds one from
-outside input.
+outside input, and nothing changes one: `config.changed(seed=7)` is another.
 Groups only sort the settings for readers: names are unique across groups, so flags are flat.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "
 ROOT = Path(__file__).resolve().parent
 
 
-@dataclass
+@dataclass(frozen=True)
 class T5ModelConfig:
     """The shape of a T5 model. Names and meaning follow the T5 paper and Hugging Face's `T5Config`."""
 
@@ -49,7 +49,7 @@ class T5ModelConfig:
     eos_token_id: int = setting(1, "id of the end of a text", kind=int, low=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """Where the text comes from and how it becomes rows."""
 
@@ -117,7 +117,7 @@ class DataConfig:
     cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     """What happens at each step, and how often."""
 
@@ -223,7 +223,7 @@ class TrainConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PreferenceConfig:
     """How the model learns which of two answers is better."""
 
@@ -240,7 +240,7 @@ class PreferenceConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoraConfig:
     """Which few weights learn beside a frozen model."""
 
@@ -263,7 +263,7 @@ class LoraConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class MemoryConfig:
     """What the run may take, and how it keeps to it."""
 
@@ -306,7 +306,7 @@ class MemoryConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """Names, folders, and where it runs."""
 
@@ -327,7 +327,7 @@ class RunConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class TokenizerConfig:
     """How a tokenizer is trained."""
 
@@ -342,7 +342,7 @@ class TokenizerConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class CleaningConfig:
     """Which rows are left out before training."""
 
@@ -357,7 +357,7 @@ class CleaningConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrepareConfig:
     """How token shards are written."""
 
@@ -371,7 +371,7 @@ class PrepareConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanConfig:
     """What is planned for."""
 
@@ -382,7 +382,7 @@ class PlanConfig:
     json: bool = setting(False, "print JSON, for programs (chat: also read it, one line a question)", kind=bool)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Which trained model is used."""
 
@@ -394,7 +394,7 @@ class CheckpointConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ConvertConfig:
     """What a converted model looks like."""
 
@@ -405,7 +405,7 @@ class ConvertConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class GenerateConfig:
     """How the tokens of an answer are chosen."""
 
@@ -432,7 +432,7 @@ class GenerateConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class AnswerConfig:
     """What is answered, and where to."""
 
@@ -456,7 +456,7 @@ class AnswerConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class MetricsConfig:
     """How answers are scored."""
 
@@ -470,7 +470,7 @@ class MetricsConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChatConfig:
     """How a conversation in the terminal is led."""
 
@@ -481,7 +481,7 @@ class ChatConfig:
     )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class BoardConfig:
     """Where the page is, and which files it may show."""
 
@@ -497,7 +497,7 @@ class BoardConfig:
     upload_limit: int = setting(8 * 2**30, "largest file that may be uploaded", kind="size")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ListingConfig:
     """What is done with the runs there are."""
 
@@ -505,7 +505,7 @@ class ListingConfig:
     yes: bool = setting(False, "delete without a question", kind=bool)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Config:
     """All settings of one run, by group."""
 
@@ -529,11 +529,25 @@ class Config:
     board: BoardConfig = field(default_factory=BoardConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
-    origins: dict[str, str] = field(default_factory=dict)  # setting -> "flag", "file" or "preset"; defaults are absent
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file" or "preset"; defaults are absent
+
+    def origin(self, name: str) -> str | None:
+        """Where the value of a setting came from: "flag", "file" or "preset"; None: it is the default."""
+        return dict(self.origins).get(name)
 
     def given(self, name: str) -> bool:
         """Whether the user named this setting, by flag or by file."""
-        return self.origins.get(name) in ("flag", "file")
+        return self.origin(name) in ("flag", "file")
+
+    def changed(self, **values: Any) -> Config:
+        """The same settings with other values, by flat name; where each came from stays."""
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            groups.setdefault(settings_by_name()[name][0], {})[name] = value
+        changes: dict[str, Any] = {
+            group: dataclasses.replace(getattr(self, group), **members) for group, members in groups.items()
+        }
+        return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
@@ -633,12 +647,15 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     Raises:
         UserError: all problems at once.
     """
-    config = Config()
     taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
-    problems = fill(config, command, flags or {}, settings_by_name(), taken)
-    problems += _decide_objective(config, command)
-    if config.lora.lora_rank and "optimizer" not in config.origins:
-        config.train.optimizer = "adamw"  # adapters begin at zero, where steps scaled by a weight's size stand still
+    config, problems = fill(Config(), command, flags or {}, settings_by_name(), taken)
+    problems += _wrong_objective(config, command)
+    if command == "dpo":
+        config = config.changed(objective=PREFERENCES)
+    if config.lora.lora_rank and config.origin("optimizer") is None:
+        config = config.changed(
+            optimizer="adamw"
+        )  # adapters begin at zero, where steps scaled by a weight's size stand still
     if not problems:
         problems += check(config)
     if problems:
@@ -651,13 +668,11 @@ def training_command(saved: Mapping[str, Any]) -> str:
     return "dpo" if saved.get("objective") == PREFERENCES else "train"
 
 
-def _decide_objective(config: Config, command: str) -> list[str]:
-    """Which objective a command learns, where it learns but one."""
-    if command == "train" and config.data.objective == PREFERENCES:
+def _wrong_objective(config: Config, command: str) -> list[str]:
+    """What is wrong with the objective of a command that learns but some."""
+    asked = config.data.objective
+    if command == "train" and asked == PREFERENCES:
         return [f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train"]
-    if command != "dpo":
-        return []
-    if config.data.objective not in (AUTO, PREFERENCES):
-        return [f"--objective = {config.data.objective}, dpo learns {PREFERENCES} alone; leave it out"]
-    config.data.objective = PREFERENCES
+    if command == "dpo" and asked not in (AUTO, PREFERENCES):
+        return [f"--objective = {asked}, dpo learns {PREFERENCES} alone; leave it out"]
     return []

@@ -5,7 +5,6 @@ Answers in a second or two: torch is not imported.
 
 from __future__ import annotations
 
-import copy
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -96,8 +95,7 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
 
 
 def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
-    config = copy.deepcopy(config)
-    config.plan.target = target.strip()
+    config = config.changed(target=target.strip())
     try:
         return _as_json(config, _found(config))
     except UserError as error:
@@ -124,7 +122,6 @@ def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: i
 
     Rows of prepared data count with their own lengths, others as the longest.
     """
-    config = copy.deepcopy(config)
     prepared = None
     if config.data.train_file is not None:
         with suppress(UserError):  # a plan may be made for data that is elsewhere
@@ -133,13 +130,13 @@ def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: i
         return chosen
     work, held_out = make_work(config, machine, source, target), config.train.eval_rows
     if prepared is None:
-        resolve_steps(config.train, chosen.effective_batch_size, 0)
+        config = resolve_steps(config, chosen.effective_batch_size, 0)
     else:
         train, validation = (
             StepLoader(split, prepared.objective, config) for split in (prepared.train_dir, prepared.validation_dir)
         )
         held_out = validation.num_rows
-        resolve_steps(config.train, chosen.effective_batch_size, train.num_rows)
+        config = resolve_steps(config, chosen.effective_batch_size, train.num_rows)
         steps = range(int(config.train.max_steps))
         found = step_lengths(train, prepared.train_dir, steps, chosen.effective_batch_size)
         work = replace(work, shapes=Shapes(found.sources, found.targets, found.is_complete))
@@ -194,10 +191,8 @@ def _objective(config: Config) -> str:
 
 
 def _in_mode(config: Config, machine: Machine, mode: str, source: int, target: int) -> Plan | None:
-    changed = copy.deepcopy(config)
-    changed.memory.memory_mode = mode
     try:
-        return plan(changed, machine, source_tokens=source, target_tokens=target)
+        return plan(config.changed(memory_mode=mode), machine, source_tokens=source, target_tokens=target)
     except DoesNotFit:
         return None
 

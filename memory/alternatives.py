@@ -5,7 +5,6 @@ Each is priced like the plan itself: a way that is shown to fit does fit, a chan
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -122,9 +121,7 @@ def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Ch
         yield "max_grad_norm=0", choice, replace(work, hold_gradients=False)
     yield from _less_work(config, work, choice)
     if not config.lora.lora_rank and config.train.is_finetune:
-        adapted = copy.deepcopy(config)
-        adapted.lora.lora_rank = 8
-        yield "lora_rank=8", choice, replace(work, trained=trained_counts(adapted))
+        yield "lora_rank=8", choice, replace(work, trained=trained_counts(config.changed(lora_rank=8)))
 
 
 def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:

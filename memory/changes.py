@@ -32,7 +32,9 @@ def planned_changes(config: Config, chosen: Plan, plan_of: PlanOf, most: int) ->
             if chosen.peak_bytes - other.peak_bytes > MIB:
                 choice = other.choice
                 found.append(
-                    Alternative(label, choice.batch_size_per_gpu, choice.saved_blocks, other.peak_bytes, other.seconds, True)
+                    Alternative(
+                        label, choice.batch_size_per_gpu, choice.saved_blocks, other.peak_bytes, other.seconds, True
+                    )
                 )
         if len(found) == most:
             break

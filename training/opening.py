@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -117,22 +118,22 @@ def open_run(
         refuse(by_main(accelerator, lambda: owner.take(named) if (named / RUN_FILE).is_file() else []))
     with accelerator.local_main_process_first():
         resumes = goes_on(config, accelerator.is_local_main_process)
-    config.train.is_keep_training, notes = agree_on(accelerator, resumes), []
+    config, notes = config.changed(is_keep_training=agree_on(accelerator, resumes)), list[str]()
     if config.train.is_keep_training:
-        notes = by_main(accelerator, lambda: _reopen(config, owner))
+        notes = by_main(accelerator, partial(_reopen, config, owner))
     else:
-        config.run.run_name = name
+        config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
     with monitor.phase("prepare"), accelerator.local_main_process_first():
         begin = start(config, budget.available_bytes, Progress(1, accelerator.is_main_process).note)
     begin.notes[:0] = notes
-    config = begin.config
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
     ahead = look_ahead(begin, device, budget, processes)
     base_bytes = monitor.sample().anon_bytes
     plan = agree_on(accelerator, make_plan(begin, device, budget, base_bytes, processes, ahead=ahead, may_probe=True))
-    resolve_schedule(config, plan.effective_batch_size, begin.loader.num_rows)
+    config = resolve_schedule(begin.config, plan.effective_batch_size, begin.loader.num_rows)
+    begin = replace(begin, config=config)
     if plan.effective_batch_size < processes:
         raise UserError(
             f"--effective_batch_size = {plan.effective_batch_size}, is less than one row for each of {processes} "

@@ -7,7 +7,6 @@ was measured.
 
 from __future__ import annotations
 
-import copy
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -108,8 +107,7 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
 def shapes_of(begin: Start, machine: Machine) -> Ahead:
     """Lengths of the rows of all steps that are to come, and of evaluation's."""
     config, rows = begin.config, effective_batch(begin.config, machine)
-    resolved = copy.deepcopy(config)
-    resolve_steps(resolved.train, rows, begin.loader.num_rows)
+    resolved = resolve_steps(config, rows, begin.loader.num_rows)
     steps = range(begin.state.step, max(begin.state.step + 1, int(resolved.train.max_steps)))
     found = step_lengths(begin.loader, begin.prepared.train_dir, steps, rows, machine.num_processes)
     evaluation = evaluation_lengths(begin.validation, config.train.eval_rows, machine.num_processes)
@@ -132,8 +130,7 @@ class _Planner:
     def timed(self, chosen: Plan) -> Plan:
         """The plan with how long the run will take from here on."""
         begin, machine = self.begin, self.machine
-        config = copy.deepcopy(begin.config)
-        resolve_steps(config.train, chosen.effective_batch_size, begin.loader.num_rows)
+        config = resolve_steps(begin.config, chosen.effective_batch_size, begin.loader.num_rows)
         longest = begin.validation.longest
         schedule = schedule_of(config, begin.state.step, begin.validation.num_rows, longest[1], machine.num_processes)
         work = replace(make_work(config, machine, *longest), shapes=self.shapes, evaluation=self.evaluation)

@@ -48,7 +48,6 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
     model = _make_model(begin, storage, device, shards)
-    model.config.dropout_rate = config.model.dropout_rate
     rounding = ROUNDINGS[config.train.bf16_rounding]()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     factors = layerwise_factors(

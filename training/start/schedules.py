@@ -11,29 +11,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from config import TrainConfig
+from config import Config, TrainConfig
 from settings.fields import AUTO
 
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
 
-def resolve_steps(train: TrainConfig, effective_batch_size: int, rows: int) -> None:
-    """Replace every `auto` of steps by its number, in place.
+def resolve_steps(config: Config, effective_batch_size: int, rows: int) -> Config:
+    """The settings with every `auto` of steps replaced by its number.
 
     Args:
         rows: of the training data.
     """
-    train.effective_batch_size = effective_batch_size
-    if train.max_steps == AUTO:
-        epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
-        train.max_steps = max(1, math.ceil(rows * epochs / effective_batch_size))
-    steps = int(train.max_steps)
-    if train.warmup_steps == AUTO:
-        train.warmup_steps = min(10_000, steps // 10)
-    if train.eval_steps == AUTO:
-        train.eval_steps = max(1, min(1000, steps // 5))
-    if train.save_steps == AUTO:
-        train.save_steps = max(1, min(1000, steps // 10))
+    train = config.train
+    epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
+    of_epochs = max(1, math.ceil(rows * epochs / effective_batch_size))
+    steps = of_epochs if train.max_steps == AUTO else int(train.max_steps)
+    decided = {
+        "warmup_steps": min(10_000, steps // 10),
+        "eval_steps": max(1, min(1000, steps // 5)),
+        "save_steps": max(1, min(1000, steps // 10)),
+    }
+    left = {name: value for name, value in decided.items() if getattr(train, name) == AUTO}
+    return config.changed(effective_batch_size=effective_batch_size, max_steps=steps, **left)
 
 
 def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:

@@ -172,14 +172,14 @@ def start(config: Config, available_bytes: int, say: Callable[[str], object]) ->
         home = home_of(base, config)
         for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
             refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
-        _take_over_shape(config, home)
+        config = _with_shape_of(config, home)
         if config.data.tokenizer_dir == AUTO:
-            config.data.tokenizer_dir = str(home)
+            config = config.changed(tokenizer_dir=str(home))
     if problems := check_trained(config, base):
         raise UserError(*problems)
     prepared = prepare_in_child(config)
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    _fit_vocabulary(config, tokenizer, base, notes)
+    config = _with_vocabulary(config, tokenizer, base, notes)
     asked = config.memory.ultra_low_mem
     reopen = available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
     splits = prepared.train_dir, prepared.validation_dir
@@ -200,7 +200,7 @@ def lasting_settings(begin: Start) -> Config:
     config = begin.config
     if begin.base is None or not begin.is_resumed or Path(config.data.tokenizer_dir).resolve() != begin.base.resolve():
         return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer_dir=AUTO))
+    return config.changed(tokenizer_dir=AUTO)
 
 
 def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> Start:
@@ -222,11 +222,10 @@ def _with_base(config: Config, base: Path | None) -> Config:
     train = config.train
     if train.finetune_from != AUTO or not (train.is_finetune or config.data.objective == PREFERENCES):
         return config
-    chosen = None if base is None else str(base.absolute())
-    return dataclasses.replace(config, train=dataclasses.replace(train, finetune_from=chosen))
+    return config.changed(finetune_from=None if base is None else str(base.absolute()))
 
 
-def _take_over_shape(config: Config, base: Path) -> None:
+def _with_shape_of(config: Config, base: Path) -> Config:
     """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
     shape = hf_format.read_config(base)
     problems = [
@@ -236,11 +235,11 @@ def _take_over_shape(config: Config, base: Path) -> None:
     ]
     if problems:
         raise UserError(*problems)
-    shape.dropout_rate = config.model.dropout_rate
-    config.model = shape
+    return dataclasses.replace(config, model=dataclasses.replace(shape, dropout_rate=config.model.dropout_rate))
 
 
-def _fit_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> None:
+def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> Config:
+    """The settings with a model that has room for the tokenizer's tokens, and its ids of padding and end."""
     model = config.model
     if tokenizer.size > model.vocab_size:
         if base is not None or config.given("vocab_size"):
@@ -248,7 +247,7 @@ def _fit_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, not
                 f"--tokenizer_dir = {config.data.tokenizer_dir}, has {tokenizer.size} tokens and the model {model.vocab_size}: "
                 "it does not match; use the tokenizer that the model was trained with"
             )
-        model.vocab_size = math.ceil(tokenizer.size / 64) * 64
+        model = dataclasses.replace(model, vocab_size=math.ceil(tokenizer.size / 64) * 64)
         notes.append(f"vocab_size = {model.vocab_size}, to hold the tokenizer's {tokenizer.size} tokens")
     if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
         if base is not None:
@@ -256,22 +255,19 @@ def _fit_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, not
                 f"--tokenizer_dir = {config.data.tokenizer_dir}, has pad {tokenizer.pad_id} and eos {tokenizer.eos_id}, the model "
                 f"{model.pad_token_id} and {model.eos_token_id}: it does not match; use the model's own tokenizer"
             )
-        model.pad_token_id, model.eos_token_id = tokenizer.pad_id, tokenizer.eos_id
+        model = dataclasses.replace(model, pad_token_id=tokenizer.pad_id, eos_token_id=tokenizer.eos_id)
+    return dataclasses.replace(config, model=model)
 
 
-def resolve_schedule(config: Config, effective_batch_size: int, rows: int) -> None:
-    """Replace every `auto` of steps and schedule by its number, in place."""
-    train = config.train
-    resolve_steps(train, effective_batch_size, rows)
-    if train.learning_rate == AUTO:
-        adapts = config.lora.lora_rank > 0 and train.optimizer == "adamw"
-        train.learning_rate = ADAPTER_RATE if adapts else PEAK_LEARNING_RATES[train.optimizer]
-        if (
-            train.is_finetune
-            and train.finetune_from is not None
-            and not config.lora.lora_rank
-            and train.optimizer != "adamw"
-        ):
-            train.learning_rate *= FINETUNE_RATE
-        if config.data.objective == PREFERENCES:
-            train.learning_rate *= PREFERENCE_ADAPTER_RATE if config.lora.lora_rank else PREFERENCE_RATE
+def resolve_schedule(config: Config, effective_batch_size: int, rows: int) -> Config:
+    """The settings with every `auto` of steps and schedule replaced by its number."""
+    config = resolve_steps(config, effective_batch_size, rows)
+    train, adapts = config.train, config.lora.lora_rank > 0
+    if train.learning_rate != AUTO:
+        return config
+    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else PEAK_LEARNING_RATES[train.optimizer]
+    if train.is_finetune and train.finetune_from is not None and not adapts and train.optimizer != "adamw":
+        rate *= FINETUNE_RATE
+    if config.data.objective == PREFERENCES:
+        rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
+    return config.changed(learning_rate=rate)

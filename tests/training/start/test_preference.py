@@ -45,7 +45,7 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
         }  # fmt: skip
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
         begin = start(config, 1 << 40)
-        resolve_schedule(begin.config, ROWS, begin.loader.num_rows)
+        begin = dataclasses.replace(begin, config=resolve_schedule(begin.config, ROWS, begin.loader.num_rows))
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
         return begin
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def configure(tmp_path: Path) -> Configure:
 def begun(config: Config) -> Start:
     """A run whose folder exists, and nothing else."""
     begin = start(config, 1 << 40)
-    resolve_schedule(begin.config, BATCH, begin.loader.num_rows)
+    begin = replace(begin, config=resolve_schedule(begin.config, BATCH, begin.loader.num_rows))
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
     return begin
 
@@ -131,7 +132,7 @@ def test_another_model_has_another_store(configure: Configure, tmp_path: Path) -
 def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
     attach(begin)
-    begin.config.train.is_keep_training = True
+    begin = replace(begin, config=begin.config.changed(is_keep_training=True))
     save_trained(tmp_path / "base", seed=9)  # changed in place: what is stored is still the reference
     assert attach(begin) == []
     folder = Path(json.loads((begin.run_dir / RECORD).read_text())["folder"])
@@ -148,7 +149,7 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
 def test_a_foreign_record_names_no_place(configure: Configure, tmp_path: Path, about: object) -> None:
     """What a run's folder says of its stores is looked for in the cache of now alone."""
     begin = begun(configure())
-    begin.config.train.is_keep_training = True
+    begin = replace(begin, config=begin.config.changed(is_keep_training=True))
     (begin.run_dir / RECORD).write_text(json.dumps(about))
     with pytest.raises(UserError, match=r"reference\.json, "):
         attach(begin)
