@@ -4,7 +4,7 @@ A mistake is answered before torch is imported. Fire dispatches, and gets nothin
 runs a command first and finds a mistyped flag after, takes `--x=false` for a true string, and loses the first two
 letters of `--noise_density` (python-fire issues 168, 222 and 461). So every argument is rewritten to `--name=value`.
 
-Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, 130 interrupted, 1 unforeseen.
+Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, or ended over it, 130 interrupted, 1 unforeseen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from screen import guard, visible
-from settings.fields import allowed, counted
+from settings.fields import OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
@@ -135,7 +135,8 @@ def _run(name: str, config: Config) -> None:
     if name in ("train", "dpo"):
         from trainer_low_mem import LowMemTrainer
 
-        LowMemTrainer(config).train()
+        if told := LowMemTrainer(config).train().over_budget():
+            raise OverBudget(told)
     elif name in ("board", "runs"):
         from board import commands as board_commands
 
@@ -181,7 +182,9 @@ def _may_be_empty(facts: Mapping[str, Any]) -> bool:
 
 
 def _print_refusal(name: str, error: UserError) -> None:
-    if isinstance(error, DoesNotFit):
+    if isinstance(error, OverBudget):
+        heading = "done, but over its memory budget"
+    elif isinstance(error, DoesNotFit):
         heading = "does not fit the memory budget"
     else:
         heading = counted(len(error.problems), "problem")

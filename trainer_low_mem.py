@@ -29,13 +29,14 @@ from training.live import LiveRun
 from training.opening import agree_on_kernels, agreed_budget, headline, open_run
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
+from training.processes.last_word import say_after_launcher
 from training.processes.launch import local_processes, local_rank
 from training.processes.peers import Peers
 from training.recording import Recorder
 from training.recovering import Recovery
 from training.report.endings import Interrupted
 from training.report.journal import Journal
-from training.report.summary import Summary
+from training.report.summary import Summary, resume_command
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
@@ -134,9 +135,10 @@ class LowMemTrainer:
             if exhausted and not is_last:
                 self.recovery.give_up()
             if stop and not is_last:
-                raise Interrupted(
-                    f"stopped after step {number}, saved in {live.start.run_dir}; continue with --is_keep_training=True"
-                )
+                told = f"stopped after step {number}, saved in {live.start.run_dir}; continue with\n  {resume_command(self.config)}"
+                if live.is_main:
+                    say_after_launcher(told)
+                raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
             self.journal.tell(remark)
 

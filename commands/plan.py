@@ -16,11 +16,15 @@ from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.batches.step_lengths import step_lengths
 from data.cache import only_if_made
+from data.prepare.child import call_in_child
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows, columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
 from data.prepare.task import decide
+from data.shards.store import STREAM
+from data.sources.counting import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
-from memory.alternatives import Alternative, cheapest_changes, other_ways
+from memory.alternatives import Alternative, other_ways
+from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
 from memory.cost.duration import predict_times, schedule_of
 from memory.cost.prediction import Machine
@@ -28,7 +32,8 @@ from memory.cost.shapes import Shapes
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan, make_work, plan
 from model.shapes import weight_counts
-from settings.fields import AUTO
+from settings.fields import AUTO, counted
+from settings.precedence import model_presets
 from training.report.progress import Progress, duration
 from training.report.summary import plan_rows
 from training.start.schedules import resolve_steps
@@ -45,13 +50,45 @@ def show(config: Config) -> None:
     Raises:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
     """
+    config, told = _with_start(config)
     targets = config.plan.target.split(",")
     if config.plan.json and len(targets) > 1:
         print(json.dumps([_told_or_refused(config, target) for target in targets], indent=1))
     elif config.plan.json:
         print(json.dumps(_as_json(config, _found(config)), indent=1))
     else:
+        for text in told:
+            print(text)
         _show_tables(config, _found(config))
+
+
+def _with_start(config: Config) -> tuple[Config, list[str]]:
+    """The settings with shape and tokenizer of the model that the run would start from, and what is to be told of it.
+
+    Raises:
+        UserError: what was named is not there, and no --model_preset says what it is like.
+    """
+    train = config.train
+    if not train.is_finetune and train.finetune_from in (AUTO, None):
+        return config, []
+    try:
+        shape, folder, told = call_in_child(planned_start, config)  # which reads weights' shapes by torch
+    except UserError as error:
+        if not config.given("model_preset"):
+            raise
+        return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"]
+    if shape is None or folder is None:
+        return config, told
+    shape = replace(shape, dropout_rate=config.model.dropout_rate)
+    known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else folder
+    return replace(config.changed(tokenizer_dir=known), model=shape), told
+
+
+def planned_start(config: Config) -> Any:
+    """`training.start.base.planned_start`, which imports torch."""
+    from training.start import base
+
+    return base.planned_start(config)
 
 
 @dataclass(frozen=True)
@@ -73,14 +110,11 @@ def _found(config: Config) -> _Found:
     budget = config.memory.memory_budget
     machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
     objective = config.data.objective if config.data.objective != AUTO else _objective(config)
-    lengths = lengths_of(config.data, objective)
-    source, answer = lengths.input_tokens, lengths.target_tokens
-    both = answer * (2 if objective == PREFERENCES else 1)  # a row of preferences has two answers
-    chosen = timed(config, machine, plan(config, machine, source_tokens=source, target_tokens=both), source, both)
-    others = {mode: _in_mode(config, machine, mode, source, both) for mode in MODES}
-    work = make_work(config, machine, source, both)
-    changes = cheapest_changes(config, work, machine, chosen.choice, MOST_CHANGES)
-    ways = other_ways(work, machine, chosen.choice)
+    source, both = _lengths(config, objective)
+    chosen = timed(config, machine, _plan_of(config, machine, objective), source, both)
+    others = {mode: _in_mode(config, machine, mode, objective) for mode in MODES}
+    changes = planned_changes(config, chosen, lambda changed: _plan_of(changed, machine, objective), MOST_CHANGES)
+    ways = other_ways(make_work(config, machine, source, both), machine, chosen.choice)
     return _Found(chosen, machine, objective, source, both, others, ways, changes)
 
 
@@ -105,7 +139,7 @@ def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
 def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
     where = "this machine" if config.plan.target == AUTO else config.plan.target
-    title = f"plan of {config.model_preset} on {where}, {found.source} + {found.target} tokens ({found.objective})"
+    title = f"plan of {_named(config)} on {where}, {found.source} + {found.target} tokens ({found.objective})"
     total = weight_counts(config.model)["total"]
     if rows := _rows(config):
         progress.table("rows as the model will see them", rows)
@@ -114,11 +148,14 @@ def _show_tables(config: Config, found: _Found) -> None:
     progress.table("the modes", [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
     head = ("way", "micro-batch", "recomputed", "peak", "speed")
     progress.table("other ways", [head, *(_way_row(way, chosen) for way in found.ways)])
-    progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in found.changes])
+    progress.table(
+        "changes for less memory, each planned as if it were typed",
+        [_change_row(change, chosen) for change in found.changes],
+    )
 
 
 def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: int) -> Plan:
-    """The plan with how long a run would take: known where its steps are, by flag or because its data is prepared.
+    """The plan with how long a run would take, by its steps: named, of prepared data, or about as many as its files hold.
 
     Rows of prepared data count with their own lengths, others as the longest.
     """
@@ -126,11 +163,17 @@ def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: i
     if config.data.train_file is not None:
         with suppress(UserError):  # a plan may be made for data that is elsewhere
             prepared = find_prepared(config)
-    if prepared is None and config.train.max_steps == AUTO:
+    known = prepared is not None or config.train.max_steps != AUTO
+    rows = 0 if known else _about_rows(config)
+    if not known and not rows:
         return chosen
     work, held_out = make_work(config, machine, source, target), config.train.eval_rows
     if prepared is None:
-        config = resolve_steps(config, chosen.effective_batch_size, 0)
+        config = resolve_steps(config, chosen.effective_batch_size, rows)
+        if rows:
+            steps = counted(int(config.train.max_steps), "step")
+            told = f"time: for about {counted(rows, 'row')} ({steps}) as long as the settings allow; exact once they are prepared"
+            chosen = replace(chosen, reasons=(*chosen.reasons, told))
     else:
         train, validation = (
             StepLoader(split, prepared.objective, config) for split in (prepared.train_dir, prepared.validation_dir)
@@ -145,11 +188,39 @@ def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: i
     return replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
 
 
+def _about_rows(config: Config) -> int:
+    """Rows that the files give, or windows of their text; 0 where there are no files, or nobody can tell."""
+    if config.data.train_file is None:
+        return 0
+    with suppress(UserError, OSError):
+        task = decide(config, only_if_made)
+        lengths = lengths_of(config.data, task.objective)
+        rows = about_rows(task.sources) if task.kind != STREAM else about_tokens(task.sources) // lengths.raw_tokens
+        return max(1, min(rows, config.data.max_samples or rows))
+    return 0
+
+
+def _named(config: Config) -> str:
+    """What is planned: a preset, or the shape of a checkpoint."""
+    shape = config.model
+    given = {name: value for name, value in model_presets().get(config.model_preset, {}).items()}
+    if all(getattr(shape, name) == value for name, value in given.items()):
+        return config.model_preset
+    return (
+        f"d_model {shape.d_model}, {shape.num_layers} + {shape.num_decoder_layers} blocks, {shape.vocab_size:,} tokens"
+    )
+
+
 def _untimed(chosen: Plan) -> list[tuple[str, str]]:
     if chosen.seconds_total is not None:
         return []
     step = f"about {duration(chosen.seconds)} a step" if chosen.seconds >= 1 else f"about {chosen.seconds:.2f} s a step"
-    return [("time", f"{step}; of the whole run: prepare its data first, or name --max_steps")]
+    return [
+        (
+            "time",
+            f"{step}, {duration(1000 * chosen.seconds)} for 1,000; of the whole run: name --train_file or --max_steps",
+        )
+    ]
 
 
 def _rows(config: Config) -> Rows:
@@ -190,9 +261,23 @@ def _objective(config: Config) -> str:
     return decide(config).objective
 
 
-def _in_mode(config: Config, machine: Machine, mode: str, source: int, target: int) -> Plan | None:
+def _lengths(config: Config, objective: str) -> tuple[int, int]:
+    """Longest encoder and decoder tokens of a row; a row of preferences has two answers."""
+    lengths = lengths_of(config.data, objective)
+    return lengths.input_tokens, lengths.target_tokens * (2 if objective == PREFERENCES else 1)
+
+
+def _plan_of(config: Config, machine: Machine, objective: str) -> Plan:
+    """What these flags give here, whichever table shows it."""
+    source, target = _lengths(config, objective)
+    asked = config.memory.memory_budget
+    machine = machine if asked == AUTO else replace(machine, budget_bytes=min(machine.budget_bytes, int(asked)))
+    return plan(config, machine, source_tokens=source, target_tokens=target)
+
+
+def _in_mode(config: Config, machine: Machine, mode: str, objective: str) -> Plan | None:
     try:
-        return plan(config.changed(memory_mode=mode), machine, source_tokens=source, target_tokens=target)
+        return _plan_of(config.changed(memory_mode=mode), machine, objective)
     except DoesNotFit:
         return None
 
@@ -200,8 +285,13 @@ def _in_mode(config: Config, machine: Machine, mode: str, source: int, target: i
 def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, str]:
     if found is None:
         return (f"--memory_mode={mode}", "does not fit", "")
-    speed = f"{chosen.seconds / found.seconds:.0%} of the planned speed, about {duration(found.seconds)} a step"
-    return (f"--memory_mode={mode}", format_size(found.peak_bytes), speed)
+    return (f"--memory_mode={mode}", format_size(found.peak_bytes), _speed(chosen, found.seconds))
+
+
+def _speed(chosen: Plan, seconds: float) -> str:
+    """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
+    step = duration(seconds) if seconds >= 1 else f"{seconds:.2f} s"
+    return f"{chosen.seconds / seconds:.0%} of the planned steps an hour, about {step} a step"
 
 
 def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
@@ -211,11 +301,7 @@ def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
 
 def _change_row(change: Alternative, chosen: Plan) -> tuple[str, str, str]:
     saves = f"{format_size(chosen.peak_bytes - change.peak_bytes)} less"
-    return (
-        f"--{change.label}",
-        _peak(change),
-        f"{saves}, a step takes {change.seconds / chosen.seconds:.2f} times as long",
-    )
+    return f"--{change.label}", _peak(change), f"{saves}, {_speed(chosen, change.seconds)}"
 
 
 def _peak(found: Alternative) -> str:

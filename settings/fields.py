@@ -43,6 +43,12 @@ class DoesNotFit(UserError):
     exit_code = 3
 
 
+class OverBudget(UserError):
+    """The work is done and saved, and took more than the memory budget on the way. Ends the program with exit code 3."""
+
+    exit_code = 3
+
+
 def setting(
     default: Any,
     help: str,

@@ -30,6 +30,9 @@ from training.report.progress import Progress, Reading, about, duration
 from training.report.results import Evaluation, Sample, named_rows
 from training.report.summary import Summary, next_commands, plan_rows, recomputed, summary_rows
 from training.report.tracking import MetricsFile, open_log
+from units import format_size
+
+WATCH_SECONDS = 50.0  # from one line about memory to the next, at most; heartbeats come every two seconds
 
 
 class Journal:
@@ -56,6 +59,7 @@ class Journal:
         self.monitor, self._clock = monitor, clock
         self._renewal: Renewal | None = None
         self._began, self._promise = clock(), ""
+        self._watched = clock()  # when the log last told of memory
         self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
         self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
         self.metrics = MetricsFile(
@@ -101,7 +105,10 @@ class Journal:
 
     def _facts(self) -> dict[str, Any]:
         """What each sign of life tells."""
-        monitor = self.monitor
+        monitor, now = self.monitor, self._clock()
+        if now - self._watched >= WATCH_SECONDS:  # a step may be longer than a minute
+            self._watched = now
+            logger.info(monitor.line(self._step))
         return {
             "step": self._step, "max_steps": self._max_steps, "log": str(self._log),
             "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),
@@ -142,12 +149,20 @@ class Journal:
             peak_bytes=reading.peak_bytes, time=round(time.time(), 2), **extra,
         )  # fmt: skip
         logger.debug(
-            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s",
+            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}",
             reading.step, reading.loss, reading.learning_rate, reading.tokens_per_second,
+            *map(format_size, (reading.memory_bytes, reading.peak_bytes, reading.budget_bytes)),
         )  # fmt: skip
         self.progress.step(reading)
         if left is not None:
             self.tell(f"step {reading.step}: {about(left.seconds, left.low, left.high)} left, from the steps so far")
+
+    def over(self, reading: Reading) -> None:
+        """The budget was exceeded for the first time."""
+        self.tell(
+            f"step {reading.step}: the peak of {format_size(reading.peak_bytes)} is over the budget of "
+            f"{format_size(reading.budget_bytes)}; the run goes on, saves, and ends with exit code 3"
+        )
 
     def evaluation(
         self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
@@ -169,6 +184,7 @@ class Journal:
 
     def memory(self, step: int, phase: str) -> None:
         """A memory record: one line of the log, one event."""
+        self._watched = self._clock()
         self.monitor.record(step, phase)
         logger.info(self.monitor.line(step))
 

@@ -121,8 +121,13 @@ class Progress:
         text = visible(text)
         if self._console is not None:
             self._console.print(text, markup=False, soft_wrap=True)
-        else:
+            return
+        try:
             print(text, file=self._stream, flush=True)
+        except BrokenPipeError:  # the reader has left, as `head` does: the run goes on, its log tells the rest
+            if self._stream is sys.stdout:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._stream = open(os.devnull, "w", encoding="utf8")  # noqa: SIM115  # for the rest of the process
 
     def _seconds_left(self, step: int) -> float | None:
         now = self._clock()

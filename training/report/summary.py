@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from config import PREFERENCES, Config
 from memory.plan import Plan
 from settings.fields import counted
 from training.report.progress import about, duration
-from units import format_size
+from units import MIB, format_size
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "reference", "load", "evaluation", "train", "save")  # shown at the end
@@ -33,6 +35,17 @@ class Summary:
     model_dir: str
     skipped_batches: int = 0  # whose loss or gradient was not finite
     rate_factor: float = 1.0  # what is left of the learning rate
+    first_over: str | None = None  # when the budget was first exceeded; None: it was kept
+
+    def over_budget(self) -> str:
+        """What is said last of a run that exceeded its budget; empty where it did not."""
+        if self.first_over is None:
+            return ""
+        return (
+            f"--memory_budget = {format_size(self.budget_bytes)}, was exceeded, first {self.first_over}: the peak was "
+            f"{format_size(self.measured_peak_bytes)}; all is saved in {self.model_dir}. Name --memory_budget="
+            f"{-(-self.measured_peak_bytes // MIB)}M, or what takes less: `plan` shows it"
+        )
 
 
 def plan_rows(plan: Plan, weights: int) -> Rows:
@@ -64,7 +77,7 @@ def summary_rows(summary: Summary) -> Rows:
     """The summary as two columns."""
     s = summary
     deviation = s.measured_peak_bytes / s.planned_peak_bytes - 1
-    verdict = "inside" if s.measured_peak_bytes <= s.budget_bytes else "OVER"
+    verdict = "inside" if s.first_over is None else f"OVER, first {s.first_over}"
     rows = [
         ("steps", _steps(s)),
         (
@@ -110,3 +123,18 @@ def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[st
         f"{program} evaluate --model={model_dir}",
     ]
     return lines if is_finetune else [*lines, f"{program} train --is_finetune=True --finetune_from={model_dir}"]
+
+
+def resume_command(config: Config) -> str:
+    """The whole command that continues a run, with the folders that have to be named again."""
+    command = "dpo" if config.data.objective == PREFERENCES else "train"
+    places = ("output_dir", "log_dir", "cache_dir", "checkpoint_mirror")
+    values, defaults = config.as_dict(), Config().as_dict()
+    named = [f"--{name}={shlex.quote(str(values[name]))}" for name in places if values[name] != defaults[name]]
+    words = [
+        "python train_low_mem.py",
+        command,
+        "--is_keep_training=True",
+        f"--run_name={shlex.quote(config.run.run_name)}",
+    ]
+    return " ".join([*words, *named])

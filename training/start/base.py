@@ -19,6 +19,7 @@ from model.shapes import weight_counts
 from settings.fields import AUTO
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
+from training.start.adapters import home_of
 from training.start.download import MODELS_DIR, download, how_to_fetch
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
@@ -45,6 +46,19 @@ def choose_base(config: Config, run_dir: Path | None) -> tuple[Path | None, list
         told.append(f"{run_dir.name} was stopped before its first checkpoint: it starts again from step 1")
     base, why = _first_base(config)
     return base, [*told, *why]
+
+
+def planned_start(config: Config) -> tuple[T5ModelConfig | None, str | None, list[str]]:
+    """Shape and folder of the model that a run of these settings would start from, None of random weights; and what is told.
+
+    Raises:
+        UserError: as `choose_base`.
+    """
+    base, told = choose_base(config, None)
+    if base is None:
+        return None, None, told
+    home = home_of(base, config)
+    return hf_format.read_config(home), str(home), told or [f"starts from {base}"]
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:
