@@ -53,6 +53,7 @@ bench: $(INSTALLED_DEV)
 
 $(PY):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import platform, sys; sys.exit((platform.system(), platform.machine()) == ("Darwin", "x86_64") and "Intel Macs are not served: the wheels of torch for them end at 2.2.2, and 2.9 is needed; a Mac with Apple silicon and its own Python (arm64) is")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'venv is missing; on Debian and Ubuntu: apt install python3-venv'; exit 1; }
 
 # The stamps make pip run again only when the requirements have changed.

@@ -437,7 +437,10 @@ class AnswerConfig:
     """What is answered, and where to."""
 
     input: str | None = setting(
-        None, "a text, or a file of prompts (text, JSONL, CSV, Parquet, Arrow)", kind=str, optional=True
+        None,
+        "a text, a file of prompts (text, JSONL, CSV, Parquet, Arrow), or - for the lines of standard input",
+        kind=str,
+        optional=True,
     )
     output: str | None = setting(
         None,
@@ -475,9 +478,9 @@ class ChatConfig:
     """How a conversation in the terminal is led."""
 
     system_prompt: str | None = setting(None, "instructions for the whole conversation", kind=str, optional=True)
-    history_turns: int = setting(
-        0, "questions before the newest, with their answers, that the model sees; more than it was trained with rarely help",
-        kind=int, low=0,
+    history_turns: int | str = setting(
+        AUTO, "questions before the newest, with their answers, that the model sees; auto: all that fit where it learnt "
+        "conversations, else none", kind=int, low=0, auto=True,
     )  # fmt: skip
 
 
@@ -529,11 +532,20 @@ class Config:
     board: BoardConfig = field(default_factory=BoardConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
-    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file" or "preset"; defaults are absent
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "preset" or "edited"; defaults are absent
 
     def origin(self, name: str) -> str | None:
         """Where the value of a setting came from: "flag", "file" or "preset"; None: it is the default."""
         return dict(self.origins).get(name)
+
+    def edited_notes(self) -> list[str]:
+        """What is to be told of defaults in this file that were edited, and so go before a preset."""
+        values = self.as_dict()
+        return [
+            f"{name} = {values[name]}, as config.py was edited; the preset says otherwise"
+            for name, origin in self.origins
+            if origin == "edited"
+        ]
 
     def given(self, name: str) -> bool:
         """Whether the user named this setting, by flag or by file."""
@@ -575,7 +587,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,
     "plan": ("plan", *TRAIN),
     "doctor": (
-        "json", "output", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
+        "json", "output", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
         "max_grad_norm", "lora", "memory", "run",
     ),
@@ -623,7 +635,11 @@ def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     table, wanted = settings_by_name(), COMMANDS[command]
     ordered = sorted(table.items(), key=lambda item: _place(item[0], item[1][0], wanted))
     # "model" is a group and a setting: in a command's list it is the group
-    return {name: entry for name, entry in ordered if entry[0] in wanted or (name in wanted and name not in GROUPS)}
+    return {
+        name: entry
+        for name, entry in ordered
+        if entry[0] in wanted or (name in wanted and name not in GROUPS) or f"{entry[0]}.{name}" in wanted
+    }
 
 
 def unlisted(command: str) -> frozenset[str]:

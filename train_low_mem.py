@@ -132,6 +132,8 @@ def _run(name: str, config: Config) -> None:
     from devices.environment import prepare_environment
 
     prepare_environment()  # before torch is imported
+    for note in config.edited_notes():
+        _print_once(note)
     if name in ("train", "dpo"):
         from trainer_low_mem import LowMemTrainer
 

@@ -87,8 +87,8 @@ class LowMemTrainer:
         start, plan = opening.start, opening.plan
         self.config = config = start.config
         self.journal = journal = Journal(config, start.state.step, monitor, is_main)
-        journal.keep(start.told)
-        for text in (*budget.warnings, *start.notes, headline(opening)):
+        journal.keep([*budget.warnings, *start.told])
+        for text in (*start.notes, headline(opening)):
             journal.tell(text)
         if is_main and not self.config.train.is_keep_training:
             journal.rows(begun_rows(start))

@@ -17,7 +17,8 @@ from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
 from commands.diagnosis.page import print_report, trial_chart
 from commands.diagnosis.trials import run_trials, trials_of
-from config import Config, UserError
+from config import Config, T5ModelConfig, UserError
+from data.prepare.child import call_in_child
 from memory.cost.prediction import Machine
 from memory.machines import this_machine
 from settings.fields import AUTO
@@ -40,7 +41,8 @@ def doctor(config: Config) -> None:
     Raises:
         UserError: `output` is no SVG file, or there is nothing to draw.
     """
-    measures = config.given("model_preset")
+    measures = config.given("model_preset") or config.checkpoint.model != AUTO
+    config = _of_model(config)
     picture = _picture_place(config, measures)
     report = examine(config, measures)
     if config.plan.json:
@@ -51,6 +53,27 @@ def doctor(config: Config) -> None:
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_text(trial_chart(report), encoding="utf8")
         print(f"picture: {picture}", file=sys.stderr)
+
+
+def _of_model(config: Config) -> Config:
+    """The settings with the shape of the model that was named.
+
+    Raises:
+        UserError: it is not there, or no model.
+    """
+    if config.checkpoint.model == AUTO:
+        return config
+    shape = call_in_child(shape_of, config)
+    return replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
+
+
+def shape_of(config: Config) -> T5ModelConfig:
+    """The shape of the model that the settings name; imports torch."""
+    from commands.loading import find_model
+    from model import hf_format
+    from training.start.adapters import base_of
+
+    return hf_format.read_config(base_of(find_model(config)))
 
 
 def examine(config: Config, measures: bool) -> dict[str, Any]:
@@ -67,7 +90,8 @@ def examine(config: Config, measures: bool) -> dict[str, Any]:
     if measures and not problem:
         machine = machine_of(config, report["devices"])
         trials = trials_of(config, machine)
-        report |= {"model": config.model_preset, "budget_bytes": machine.budget_bytes}
+        named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
+        report |= {"model": named, "budget_bytes": machine.budget_bytes}
         for number, result in enumerate(run_trials(trials, machine)):
             report["trials"].append(result.as_dict())
             if sys.stderr.isatty():  # a trial may take a minute
@@ -130,7 +154,7 @@ def _picture_place(config: Config, measures: bool) -> Path | None:
         problems.append(f"--output = {output}, is no SVG picture; allowed: a file that ends in .svg")
     if not measures:
         problems.append(
-            f"--output = {output}, there is nothing to draw without a model; add --model_preset, such as t5-small"
+            f"--output = {output}, there is nothing to draw without a model; add --model_preset, such as t5-small, or --model=FOLDER"
         )
     if problems:
         raise UserError(*problems)

@@ -158,20 +158,29 @@ def _passes_and_shards(config: Config, machine: Machine, count: int) -> list[tup
     return [*whole, *sharded]
 
 
+def _precision(config: Config, machine: Machine) -> str:
+    """What is asked for; fp16 of a preset or a file is meant for GPUs, and is auto where such products are not fast."""
+    asked = config.memory.mixed_precision
+    if asked != "fp16" or machine.multiplies_fast("float16"):
+        return asked
+    if config.origin("mixed_precision") != "flag":
+        return AUTO
+    raise UserError(
+        "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
+        "(bf16 halves the weights and computes in what is fast)"
+    )
+
+
 def _dtypes(config: Config, machine: Machine) -> list[Dtypes]:
-    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast("float16"):
-        raise UserError(
-            "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
-            "(bf16 halves the weights and computes in what is fast)"
-        )
+    asked = _precision(config, machine)
     fast = "bfloat16" if machine.multiplies_fast("bfloat16") else "float32"
     ways = {
         "no": [("float32", "float32")],
         "bf16": [("bfloat16", fast)],
         "fp16": [("float32", "float16")],
         AUTO: [("bfloat16", "bfloat16")] if fast == "bfloat16" else [("float32", "float32"), ("bfloat16", "float32")],
-    }[config.memory.mixed_precision]
-    if config.memory.mixed_precision == AUTO and config.memory.memory_mode == "ultra":
+    }[asked]
+    if asked == AUTO and config.memory.memory_mode == "ultra":
         ways = ways[-1:]
     return _base_dtypes(config.lora.lora_base, ways, fast) if config.lora.lora_rank else ways
 
@@ -340,7 +349,7 @@ def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
 def _dtypes_of(config: Config, machine: Machine, earlier: Choice) -> Dtypes | None:
     """What the resumed run stores and computes in; None where another precision is asked for now."""
     precision = "fp16" if earlier.compute == "float16" else "no" if earlier.storage == "float32" else "bf16"
-    if config.memory.mixed_precision not in (AUTO, precision) and not config.lora.lora_rank:
+    if _precision(config, machine) not in (AUTO, precision) and not config.lora.lora_rank:
         return None
     if earlier.compute == "float16" and not machine.rate("float16"):
         raise UserError(
@@ -377,6 +386,8 @@ def _kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
 def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:
     """Why it computes in what it does: the class of what computes, or the run that is resumed."""
     kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
+    if _precision(config, machine) != config.memory.mixed_precision:
+        yield f"mixed_precision = fp16 of the preset or the file: such products are not faster here; {choice.compute} instead"
     if began and began != (choice.storage, choice.compute):
         yield (
             f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it continues, stored "

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from email.message import Message
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
+
+from settings.precedence import run_presets
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,6 +29,33 @@ def test_settings_page_is_up_to_date() -> None:
     module = script("make_settings")
     committed = (ROOT / "docs" / "settings.md").read_text(encoding="utf8")
     assert committed == module.settings_page(), "run: python docs/make_settings.py"
+
+
+def test_the_record_of_defaults_and_the_schema_are_up_to_date() -> None:
+    module = script("make_settings")
+    for place, text in (
+        (ROOT / "settings" / "shipped.json", module.shipped()),
+        (ROOT / "docs" / "settings.schema.json", module.schema()),
+    ):
+        assert place.read_text(encoding="utf8") == text, "run: python docs/make_settings.py"
+
+
+@pytest.mark.parametrize("preset", run_presets())
+def test_presets_keep_to_the_schema(preset: str) -> None:
+    """Types and names, as an editor would check them."""
+    schema = json.loads((ROOT / "docs" / "settings.schema.json").read_text("utf8"))
+    settings = yaml.safe_load((ROOT / "presets" / f"{preset}.yaml").read_text("utf8"))
+    assert set(settings) <= set(schema["properties"])
+    kinds = {"integer": int, "number": (int, float), "boolean": bool, "string": str}
+    for name, value in settings.items():
+        about = schema["properties"][name]
+        ways = about.get("anyOf", [about])
+        types = [
+            kind
+            for way in ways
+            for kind in ([way.get("type")] if isinstance(way.get("type"), str) else way.get("type", []))
+        ]
+        assert any(kind in kinds and isinstance(value, kinds[kind]) for kind in types) or value == "auto", name
 
 
 def test_every_requirement_stands_in_the_list_of_licences() -> None:

@@ -124,8 +124,11 @@ def open_run(
     else:
         config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
+    say = Progress(1, accelerator.is_main_process).note
+    for warning in budget.warnings:
+        say(warning)
     with monitor.phase("prepare"), accelerator.local_main_process_first():
-        begin = start(config, budget.available_bytes, Progress(1, accelerator.is_main_process).note)
+        begin = start(config, budget.available_bytes, say)
     begin.notes[:0] = notes
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
@@ -211,7 +214,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     refuse(owner.take(begin.run_dir))
     create_run(
         config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
-        fill=lambda folder: settings.save(folder / SETTINGS_FILE),
+        fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=begin.prepared.objective,
     )  # fmt: skip
     with writes(config.run.output_dir):
         owner.sign()

@@ -13,6 +13,7 @@ from data.prepare.encoding import limited
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import SampleCorpus, build_sample_corpus
 from data.sources.files import JSONL, Source, find, parts_of, sources_fingerprint
+from data.sources.layouts import are_there
 from data.sources.lines import BadRows
 from data.sources.places import public
 from data.sources.reading import column_names, read_rows, recognised_columns
@@ -78,7 +79,9 @@ def decide(config: Config, once: Once = make_once) -> Task:
     objective = asked
     if asked == AUTO:
         names = set(column_names(sources[0], data.text_column))
-        is_pairs = pair <= names or _messages_column(data, sources) or _known_pair(data, sources)
+        is_pairs = (
+            are_there(sorted(pair), sorted(names)) or _messages_column(data, sources) or _known_pair(data, sources)
+        )
         objective = "pairs" if is_pairs else "span"
         if objective == "span" and {data.prompt_column, data.chosen_column, data.rejected_column} <= names:
             raise _for_dpo(data)

@@ -60,6 +60,11 @@ def stored(columns: Sequence[str], names: Sequence[str]) -> list[str]:
     return list(found.values())
 
 
+def are_there(columns: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a file has all that such columns are made of."""
+    return all(part in names for part in stored(columns, names))
+
+
 def is_made(columns: Sequence[str], names: Sequence[str]) -> bool:
     """Whether any of these columns is an expression."""
     return any(column not in names and _parts(column, names) != [column] for column in columns)

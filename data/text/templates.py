@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from config import DataConfig
@@ -48,6 +48,7 @@ class Template:
     text: str = TEMPLATES[PLAIN]
     prefix: str = ""
     name: str = PLAIN
+    turns: bool = field(default=False, compare=False)  # whether prompts with turns before them were learnt
 
     @classmethod
     def load(cls, name_or_text: str, prefix: str = "") -> Template:
@@ -82,7 +83,8 @@ class Template:
         path = Path(folder) / FILE_NAME
         try:
             content = json.loads(path.read_text(encoding="utf8"))
-            return cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
+            found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
+            return replace(found, turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -91,10 +93,10 @@ class Template:
     def save(self, folder: str | Path) -> None:
         """Write it into an existing folder, for `read`; a plain one needs no file."""
         path = Path(folder) / FILE_NAME
-        if self == Template():
+        if self == Template() and not self.turns:
             path.unlink(missing_ok=True)
             return
-        text = json.dumps(self.facts(), indent=1, ensure_ascii=False)
+        text = json.dumps({**self.facts(), **({"turns": True} if self.turns else {})}, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf8")
 
     def facts(self) -> dict[str, str]:

@@ -181,3 +181,13 @@ def test_the_longest_target_follows_from_the_objective() -> None:
     assert target(objective="pairs") == 400 and target(objective="pairs", max_target_len=50) == 50
     preferences = load("dpo", {"train_file": "x", "max_target_len": "50"})
     assert make_work(preferences, here, None, None).target_tokens == 100, "two answers to each prompt"
+
+
+@pytest.mark.parametrize("preset", ["guide_config_1", "guide_config_2"])
+def test_fp16_of_a_preset_becomes_what_is_fast(preset: str) -> None:
+    made = plan(settings_of(preset=preset), machine(10 * GIB, kind=AMX_BF16))
+    assert made.choice.compute == "bfloat16" and any("fp16 of the preset" in reason for reason in made.reasons)
+    rows = 8 if preset == "guide_config_1" else 32
+    assert made.effective_batch_size == rows
+    with pytest.raises(UserError, match="products in fp16 are not faster"):
+        plan(settings_of(preset=preset, mixed_precision="fp16"), machine(10 * GIB, kind=AMX_BF16))

@@ -24,6 +24,7 @@ from training.start.download import MODELS_DIR, download, how_to_fetch
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 NOT_OF_SHAPE = ("dropout_rate", "vocab_size", "pad_token_id", "eos_token_id")  # the tokenizer's, or of training alone
+NAMED = ("flag", "file", "edited")  # origins of what a user has chosen
 OTHERS = "other starts: --finetune_from=FOLDER (docs/finetuning.md says where checkpoints are)"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -82,7 +83,9 @@ def _newest_base(config: Config) -> tuple[Path | None, str]:
     if found is None:
         return None, f"there is no pretraining run in {config.run.output_dir}"
     shape = hf_format.read_config(found)
-    asked = [name for name in (*MODEL_FIELDS, "model_preset") if config.given(name) and name != "dropout_rate"]
+    asked = [
+        name for name in (*MODEL_FIELDS, "model_preset") if config.origin(name) in NAMED and name != "dropout_rate"
+    ]
     other = [
         name
         for name in MODEL_FIELDS
