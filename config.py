@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from language import LANGUAGES
 from settings.consistency import PREFERENCES, check
 from settings.fields import AUTO, DoesNotFit, UserError, setting
 from settings.precedence import fill
@@ -325,6 +326,11 @@ class RunConfig:
     compiled_kernels: bool | str = setting(
         AUTO, "kernels in C, compiled once on first use; auto: on a CPU under Linux that has gcc", kind=bool, auto=True
     )
+    language: str = setting(
+        AUTO, "of what is shown on the screen; auto: what LC_ALL, LC_MESSAGES or LANG says, else en; the log is English",
+        kind=str, auto=True, choices=LANGUAGES,
+    )  # fmt: skip
+    quiet: bool = setting(False, "show results, warnings and errors alone; the log is as long as ever", kind=bool)
 
 
 @dataclass(frozen=True)
@@ -578,9 +584,9 @@ ROWS = (
     "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
     "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
 )  # fmt: skip
-FOLDERS = ("output_dir", "log_dir")
+SHARED = ("output_dir", "log_dir", "language")
 # where a trained model is used, and what it may take
-USE = ("memory_budget", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *FOLDERS)
+USE = ("memory_budget", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *SHARED)
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run")
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -593,10 +599,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "tokenizer": (
         *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
-        "is_finetune", "vocab_size", "tokenizer", "overwrite", *FOLDERS,
+        "is_finetune", "vocab_size", "tokenizer", "overwrite", *SHARED,
     ),
     "prepare": (
-        *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *FOLDERS,
+        *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
         "checkpoint", "metrics", "generate", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
@@ -606,13 +612,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
-    "board": ("board", "output_dir", "log_dir"),
-    "runs": ("listing", "json", "output_dir", "log_dir"),
+    "board": ("board", *SHARED),
+    "runs": ("listing", "json", *SHARED),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),
 }  # fmt: skip
-COMMANDS["merge"] = ("checkpoint", "output", "overwrite", *FOLDERS)
-COMMANDS["check"] = ("checkpoint", *FOLDERS)
-COMMANDS["convert"] = ("checkpoint", "output", "convert", "overwrite", *FOLDERS)
+COMMANDS["merge"] = ("checkpoint", "output", "overwrite", *SHARED)
+COMMANDS["check"] = ("checkpoint", *SHARED)
+COMMANDS["convert"] = ("checkpoint", "output", "convert", "overwrite", *SHARED)
 COMMANDS["quantize"] = (
     "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", *USE,
 )  # fmt: skip

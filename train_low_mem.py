@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
+from language import speak
 from screen import guard, visible
-from settings.fields import OverBudget, allowed, counted
+from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 must not end a run at the first Chinese letter
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    speak(_typed(arguments, "language", AUTO))  # until all settings are read, which may come from a file
     with guard():
         return _answered(list(arguments))
 
@@ -175,6 +177,7 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
         raise UserError(*problems, *error.problems) from None
     if problems:
         raise UserError(*problems)
+    speak(config.run.language)
     return config
 
 
@@ -213,7 +216,10 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     place = tracking.log_crash(text) if tracking else None
     if place is None:
         suffix = f"_rank{_rank()}" if _rank() else ""
-        place = Path(_log_dir(arguments)) / f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
+        place = (
+            Path(_typed(arguments, "log_dir", Config().run.log_dir))
+            / f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
+        )
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(visible(text), encoding="utf8")
@@ -224,12 +230,12 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     print(f"unforeseen {type(error).__name__}: {summary}; the traceback is in {place}", file=sys.stderr)
 
 
-def _log_dir(arguments: Sequence[str]) -> str:
-    """The log folder by flag or default; the file of settings may be what has failed."""
+def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:
+    """The value of a flag as it was typed, where the settings are not read yet or have failed."""
     for word in _normalised(list(arguments[1:])):
-        if word.startswith("--log_dir=") and NO_VALUE not in word:
-            return word.removeprefix("--log_dir=")
-    return Config().run.log_dir
+        if word.startswith(f"--{flag}=") and NO_VALUE not in word:
+            return word.partition("=")[2]
+    return otherwise
 
 
 if __name__ == "__main__":

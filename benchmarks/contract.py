@@ -1,9 +1,10 @@
 """Is the budget kept? `python -m benchmarks.contract [accuracy] [budgets] [keeping] [--cases=N] [--fresh]`.
 
-accuracy: small real training runs over sizes, lengths, batches, modes, optimizers and dtypes; the peak that the plan has
-predicted, before and after its probe, beside the peak that the kernel has seen. budgets: one model under rising budgets,
-each of which should be used. keeping: pairs of a configuration and a budget, drawn at random, run under a hard cgroup
-limit of budget + 5%: none may be killed, each finishes or is refused before it trains. Every case is noted as it ends, so
+accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length, the
+usual ways for 300 steps; the peak that the plan has predicted, before and after its probe, beside the peak that
+the kernel has seen. budgets: one model under rising budgets, each of which should be used. keeping: pairs of a
+configuration and a budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each
+finishes or is refused before it trains. Every case is noted as it ends, so
 that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets tables and a picture of
 all cases so far.
 """
@@ -28,76 +29,54 @@ FIGURES = CACHE / "figures.json"
 WORDS = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
 KEEPING_CASES = 24
 BUDGETS = ("1200M", "2G", "4G", "8G")
-STEPS = 8  # malloc's heap settles in the first few
+MANY_STEPS, LIMITED_STEPS, STEPS = 300, 100, 40  # of the usual ways, under a hard limit, and of the others
+MANY: dict[str, Any] = {"max_steps": MANY_STEPS}
 
 Flags = dict[str, Any]
 BASE: Flags = {"is_finetune": True, "finetune_from": "base"}  # a folder that is trained once
+FAMILIES: dict[str, Flags] = {  # what the rows are like, and how many a step sees
+    "ragged": {"max_seq_len": 256, "effective_batch_size": 8},
+    "short": {"max_seq_len": 32, "effective_batch_size": 128},
+    "equal": {"max_seq_len": 256, "effective_batch_size": 4, "objective": "span"},
+}
+LETTERS = {"ragged": (10, 250), "short": (4, 14)}  # of prompt and of response, least and most
+
+
+def configurations() -> list[Flags]:
+    """Models, modes, optimizers and dtypes that differ in one or two things from a common one."""
+    rows: list[Flags] = [MANY, {"memory_mode": "low"}, {"memory_mode": "ultra", **MANY}]
+    rows += [{"optimizer": "adamw", "max_grad_norm": 1.0}, {"optimizer": "adamw_8bit"}]
+    rows += [{"dropout_rate": 0.1}, {"dropout_rate": 0.1, "memory_mode": "ultra"}]
+    rows += [{"mixed_precision": "no"}, {"mixed_precision": "no", "dropout_rate": 0.1, "memory_mode": "ultra", **MANY}]
+    rows += [{"mixed_precision": "bf16"}, {"compiled_kernels": False}]
+    rows += [{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_ff": 700}]
+    rows += [{"d_model": 128, "d_ff": 512, "vocab_size": 64000}, {"num_layers": 6, "num_decoder_layers": 4}]
+    rows += [{**BASE, "lora_rank": 8}, {"model_preset": "t5-small", "max_steps": 24}]
+    rows += [{"model_preset": "t5-small", "memory_mode": "ultra", "max_steps": 24}]
+    return rows
 
 
 def accuracy_cases() -> list[Flags]:
-    """Configurations that differ in one or two things from a common one, and mixtures of them."""
-    rows: list[Flags] = [{"max_seq_len": n, "effective_batch_size": b} for n in (64, 128, 256) for b in (2, 8)]
-    rows += [{"memory_mode": mode, "max_seq_len": 192} for mode in ("standard", "low", "ultra")]
-    rows += [{"optimizer": name} for name in ("adamw", "adamw_rms", "adamw_8bit")]
-    rows += [
-        {"optimizer": "adamw", "max_grad_norm": 1.0},
-        {"dropout_rate": 0.1},
-        {"dropout_rate": 0.1, "memory_mode": "ultra"},
-    ]
-    rows += [
-        {"mixed_precision": "bf16"},
-        {"mixed_precision": "bf16", "optimizer": "adamw_8bit"},
-        {"mixed_precision": "no"},
-    ]
-    rows += [
-        {"mixed_precision": "bf16", "bf16_rounding": "compensated"},
-        {"mixed_precision": "bf16", "memory_mode": "ultra"},
-    ]
-    rows += [{"d_model": 384, "d_ff": 1024}, {"d_model": 128, "d_ff": 2048}, {"num_layers": 6, "num_decoder_layers": 4}]
-    rows += [{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_ff": 700}, {"vocab_size": 32128}]
-    rows += [
-        {"bias_in_every_layer": True},
-        {"batch_size_per_gpu": 1},
-        {"batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
-    ]
-    rows += [
-        {"objective": "span", "max_seq_len": 256},
-        {"objective": "ul2", "max_seq_len": 128},
-        {"objective": "prefix"},
-    ]
-    rows += [{"freeze": "encoder"}, {"freeze": "embedding", "optimizer": "adamw"}, {"eval_batch_size_per_gpu": 16}]
-    rows += [{**BASE, "memory_mode": mode} for mode in ("standard", "ultra")]
-    rows += [{**BASE, "lora_rank": 8, **more} for more in ({}, {"lora_base": "int8"}, {"memory_mode": "ultra"})]
-    rows += [{"model_preset": "t5-small"}, {"model_preset": "t5-base", "mixed_precision": "bf16", "max_steps": 2}]
-    large = {"model_preset": "chatlm-0.2b", "max_steps": 2}
-    rows += [large, {**large, "memory_mode": "ultra"}, {**large, "batch_size_per_gpu": 2, "mixed_precision": "bf16"}]
-    rows += [{**large, "memory_mode": "ultra", "effective_batch_size": 16, "max_seq_len": 256}]
-    # several accumulation passes, beside the gradients of all weights
-    several: Flags = {"effective_batch_size": 32, "max_seq_len": 256, "max_steps": 3}
-    rows += [
-        {**several, "memory_budget": "400M"},
-        {**several, "memory_budget": "600M", "d_model": 384, "d_ff": 1024, "dropout_rate": 0.1},
-    ]
-    several |= {"model_preset": "t5-small", "effective_batch_size": 16, "max_steps": 2}
-    rows += [{**several, "memory_budget": budget} for budget in ("900M", "1300M")]
-    rows += [{**several, "memory_budget": "800M", "mixed_precision": "bf16"}]
-    return [{"effective_batch_size": 8, "max_seq_len": 128, **row} for row in rows]
+    """Every configuration on every family of rows, and large models on one."""
+    rows = [{"rows": family, **row} for row in configurations() for family in FAMILIES]
+    large: Flags = {"model_preset": "chatlm-0.2b", "memory_mode": "ultra", "max_steps": 6}
+    return rows + [{"rows": family, **large} for family in FAMILIES]
 
 
 def keeping_cases() -> list[Flags]:
-    """Configurations and budgets at random, always the same; some budgets are too small for their configuration."""
+    """Of those, some under budgets at random, always the same; some budgets are too small for their configuration."""
     draw = random.Random(20)
-    cases = []
-    for _ in range(KEEPING_CASES):
-        cases.append(
-            {
-                "effective_batch_size": draw.choice((2, 4, 8, 16)), "max_seq_len": draw.choice((64, 128, 256)),
-                "d_model": draw.choice((128, 256, 384)), "d_ff": draw.choice((512, 1024)), "num_layers": draw.choice((2, 4)),
-                "optimizer": draw.choice(("adafactor", "adamw", "adamw_8bit")), "dropout_rate": draw.choice((0.0, 0.1)),
-                "objective": draw.choice(("pairs", "span")), "memory_budget": f"{draw.randrange(210, 420, 10)}M",
-            }
-        )  # fmt: skip
-    return cases
+    small = [row for row in configurations() if "model_preset" not in row and "finetune_from" not in row]
+    families = list(FAMILIES) * (KEEPING_CASES // len(FAMILIES))
+    return [
+        {
+            "rows": family,
+            **draw.choice(small),
+            "max_steps": LIMITED_STEPS,
+            "memory_budget": f"{draw.randrange(210, 420, 10)}M",
+        }
+        for family in families
+    ]
 
 
 def budget_cases() -> list[Flags]:
@@ -109,23 +88,20 @@ def budget_cases() -> list[Flags]:
     return [{**common, "memory_budget": budget} for budget in BUDGETS]
 
 
-def data_file(objective: str) -> Path:
-    """A file of rows of many lengths, made once."""
-    is_pairs = objective == "pairs"
-    path = CACHE / ("pairs.jsonl" if is_pairs else "text.jsonl")
+def data_file(family: str) -> Path:
+    """A file of rows of that family, made once: pairs of lengths at random, or long texts that fill every row."""
+    path = CACHE / f"{family}.jsonl"
     if not path.is_file():
         draw, words = random.Random(0), WORDS.split()
 
         def text(letters: int) -> str:
-            return " ".join(draw.choice(words) for _ in range(1 + letters // 5))
+            return " ".join(draw.choice(words) for _ in range(1 + letters // 5))[:letters]
 
+        lines = [{"text": text(3000)} for _ in range(400)]
+        if family in LETTERS:
+            sides = ("prompt", "response")
+            lines = [{side: text(draw.randint(*LETTERS[family])) for side in sides} for _ in range(4000)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [
-            {"prompt": text(draw.randint(10, 400)), "response": text(draw.randint(10, 400))}
-            if is_pairs
-            else {"text": text(3000)}
-            for _ in range(400)
-        ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
     return path
 
@@ -135,7 +111,7 @@ def base_folder() -> Path:
     folder = CACHE / "models" / "base"
     if not (folder / "model.safetensors").is_file():
         flags = {
-            "model_preset": "tiny", "train_file": data_file("pairs"), "cache_dir": CACHE, "max_steps": 1, "max_seq_len": 64,
+            "model_preset": "tiny", "train_file": data_file("ragged"), "cache_dir": CACHE, "max_steps": 1, "max_seq_len": 64,
             "output_dir": folder.parent, "run_name": folder.name, "overwrite": True,
         }  # fmt: skip
         made = watched.train(flags)
@@ -147,11 +123,13 @@ def base_folder() -> Path:
 def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     """One training run in a process of its own: its exit code, what it planned, and the most that it held."""
     base = {"finetune_from": base_folder()} if "finetune_from" in flags else {}
+    family = str(flags.get("rows", "ragged"))
     common = {
-        "model_preset": "tiny", "train_file": data_file(str(flags.get("objective", "pairs"))), "cache_dir": CACHE,
-        "max_steps": STEPS, "eval_steps": STEPS, "eval_rows": 32,
+        "model_preset": "tiny", "train_file": data_file(family), "cache_dir": CACHE, **FAMILIES[family],
+        "max_steps": STEPS, "eval_steps": STEPS, "eval_rows": 32, "sample_rows": 0,
     }  # fmt: skip
-    run = watched.train({**common, **flags, **base}, limit=limit)
+    own = {name: value for name, value in flags.items() if name != "rows"}
+    run = watched.train({**common, **own, **base}, limit=limit)
     predicted = run.plan.get("peak_bytes")
     return {
         "flags": flags, "exit": run.returncode, "measured": run.peak_bytes, "predicted": predicted,

@@ -15,20 +15,25 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
 from config import T5ModelConfig
-from memory.cost.speed import step_flops
+from memory.cost.speed import Amount, recomputed_flops, step_flops
 from settings.precedence import model_presets
 from units import format_size
 
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")
-MODE_BARS = {"ours-low": 0.95, "ours-ultra": 0.85}  # of the speed of ours-standard
+MODE_BAR = 0.95  # of the share of ours-standard's speed that a mode's recomputed products allow
 OPTIONS = {"systems": "", "repeats": "2", "write": "True"}
 Run = dict[str, Any]
+
+
+def saved_blocks(mode: str, blocks: int) -> int:
+    """How many of a model's blocks keep their activations for backward."""
+    return {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,22 @@ class Work:
     bar_bytes: int = 0
 
     @property
+    def shape(self) -> T5ModelConfig:
+        """What the model is like."""
+        return T5ModelConfig(**model_presets()[self.model])
+
+    @property
     def flops(self) -> float:
         """Multiplications and additions of one step without recomputing: a forward, and twice that back."""
-        shape = T5ModelConfig(**model_presets()[self.model])
-        return 3 * sum(step_flops(shape, self.rows, self.source, self.target))
+        return 3 * sum(step_flops(self.shape, self.rows, self.source, self.target))
+
+    def allowed(self, system: str) -> float:
+        """Share of the speed of ours-standard that is left where all else is as fast: the first blocks are recomputed."""
+        layers, blocks = self.shape.num_layers, self.shape.num_layers + self.shape.num_decoder_layers
+        recomputed = blocks - saved_blocks(system.removeprefix("ours-"), blocks)
+        part = replace(self.shape, num_layers=min(layers, recomputed), num_decoder_layers=max(0, recomputed - layers))
+        again = recomputed_flops(part, Amount.of_rows(self.rows, self.source, self.target))
+        return self.flops / (self.flops + again)
 
 
 WORKS = {
@@ -129,11 +146,15 @@ def notes(work: Work, runs: list[Run]) -> list[str]:
             "is left out, its processes count in the peak, not in VmHWM."
         )
     standard = [run for run in good if run["system"] == "ours-standard"]
-    for mode, bar in MODE_BARS.items():
+    for mode in ("ours-low", "ours-ultra"):
+        bar = MODE_BAR * work.allowed(mode)
         if shares := speeds_of(pairs_of([run for run in good if run["system"] == mode], standard)):
             holds = "kept" if min(shares) >= bar else "kept in part" if max(shares) >= bar else "**missed**"
             told = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
-            said.append(f"Bar, {holds}: {mode} at least at {bar:.0%} of the speed of ours-standard; {told} measured.")
+            said.append(
+                f"Bar, {holds}: {mode} at {told} of the speed of ours-standard; the products that it makes once more allow "
+                f"{work.allowed(mode):.0%}, and {bar:.0%} are asked."
+            )
     largest = max((run["high_water_bytes"] for run in good if run["system"] == "ours-ultra"), default=0)
     if work.bar_bytes and largest:
         holds = "kept" if largest <= work.bar_bytes else "**missed**"

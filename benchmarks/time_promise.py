@@ -43,13 +43,18 @@ FITTED = (
     "half_tokens",
     "block_seconds",
     "step_seconds",
+    "value_flops",
     "memory_rate",
     "cast_passes",
     "rounding_passes",
     "small_malloc",
 )
 FACTORS = (0.5, 0.8, 0.9, 0.97, 1.03, 1.1, 1.25, 2.0)  # by which a constant is changed while that helps
-FIRST = {"block_seconds": 1e-4, "step_seconds": 1e-3}  # where the record has none, a factor would find nothing
+FIRST = {
+    "block_seconds": 1e-4,
+    "step_seconds": 1e-3,
+    "value_flops": 100.0,
+}  # where the record has none, a factor would find nothing
 
 Case = dict[str, Any]
 Flags = dict[str, Any]
@@ -65,7 +70,7 @@ def cases() -> list[Flags]:
         {"mixed_precision": "no"},
         {"mixed_precision": "bf16"},
     ]
-    rows += [{"optimizer": "adamw"}, {"lora_rank": 8}, {"max_grad_norm": 1.0}]
+    rows += [{"optimizer": "adamw"}, {"optimizer": "adamw_8bit"}, {"max_grad_norm": 1.0}]
     rows += [{"d_model": 512, "d_ff": 2048, "num_layers": 4, "num_decoder_layers": 4, **more} for more in (
         {}, {"letters": (10, 20)}, {"mixed_precision": "no"}, {"mixed_precision": "no", "letters": (10, 20)},
     )]  # fmt: skip

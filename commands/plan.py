@@ -23,6 +23,7 @@ from data.prepare.task import decide
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from memory.alternatives import Alternative, other_ways
 from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
@@ -34,8 +35,9 @@ from memory.plan import Plan, make_work, plan
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
-from training.report.progress import Progress, duration
+from training.report.progress import Progress
 from training.report.summary import plan_rows
+from training.report.wording import duration
 from training.start.schedules import resolve_steps
 from units import format_size
 
@@ -241,7 +243,7 @@ def _rows(config: Config) -> Rows:
                 config, SHOWN_ROWS, only_if_made, None if known else Path(config.data.cache_dir)
             )
             table = told(rows, task.columns)
-        return [*table, *([("cut", cut)] if cut else [])]
+        return [*table, *([(say("cut"), cut)] if cut else [])]
     return []
 
 

@@ -8,6 +8,7 @@ from data.batches.loader import StepLoader
 from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from training.report.progress import Progress
 
 
@@ -49,4 +50,6 @@ def _preview(config: Config) -> None:
         rows = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), config.prepare.preview)
         columns, cut = columns_of_shards(prepared), cut_of_shards(config, prepared)
     table = told(rows, columns)
-    Progress(1).table(f"rows as the model will see them ({task.objective})", [*table, *([("cut", cut)] if cut else [])])
+    Progress(1).table(
+        f"rows as the model will see them ({task.objective})", [*table, *([(say("cut"), cut)] if cut else [])]
+    )

@@ -11,12 +11,11 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 from data.durable import is_full, put_in_place
-from data.locks import lock_at
+from data.locks import held
 from settings.fields import DoesNotFit, UserError
 
 
@@ -43,7 +42,8 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with lock_at(target.with_name(target.name + ".lock")) or nullcontext():
+        waiting = f"another process is making {target}: waiting until it is done"
+        with held(target.with_name(target.name + ".lock"), waiting):
             if not target.exists():
                 _make(target, make, resumable)
     except OSError as error:

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
+
+from screen import visible
 
 NO_LOCKS = tuple(getattr(errno, name) for name in ("ENOSYS", "ENOLCK", "EOPNOTSUPP", "ENOTSUP") if hasattr(errno, name))
 
@@ -23,6 +28,30 @@ def lock_at(path: Path) -> FileLock | None:
         OSError: the folder cannot be written.
     """
     return FileLock(path, thread_local=False) if _has_locks(path) else None
+
+
+@contextmanager
+def held(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock of a name, where there are locks; where another process holds it, say so and wait.
+
+    Args:
+        waiting: what is said then, on standard error.
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    lock = lock_at(path)
+    if lock is None:
+        yield
+        return
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(visible(waiting), file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _has_locks(path: Path) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from devices.base import Device
+from language import join
+from settings.fields import counted
 
 
 class CpuDevice(Device):
@@ -16,8 +18,7 @@ class CpuDevice(Device):
         super().__init__(torch.device("cpu"))
 
     def describe(self) -> str:
-        threads = torch.get_num_threads()
-        return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+        return join(", ", ["CPU", counted(torch.get_num_threads(), "thread")])
 
     def memory_now_bytes(self) -> int:
         return 0

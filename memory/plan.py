@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
+from language import english, say
 from memory.alternatives import refusal
 from memory.cost.prediction import (
     Choice,
@@ -31,6 +32,7 @@ from memory.cost.prediction import (
 from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
 from memory.first_guess import effective_batch, table_guess
+from memory.reasons import dtype_reasons, kernel_reasons, size_reasons
 from settings.fields import AUTO
 from units import MIB
 
@@ -72,7 +74,8 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         accumulation = self.choice.gradient_accumulation_steps
-        return {**asdict(self), "choice": self.choice.as_dict(), "gradient_accumulation_steps": accumulation}
+        told = {"choice": self.choice.as_dict(), "reasons": [english(reason) for reason in self.reasons]}
+        return {**asdict(self), **told, "gradient_accumulation_steps": accumulation}
 
 
 def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Work:
@@ -171,6 +174,12 @@ def _precision(config: Config, machine: Machine) -> str:
     )
 
 
+def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:
+    if _precision(config, machine) != config.memory.mixed_precision:
+        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
+        yield say(told, compute=choice.compute)
+
+
 def _dtypes(config: Config, machine: Machine) -> list[Dtypes]:
     asked = _precision(config, machine)
     fast = "bfloat16" if machine.multiplies_fast("bfloat16") else "float32"
@@ -260,9 +269,10 @@ def plan(
     return replace(
         best,
         reasons=(
-            *_reasons(best, machine),
-            *_dtype_reasons(config, best.choice, machine, began),
-            *_kernel_reasons(best.choice, had_kernels),
+            *size_reasons(best.choice, machine),
+            *dtype_reasons(config, best.choice, machine, began),
+            *_fp16_reasons(config, machine, best.choice),
+            *kernel_reasons(best.choice, had_kernels),
         ),
     )
 
@@ -363,41 +373,3 @@ def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
     """Whether an earlier choice shares weights out as is asked for now."""
     is_whole = earlier.shards == 1 or earlier.compute != "float16"
     return is_whole and earlier.shards in {shards for _, shards in _passes_and_shards(config, machine, 1)}
-
-
-def _reasons(chosen: Plan, machine: Machine) -> tuple[str, ...]:
-    batch_size, _, accumulation = table_guess(machine.available_bytes)
-    choice = chosen.choice
-    ways = "through each block together" if choice.accumulation_passes == 1 else "one after the other, gradients held"
-    notes = [
-        f"first guess by available memory: micro-batch {batch_size} x {accumulation}",
-        f"planned: {choice.batch_size_per_gpu} x {choice.gradient_accumulation_steps}, {ways}",
-    ]
-    return tuple(notes)
-
-
-def _kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
-    if choice.kernels:
-        yield "computes with compiled kernels where they can"
-    elif had_kernels:
-        yield "the run computed with compiled kernels, which are not here now: numbers differ in their last places"
-
-
-def _dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Dtypes | None) -> Iterator[str]:
-    """Why it computes in what it does: the class of what computes, or the run that is resumed."""
-    kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
-    if _precision(config, machine) != config.memory.mixed_precision:
-        yield f"mixed_precision = fp16 of the preset or the file: such products are not faster here; {choice.compute} instead"
-    if began and began != (choice.storage, choice.compute):
-        yield (
-            f"the run was stored in {began[0]} and computed in {began[1]}, in which nothing fits here now: it continues, stored "
-            f"in {choice.storage} and computed in {choice.compute}"
-        )
-    elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
-        slow = "" if is_fast else ", which is slow here"
-        yield f"computes in {choice.compute}, as the run began{slow} ({kind})"
-    elif choice.compute == "bfloat16":
-        yield f"computes in bfloat16: such products are fast here ({kind})"
-    elif choice.compute == "float32" and config.memory.mixed_precision != "no":
-        at_rest = "" if choice.storage == "float32" else f"; {choice.storage} at rest saves memory"
-        yield f"computes in float32: products in bfloat16 are slow here ({kind}){at_rest}"

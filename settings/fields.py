@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from language import Said, say
 from units import format_size, parse_size
 
 AUTO = "auto"
@@ -190,9 +191,11 @@ def show(field: dataclasses.Field[Any], value: Any) -> str:
     return format_size(value) if field.metadata["kind"] == "size" and isinstance(value, int) else str(value)
 
 
-def counted(number: int, noun: str) -> str:
-    """Show a number of things: `1 row`, `2,249 rows`, `2 processes`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+def counted(number: int, noun: str) -> Said:
+    """Show a number of things: `1 row`, `2,249 rows`, `2 processes`; in the user's language where it has the noun."""
+    english = f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s")
+    translated = say(noun)
+    return Said(f"{number:,} {str.__str__(translated)}" if translated != noun else english, english)
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:

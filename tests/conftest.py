@@ -21,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="frugalt5-tests-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = folder  # before test modules copy the environment
+    os.environ["LC_ALL"] = "C.UTF-8"  # what tests read is English, whoever runs them
 
 
 @pytest.fixture(scope="module", params=[AVX2, AVX512_BF16], ids=["slow bf16", "fast bf16"])
@@ -51,6 +52,14 @@ def kernels_as_before() -> Iterator[None]:
     yield
     if calls := sys.modules.get("devices.kernels.calls"):
         calls.use(True)
+
+
+@pytest.fixture(autouse=True)
+def language_as_before() -> Iterator[None]:
+    """What one test speaks is spoken in no other."""
+    yield
+    if language := sys.modules.get("language"):
+        language.speak("en")
 
 
 @pytest.fixture

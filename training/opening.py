@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from config import Config
 from devices.base import Device
 from devices.kernels.calls import kernels, use
+from language import say
 from memory.cost.disk import bytes_below, disk_need, too_full
 from memory.observe.budget import Budget, measure_budget
 from memory.observe.monitor import Monitor
@@ -78,11 +79,12 @@ class Opening:
 def headline(opening: Opening) -> str:
     """What is trained, on what, in one line."""
     config, loader, budget = opening.start.config, opening.start.loader, opening.budget
-    return (
-        f"{config.run.run_name}: {counted(loader.num_rows, 'row')} ({opening.start.prepared.objective}), "
-        f"{counted(int(config.train.max_steps), 'step')}, {opening.device.describe()}, "
-        f"{counted(opening.num_processes, 'process')}; {budget.describe()}"
-    )
+    return say(
+        "{run}: {rows} ({objective}), {steps}, {device}, {processes}; {budget}",
+        run=config.run.run_name, rows=counted(loader.num_rows, "row"), objective=opening.start.prepared.objective,
+        steps=counted(int(config.train.max_steps), "step"), device=opening.device.describe(),
+        processes=counted(opening.num_processes, "process"), budget=budget.describe(),
+    )  # fmt: skip
 
 
 def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
@@ -124,11 +126,11 @@ def open_run(
     else:
         config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
-    say = Progress(1, accelerator.is_main_process).note
+    tell = Progress(1, accelerator.is_main_process, is_quiet=config.run.quiet).note
     for warning in budget.warnings:
-        say(warning)
+        tell(warning)
     with monitor.phase("prepare"), accelerator.local_main_process_first():
-        begin = start(config, budget.available_bytes, say)
+        begin = start(config, budget.available_bytes, tell)
     begin.notes[:0] = notes
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes

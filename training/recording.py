@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from language import say
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
 from training.processes.collectives import sum_over
@@ -62,13 +63,11 @@ class Recorder:
         if not sum_over(live.accelerator, float(is_over))[0]:
             return None
         if not is_over:
-            return "on another process"
+            return say("on another process")
         if self._first_over is not None:
-            return f"at step {self._first_over}"
+            return say("at step {step}", step=self._first_over)
         peaks = live.monitor.phase_peaks
-        return (
-            f"after the last step, in {max(peaks, key=lambda phase: peaks[phase])}" if peaks else "after the last step"
-        )
+        return say("after the last step, in {phase}", phase=max(peaks, key=lambda phase: peaks[phase], default="save"))
 
     def _peak_bytes(self) -> int:
         device = self.live.device

@@ -1,8 +1,10 @@
-"""Would a test notice a slip? `python -m benchmarks.checks.mutants --times=300 [--processes=2] [--first=0] [--only=memory/plan.py]`.
+"""Would a test notice a slip? `python -m benchmarks.checks.mutants --times=300 [--processes=2] [--only=memory/plan.py] [--again]`.
 
 One token of one file is changed (a comparison, a number by one, a condition turned round, a statement left out), and the
 tests that import that file are run: where they pass, the change is a survivor, told with its line. Which changes are tried
-is drawn once, by a fixed seed; `--first` goes on where an earlier run ended. Source: DeMillo, Lipton, Sayward 1978,
+is drawn once, by a fixed seed; what is tried is noted at once, below data/cache, and not tried a second time while its file
+stays as it is. `--again` tries what has survived, against tests written since; what can change nothing is in
+`equivalent.py`, with the reason. Source: DeMillo, Lipton, Sayward 1978,
 "Hints on Test Data Selection". Works where processes can fork.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import json
 import math
 import os
 import random
@@ -18,12 +21,15 @@ import shutil
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from benchmarks.checks.equivalent import reason_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGETS = (
@@ -33,6 +39,7 @@ TARGETS = (
 TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
 MOST_TEST_FILES = 2  # of a mutant
 PROCESSOR_SECONDS = 300
+NOTES = ROOT / "data" / "cache" / "mutants.jsonl"
 UNCHANGED = -1  # the number of no node
 PASSED, NO_TESTS, NOT_RUN = 0, 5, 70
 WARM = ("torch", "numpy", "pyarrow.parquet", "pytest", "safetensors.torch", "accelerate")
@@ -139,6 +146,24 @@ def drawn(only: Sequence[str]) -> list[Mutant]:
     return mutants
 
 
+def _key(mutant: Mutant) -> str:
+    """Names a change, and the file that it is made to as it is now."""
+    return f"{zlib.crc32((ROOT / mutant.file).read_bytes()):08x} {mutant.file} {mutant.node}"
+
+
+def noted() -> dict[str, bool]:
+    """What was tried: key -> whether it survived."""
+    lines = NOTES.read_text(encoding="utf8").splitlines() if NOTES.is_file() else []
+    return {key: survived for key, survived in map(json.loads, lines)}
+
+
+def note(mutant: Mutant, survived: bool) -> None:
+    """Keep what came of a change."""
+    NOTES.parent.mkdir(parents=True, exist_ok=True)
+    with NOTES.open("a", encoding="utf8") as file:
+        file.write(json.dumps([_key(mutant), survived]) + "\n")
+
+
 def try_out(mutant: Mutant, tests: Sequence[str], copy_of_all: Path) -> int:
     """Run the tests in a forked process; returns its number."""
     if mutant.node != UNCHANGED:
@@ -163,16 +188,19 @@ def try_out(mutant: Mutant, tests: Sequence[str], copy_of_all: Path) -> int:
         os._exit(code)
 
 
-def survivors(
-    mutants: Sequence[Mutant], processes: int, tell: Callable[[str], None], minutes: float = math.inf
-) -> tuple[list[Mutant], list[Mutant]]:
+def try_all(
+    mutants: Sequence[Mutant],
+    processes: int,
+    tell: Callable[[Mutant, bool], None],
+    minutes: float = math.inf,
+) -> None:
     """Try mutants, a few side by side, until all are tried or the time is up.
 
-    Returns:
-        those that were tried, and of these the ones that no test has noticed.
+    Args:
+        tell: called with each that was tried, and whether it survived.
     """
     left, running = list(reversed(mutants)), dict[int, tuple[Mutant, Path]]()
-    tried, found, end = [], [], time.monotonic() + 60 * minutes
+    end = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory() as folder:
         free = [Path(folder, str(number)) for number in range(processes)]
         for place in free:
@@ -191,38 +219,61 @@ def survivors(
             free.append(place)
             code = os.waitstatus_to_exitcode(status)
             assert code != NOT_RUN, f"the tests of {mutant.file} cannot be run"
-            survived = code in (PASSED, NO_TESTS)
-            tried.append(mutant)
-            found += [mutant] if survived else []
-            word = "SURVIVED" if survived else "noticed"
-            tell(f"{word} {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}")
-    return tried, found
+            tell(mutant, code in (PASSED, NO_TESTS))
+
+
+def told(mutant: Mutant, survived: bool) -> None:
+    """On the screen, and in the notes."""
+    word = "SURVIVED" if survived else "noticed"
+    print(f"{word} {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}", flush=True)
+    note(mutant, survived)
+
+
+def figures(every: Sequence[Mutant]) -> dict[str, Any]:
+    """What is known of all of these."""
+    known = noted()
+    tried = {mutant: known[key] for mutant in every if (key := _key(mutant)) in known}
+    lost = [mutant for mutant, survived in tried.items() if survived]
+    same = {mutant: reason for mutant in lost if (reason := reason_of(*_parts(mutant)))}
+    by_wing, of_these = (Counter(mutant.file.split("/")[0] for mutant in mutants) for mutants in (tried, lost))
+    return {
+        "possible": len(every), "tried": len(tried), "survived": len(lost), "equivalent": len(same),
+        "by_wing": {wing: {"tried": by_wing[wing], "survived": of_these[wing]} for wing in sorted(by_wing)},
+        "survivors": [{**asdict(mutant), "equivalent": same.get(mutant, "")} for mutant in lost],
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="")
+    parser.add_argument("--again", action="store_true")
     asked = parser.parse_args()
     os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
     for module in WARM:
         __import__(module)
-    every = drawn([pattern for pattern in asked.only.split(",") if pattern])
-    wanted = every[asked.first : asked.first + asked.times]
-    sound = Mutant(wanted[0].file, UNCHANGED, 0, "nothing", "nothing")
-    assert survivors([sound], 1, print)[1], f"the tests of {sound.file} fail as it is"
-    tried, found = survivors(wanted, asked.processes, lambda line: print(line, flush=True), asked.minutes)
-    by_wing, lost = (Counter(mutant.file.split("/")[0] for mutant in mutants) for mutants in (tried, found))
-    print(f"{len(tried)} of {len(every)} tried, {len(found)} survived; " + ", ".join(f"{wing} {lost[wing]} of {by_wing[wing]}" for wing in by_wing))  # fmt: skip
+    every, known = drawn([pattern for pattern in asked.only.split(",") if pattern]), noted()
+    if asked.again:
+        wanted = [mutant for mutant in every if known.get(_key(mutant)) and not reason_of(*_parts(mutant))]
+    else:
+        wanted = [mutant for mutant in every if _key(mutant) not in known]
+    if wanted:
+        sound, passed = Mutant(wanted[0].file, UNCHANGED, 0, "nothing", "nothing"), list[bool]()
+        try_all([sound], 1, lambda _, survived: passed.append(survived))
+        assert passed == [True], f"the tests of {sound.file} fail as it is"
+    try_all(wanted[: asked.times], asked.processes, told, asked.minutes)
+    found = figures(every)
+    print(f"{found['tried']} of {found['possible']} tried, {found['survived']} survived, {found['equivalent']} of them equivalent")  # fmt: skip
 
     from benchmarks.parts.results import write_figures
 
-    figures = {"possible": len(every), "tried": len(tried), "survived": len(found), "first": asked.first}
-    parts = {wing: {"tried": by_wing[wing], "survived": lost[wing]} for wing in sorted(by_wing)}
-    write_figures("mutants", {**figures, "by_wing": parts, "survivors": [asdict(mutant) for mutant in found]})
+    write_figures("mutants", found)
+
+
+def _parts(mutant: Mutant) -> tuple[str, str, str]:
+    return mutant.file, mutant.before, mutant.after
 
 
 if __name__ == "__main__":

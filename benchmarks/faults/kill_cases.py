@@ -29,27 +29,15 @@ SHAPE = (
 )  # fmt: skip
 WORK = (
     "--max_seq_len=64", f"--max_steps={STEPS}", f"--save_steps={SAVE_STEPS}", "--eval_steps=4", "--eval_rows=8", "--effective_batch_size=7",
-    "--mixed_precision=no", "--seed=5", "--sample_rows=1", "--log_steps=1", KEEP,
+    "--mixed_precision=no", "--seed=5", "--sample_rows=0", "--log_steps=1", KEEP,
 )  # fmt: skip
-CHANGING = ("run.json", "settings.json", "reference.json")  # times and places
+CHANGING = ("run.json", "settings.json")  # times and places
 HIDDEN = (".tmp-", ".replaced-", ".partial", ".tmp", "owner.json")
 WORDS = (
-    "the",
-    "river",
-    "runs",
-    "under",
-    "a",
-    "stone",
-    "bridge",
-    "where",
-    "small",
-    "boats",
-    "wait",
-    "for",
-    "morning",
-    "light",
-)
+    "the", "river", "runs", "under", "a", "stone", "bridge", "where", "small", "boats", "wait", "for", "morning", "light",
+)  # fmt: skip
 Words = tuple[str, ...]
+OUTSIDE = ("logs/", "there/")  # of a run's folder: what times are in, and the mirror
 
 
 @dataclass
@@ -58,6 +46,9 @@ class Verdict:
 
     problems: list[str] = field(default_factory=list)
     repeated: int = 0
+
+
+Moment = tuple[str, Callable[[], Verdict | None]]  # in words, and what kills there
 
 
 class World:
@@ -122,6 +113,7 @@ class Case:
     trace: list[dict[str, Any]] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)
     _every: dict[str, str] = field(default_factory=dict)
+    _judged: dict[str, Verdict] = field(default_factory=dict)  # disks that were looked at
 
     def prepare(self) -> None:
         """Run it unbroken, with a list of its changes; once."""
@@ -162,6 +154,13 @@ class Case:
         """Run the command undisturbed; its exit code and its screen."""
         code = self.world.run(folder.name, *words, fault=Fault("none"))
         return code, (self.world.folder / f"{folder.name}.screen").read_text(encoding="utf8")
+
+    def verdict(self, folder: Path) -> Verdict:
+        """The same, where no kill before has left the very same disk."""
+        left = f"{steps_done(folder)} {sorted(contents(folder, but=OUTSIDE[:1]).items())}"
+        if left not in self._judged:
+            self._judged[left] = self.judge(folder)
+        return self._judged[left]
 
     def judge(self, folder: Path) -> Verdict:
         """Look at what the kill has left, give the command again, and compare."""
@@ -218,19 +217,14 @@ class Case:
         return self._every
 
 
-def contents(folder: Path) -> dict[str, str]:
-    """Name -> digest of each file below a folder, or where a link leads; logs, mirrors and what tells times and places left out."""
+def contents(folder: Path, but: Words = OUTSIDE) -> dict[str, str]:
+    """Name -> digest of each file below a folder, or where a link leads; what tells times and places left out."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             found[name] = os.readlink(path)
-        elif (
-            path.is_file()
-            and path.name not in CHANGING
-            and not name.startswith(("logs/", "there/"))
-            and path.suffix != ".lock"
-        ):
+        elif path.is_file() and path.name not in CHANGING and not name.startswith(but) and path.suffix != ".lock":
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
@@ -251,51 +245,3 @@ def steps_done(folder: Path) -> int:
 def started_at(folder: Path) -> int:
     """The step that the last part of a run has started from."""
     return [event["step"] for event in _events(folder) if event["event"] == "start"][-1]
-
-
-def cases_of(world: World) -> list[Case]:
-    """All commands that are killed."""
-    text = f"--train_file={world.folder / 'text.txt'}"
-    step, save = "trainer_low_mem:LowMemTrainer._step", "training.saving:Saver.save"
-    evaluate = "training.evaluating:Evaluator.evaluate"
-
-    def train(folder: Path, *more: str) -> Words:
-        return world.train(folder, "--dropout_rate=0.1", *more)
-
-    def cut(folder: Path) -> None:
-        """A run that was killed in its fifth step."""
-        source = world.folder / "cut"
-        if not source.is_dir():
-            world.run("cut", *train(source), fault=Fault("kill", function=step, call=4))
-        shutil.copytree(source, folder, symlinks=True)
-
-    def mirrored(folder: Path) -> Words:
-        return train(folder, f"--checkpoint_mirror={(folder / 'there').as_uri()}")
-
-    def tokenizer(folder: Path) -> Words:
-        return ("tokenizer", text, f"--tokenizer_dir={folder / 'tokenizer'}", "--vocab_size=400", "--num_threads=1",
-                f"--cache_dir={folder / 'cache'}", "--overwrite=True")  # fmt: skip
-
-    def prepare(folder: Path) -> Words:
-        return ("prepare", text, f"--tokenizer_dir={world.folder / 'base' / 'runs' / RUN}", f"--shards_dir={folder / 'shards'}",
-                f"--cache_dir={folder / 'cache'}", "--num_threads=1", "--prepare_workers=0", "--shard_rows=64", "--dedup=exact")  # fmt: skip
-
-    def dpo(folder: Path) -> Words:
-        places = [word for word in world.places(folder) if not word.startswith("--cache_dir")]
-        return ("dpo", f"--train_file={world.folder / 'preferences.jsonl'}", *WORK, *places, f"--cache_dir={folder / 'cache'}",
-                f"--finetune_from={world.folder / 'base' / 'runs' / RUN}", "--learning_rate=1e-2")  # fmt: skip
-
-    checkpoints = "training.checkpoints.folder:Checkpoints"
-    train_timed = {
-        step: "step", save: "save", evaluate: "evaluation", f"{checkpoints}._rotate": "rotation",
-        "trainer_low_mem:publish": "publishing", "memory.cleanup:clean_all": "cleanup",
-    }  # fmt: skip
-    push = {"training.checkpoints.mirror:Mirror.push": "mirror push"}
-    return [
-        Case("train", world, train, train_timed),
-        Case("resume", world, train, {"training.opening:start": "resume"}, cut, until="symlink step_00000006"),
-        Case("mirror", world, mirrored, push, is_mirror=True, loses=("runs", "logs")),
-        Case("prepare", world, prepare, {"data.prepare.encoding:Writing.run": "prepare"}),
-        Case("tokenizer", world, tokenizer, {"commands.tokenizer:train_task_tokenizer": "tokenizer"}),
-        Case("dpo", world, dpo, {step: "DPO", "trainer_low_mem:attach_reference": "DPO reference"}, until="step_0"),
-    ]

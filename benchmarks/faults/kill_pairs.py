@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from benchmarks.faults.disk_faults import VARIABLE, Fault
-from benchmarks.faults.kill_cases import STEPS, Case, Verdict, Words, World, contents, steps_done
+from benchmarks.faults.kill_cases import STEPS, Case, Moment, Verdict, Words, World, contents, steps_done
 from benchmarks.parts.results import ROOT
 
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -61,18 +62,25 @@ class Pairs:
         self.case.whole = contents(whole)
         self.case.changes = len(log.read_text().splitlines())
 
-    def kills(self, times: int, draw: random.Random) -> Iterator[tuple[str, Verdict]]:
-        """Kill so many runs: the main process at a change of the disk, either one or both at a step."""
+    def moments(self, times: int, draw: random.Random) -> Iterator[Moment]:
+        """So many kills: the main process at a change of the disk, either one or both at a step."""
         for number in range(times):
-            folder = self.folder / "now"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
             if number % 2:
-                moment = self._at_change(folder, draw.randrange(self.case.changes))
+                change = draw.randrange(self.case.changes)
+                yield f"the main process before change {change}", partial(self._kill, partial(self._at_change, change))
             else:
-                moment = self._at_step(folder, draw.randrange(1, STEPS), draw.choice(("one", "both")), draw)
-            yield moment, self.case.judge(folder)
-            shutil.rmtree(folder)
+                step, who = draw.randrange(1, STEPS), draw.choice(("one", "both"))
+                worker = draw.randrange(2)
+                yield f"{who} at step {step}", partial(self._kill, partial(self._at_step, step, who, worker))
+
+    def _kill(self, at: Callable[[Path], None]) -> Verdict:
+        folder = self.folder / "now"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        at(folder)
+        verdict = self.case.judge(folder)
+        shutil.rmtree(folder)
+        return verdict
 
     def _unbroken(self, name: str, fault: Fault | None = None) -> Path:
         folder = self.folder / name
@@ -80,19 +88,17 @@ class Pairs:
         assert self.case.launch(folder, fault).wait() == 0, folder.with_suffix(".screen").read_text()
         return folder
 
-    def _at_change(self, folder: Path, number: int) -> str:
+    def _at_change(self, number: int, folder: Path) -> None:
         code = self.case.launch(folder, Fault("kill", number, rank="0")).wait()
         assert code != 0, "the launcher tells of a process that was killed"
-        return f"the main process before change {number}"
 
-    def _at_step(self, folder: Path, step: int, who: str, draw: random.Random) -> str:
+    def _at_step(self, step: int, who: str, worker: int, folder: Path) -> None:
         launched = self.case.launch(folder)
         while steps_done(folder) < step and launched.poll() is None:
             time.sleep(POLL_SECONDS)
         with suppress(psutil.Error):
             below = psutil.Process(launched.pid).children(recursive=True)
             workers = [process for process in below if "train_low_mem.py" in " ".join(process.cmdline())]
-            for process in [draw.choice(workers)] if who == "one" else [psutil.Process(launched.pid), *below]:
+            for process in [workers[worker]] if who == "one" else [psutil.Process(launched.pid), *below]:
                 process.send_signal(signal.SIGKILL)
         launched.wait()
-        return f"{who} at step {step}"

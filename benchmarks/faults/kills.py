@@ -5,7 +5,8 @@ disk count once), `times` times at random moments of every part of a run, and as
 loses power at each change. Then the very same command is given again: it has to end with the same files, bit for bit, from
 a checkpoint that is whole, with at most one checkpoint interval done twice. Figures go into docs/reliability.md.
 
-One process runs as a fork of a process that has the imports behind it; two are started by torchrun, as users do.
+One process runs as a fork of a process that has the imports behind it; two are started by torchrun, as users do. Each kill
+is noted at once, below data/cache/kills: given again, the command goes on behind the last one, `--fresh` begins anew.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
-from benchmarks.faults.kill_cases import SAVE_STEPS, Case, Verdict, World, cases_of, contents, steps_done
+from benchmarks.faults.kill_cases import SAVE_STEPS, Case, Moment, Verdict, World
 from benchmarks.faults.kill_pairs import Pairs
+from benchmarks.faults.killed_commands import cases_of
 from benchmarks.parts.children import options_of
 from benchmarks.parts.results import ROOT, markdown, write_section
 
-FIGURES = ROOT / "data" / "cache" / "kills.json"
+NOTES = ROOT / "data" / "cache" / "kills"  # a file for each series, rewritten after each kill
 PAGE = ROOT / "docs" / "reliability.md"
 KILLED = (-9, -27)  # SIGKILL, SIGPROF
-POWER_CASES = ("train", "resume", "prepare", "tokenizer")
+POWER_CASES = ("train", "resume", "prepare", "tokenizer", "dpo")
 SHARE_OF_PAIRS = 0.1
 
 
 @dataclass
 class Series:
-    """Kills of one kind."""
+    """Kills of one kind; what is noted of it is where it goes on after it was stopped itself."""
 
     name: str
     kills: int = 0
@@ -46,91 +47,111 @@ class Series:
     most_repeated: int = 0
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    judged: dict[str, Verdict] = field(default_factory=dict)  # disks that were looked at
+    is_done: bool = False
+    when: str = ""
 
-    def add(self, moment: str, verdict: Verdict) -> None:
-        """Count a kill and what it has shown."""
+    @property
+    def place(self) -> Path:
+        """Where it is noted."""
+        return NOTES / f"{self.name.replace(', ', '-').replace(' ', '_')}.json"
+
+    @classmethod
+    def noted(cls, name: str) -> Series:
+        """As far as it has come; new where it has not begun."""
+        place = cls(name).place
+        return cls(**json.loads(place.read_text(encoding="utf8"))) if place.is_file() else cls(name)
+
+    def note(self) -> None:
+        """Keep it."""
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.place.with_suffix(".tmp")
+        fresh.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
+        fresh.replace(self.place)
+
+    def add(self, moment: str, verdict: Verdict | None) -> None:
+        """Count a kill and what it has shown; None: the process had ended before."""
+        if verdict is None:
+            self.passed_by += 1
+            return
         self.kills += 1
         self.most_repeated = max(self.most_repeated, verdict.repeated)
         self.problems += [f"{moment}: {problem}" for problem in verdict.problems]
         for problem in verdict.problems:
             print(f"  {moment}: {problem}", flush=True)
 
+    def run(self, moments: Iterable[Moment]) -> None:
+        """Kill at each of these, but for those that are noted already."""
+        if self.is_done:
+            return
+        for number, (moment, kill) in enumerate(moments):
+            if number < self.kills + self.passed_by:
+                continue
+            began = time.monotonic()
+            self.add(moment, kill())
+            self.seconds, self.when = self.seconds + time.monotonic() - began, time.strftime("%Y-%m-%d")
+            self.note()
+        self.is_done = True
+        self.note()
+        print(f"{self.name}: {self.kills} kills, {len(self.problems)} problems", flush=True)
 
-def kill(case: Case, fault: Fault, series: Series, moment: str) -> None:
-    """Kill a case once, and judge it."""
+
+def kill(case: Case, fault: Fault) -> Verdict | None:
+    """Kill a case once, and judge it; None where it had ended before."""
     folder = case.world.folder / "now"
     shutil.rmtree(folder, ignore_errors=True)
     case.begin(folder)
     code = case.world.run(folder.name, *case.words(folder), fault=fault)
-    if code in KILLED:
-        left = f"{steps_done(folder)} {sorted(contents(folder).items())}"
-        if left not in series.judged:
-            series.judged[left] = case.judge(folder)
-        series.add(moment, series.judged[left])
-    else:
-        series.passed_by += 1
+    verdict = case.verdict(folder) if code in KILLED else None
     shutil.rmtree(folder)
+    return verdict
 
 
-def at_every_change(case: Case) -> Series:
+def at_every_change(case: Case) -> Iterator[Moment]:
     """Before and after each change of the disk."""
-    series = Series("")
     for number, is_after in case.moments():
         moment = f"{'after' if is_after else 'before'} {case.trace[number]['change']}"
-        kill(case, Fault("kill", number, is_after, is_mirror=case.is_mirror), series, moment)
-    return series
+        yield moment, partial(kill, case, Fault("kill", number, is_after, is_mirror=case.is_mirror))
 
 
-def without_power(case: Case) -> Series:
+def without_power(case: Case) -> Iterator[Moment]:
     """The power goes after each change of names, in both worlds."""
-    series = Series("")
     last = max((number for number, _ in case.moments()), default=0)
+    folder, aside = case.world.folder / "now", case.world.folder / "aside"
+    aside.mkdir(exist_ok=True)
     for number, entry in enumerate(case.trace[: last + 1]):
         if entry["change"].startswith("fsync"):
             continue
         for undoes in (False, True):
-            folder = case.world.folder / "now"
-            aside = case.world.folder / "aside"
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
+            for old in aside.iterdir():
+                old.unlink()
             fault = Fault("power", number, below=str(folder), undoes=undoes, log=str(aside / "old"))
-            kill(case, fault, series, f"after {entry['change']}{', undone' * undoes}")
-    return series
+            yield f"after {entry['change']}{', undone' * undoes}", partial(kill, case, fault)
 
 
-def at_random(case: Case, place: str, times: int, draw: random.Random) -> Series:
+def at_random(case: Case, place: str, times: int, draw: random.Random) -> Iterator[Moment]:
     """Somewhere inside one part of a run."""
-    series, durations = Series(""), case.calls(place)
+    durations = case.calls(place)
     for _ in range(times):
         call = draw.randrange(len(durations))
         seconds = draw.random() * durations[call]
-        kill(case, Fault("kill", function=place, call=call, seconds=seconds), series, f"call {call}, {seconds:.4f} s")
-    return series
+        fault = Fault("kill", function=place, call=call, seconds=seconds)
+        yield f"call {call}, {seconds:.4f} s", partial(kill, case, fault)
 
 
-def of_pairs(world: World, times: int, draw: random.Random) -> Series:
-    """As one of two processes, or both."""
-    series = Series("")
-    for moment, verdict in Pairs(world).kills(times, draw):
-        series.add(moment, verdict)
-    return series
-
-
-def all_series(world: World, times: int) -> Iterator[tuple[str, Callable[[], Series]]]:
-    """Everything: name, and what does it."""
+def all_series(world: World, times: int) -> Iterator[tuple[str, Callable[[], Iterable[Moment]]]]:
+    """Everything: name, and what gives its moments."""
     cases = cases_of(world)
-    for case in cases:
-        yield f"{case.name}, at every change", partial(at_every_change, case)
-    for case in cases:
-        if case.name in POWER_CASES:
-            yield f"{case.name}, power lost", partial(without_power, case)
     pairs = round(times * SHARE_OF_PAIRS)
     parts = [(case, place, word) for case in cases for place, word in case.timed.items()]
     for number, (case, place, word) in enumerate(parts):
         share = len(range(number, times - pairs, len(parts)))
         yield f"{word}, at random", partial(at_random, case, place, share, random.Random(number))
-    yield "two processes, at random", partial(of_pairs, world, pairs, random.Random(0))
+    yield "two processes, at random", lambda: Pairs(world).moments(pairs, random.Random(0))
+    for case in cases:
+        yield f"{case.name}, at every change", partial(at_every_change, case)
+    for case in cases:
+        if case.name in POWER_CASES:
+            yield f"{case.name}, power lost", partial(without_power, case)
 
 
 def body(found: list[Series]) -> str:
@@ -149,32 +170,22 @@ def body(found: list[Series]) -> str:
     )
 
 
-def noted() -> dict[str, Any]:
-    """Figures of the series that have ended: name -> fields."""
-    return json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() else {}
-
-
 def main(arguments: list[str]) -> int:
     """Run everything that is not noted yet, write the figures, and end with 1 where something was lost."""
     _, options = options_of(arguments, {"times": "100", "only": "", "fresh": "False"}, __doc__ or "")
     if options["fresh"] != "False":
-        FIGURES.unlink(missing_ok=True)
+        shutil.rmtree(NOTES, ignore_errors=True)
     warm.load()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        planned = list(all_series(World(Path(folder)), int(options["times"])))
-        for name, work in planned:
-            if name in noted() or not name.startswith(tuple(options["only"].split("+"))):
-                continue
-            began, series = time.monotonic(), work()
-            series.name, series.seconds = name, time.monotonic() - began
-            print(f"{name}: {series.kills} kills, {len(series.problems)} problems", flush=True)
-            series.judged.clear()
-            FIGURES.parent.mkdir(parents=True, exist_ok=True)
-            FIGURES.write_text(json.dumps({**noted(), name: asdict(series)}, indent=1), encoding="utf8")
-    figures = noted()
-    found = [Series(**figures[name]) for name, _ in planned if name in figures]
-    if len(found) == len(planned):
-        write_section("kills", "Kills and losses of power", body(found), figures, PAGE)
+        world = World(Path(folder))
+        planned = list(all_series(world, int(options["times"])))
+        for name, moments in planned:
+            series = Series.noted(name)
+            if not series.is_done and name.startswith(tuple(options["only"].split("+"))):
+                series.run(moments())
+    found = [Series.noted(name) for name, _ in planned]
+    if all(one.is_done for one in found):
+        write_section("kills", "Kills and losses of power", body(found), [asdict(one) for one in found], PAGE)
     return int(any(one.problems for one in found))
 
 

@@ -6,6 +6,7 @@ command's own.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -31,6 +32,8 @@ def load() -> None:
     for name in ("chat", "check", "convert", "evaluate", "generate", "merge", "prepare", "quantize", "tokenizer"):
         importlib.import_module(f"commands.{name}")
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is imported is not looked through again in each fork
 
 
 def run(words: Sequence[str], screen: Path, fault: Fault | None = None) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.parts.children import high_water_of
+from benchmarks.throughput import saved_blocks
 from config import T5ModelConfig
 from devices.cpu import CpuDevice
 from settings.precedence import model_presets
@@ -58,9 +59,8 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     storage = torch.bfloat16 if mode == "ultra" else compute
     model = T5(config, dtype=storage).initialise(0)
     blocks = config.num_layers + config.num_decoder_layers
-    saved = {"standard": blocks, "low": blocks // 2, "ultra": 0}[mode]
     walk = Walk(
-        model, Checkpointing(saved), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, trim=trim_malloc
+        model, Checkpointing(saved_blocks(mode, blocks)), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, trim=trim_malloc
     )  # fmt: skip
     update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)

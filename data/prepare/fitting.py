@@ -19,6 +19,7 @@ from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
+from language import say
 from settings.fields import AUTO
 
 SAMPLE_CHARS = 256 * 1024
@@ -43,11 +44,13 @@ class Fit:
     def problem(self) -> str:
         """What speaks against it; empty where nothing does."""
         if self.is_other:
-            return "its tokenizer is another than the one that the data or --tokenizer_dir have"
+            return say("its tokenizer is another than the one that the data or --tokenizer_dir have")
         if self.lost > MOST_LOST:
-            return f"its tokenizer cannot spell {self.lost:.1%} of this data's tokens, which would be lost"
+            share = f"{self.lost:.1%}"
+            return say("its tokenizer cannot spell {share} of this data's tokens, which would be lost", share=share)
         if self.times > MOST_TIMES:
-            return f"its tokenizer needs {self.times:.1f} times the tokens of one trained on this data"
+            times = f"{self.times:.1f}"
+            return say("its tokenizer needs {times} times the tokens of one trained on this data", times=times)
         return ""
 
 

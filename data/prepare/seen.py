@@ -25,6 +25,7 @@ from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.tokenizers.published import EOS
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from settings.fields import counted
 
 LETTERS = 240  # of a text that are shown
@@ -92,7 +93,7 @@ def rows_of_files(
     cut = sum(
         np.any([before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)], axis=0)
     )
-    return task, rows, _cut(config, task.kind, int(cut), encoded.num_rows, "of the first ")
+    return task, rows, _cut(config, task.kind, int(cut), encoded.num_rows, of_first=True)
 
 
 def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
@@ -103,16 +104,12 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
     """
     table: Rows = []
     if columns and columns[0] not in ("prompt", "text", "messages", "conversations"):
-        table.append(
-            (
-                "columns",
-                f"{columns[0]} -> {', '.join(columns[1:]) or 'text'} (others: --prompt_column, --response_column)",
-            )
-        )
+        table.append((say("columns"), f"{columns[0]} -> {', '.join(columns[1:])} (--prompt_column, --response_column)"))
     for row in rows:
         for place, text in enumerate(row.texts):
             tokens = f" ({counted(row.tokens[place], 'token')})" if row.tokens else ""
-            table.append(("decoder" if place else "encoder", shown(text) + tokens))
+            side = say("decoder") if place else say("encoder")
+            table.append((side, shown(text) + tokens))
     return table
 
 
@@ -127,12 +124,15 @@ def columns_of_shards(prepared: Prepared) -> list[str]:
     return list(Manifest.of(prepared.train_dir).content["settings"].get("columns", []))
 
 
-def _cut(config: Config, kind: str, cut: int, rows: int, of: str = "of ") -> str:
+def _cut(config: Config, kind: str, cut: int, rows: int, of_first: bool = False) -> str:
     if kind == STREAM or not rows:
         return ""
     limits = lengths_of(config.data, kind)
     longest = f"--max_seq_len={limits.input_tokens} or --max_target_len={limits.target_tokens}"
-    return f"{cut:,} {of}{counted(rows, 'row')} ({cut / rows:.1%}) are longer than {longest}, and cut there"
+    values = {"cut": f"{cut:,}", "rows": counted(rows, "row"), "share": f"{cut / rows:.1%}", "longest": longest}
+    if of_first:
+        return say("{cut} of the first {rows} ({share}) are longer than {longest}, and cut there", **values)
+    return say("{cut} of {rows} ({share}) are longer than {longest}, and cut there", **values)
 
 
 def shown(text: str) -> str:

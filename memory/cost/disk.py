@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config
+from language import say
 from memory.cost.trained import trained_counts
 from memory.cost.work import Work, dtype_bytes, state_bytes
 from model.shapes import weight_counts
@@ -44,7 +45,8 @@ class DiskNeed:
 
     def describe(self) -> str:
         """In words."""
-        return f"{counted(self.checkpoints, 'checkpoint')} of {format_size(self.checkpoint_bytes)} together"
+        size = format_size(self.checkpoint_bytes)
+        return say("{checkpoints} of {size} together", checkpoints=counted(self.checkpoints, "checkpoint"), size=size)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -7,12 +7,15 @@ import functools
 import importlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import kills
 from benchmarks.faults.disk_faults import Fault, start, state_of
-from benchmarks.faults.kill_cases import Verdict, World, cases_of
+from benchmarks.faults.kill_cases import Case, Verdict, World
+from benchmarks.faults.killed_commands import cases_of
 from benchmarks.faults.kills import Series, body
 from tests.killing import run_child
 
@@ -100,6 +103,7 @@ def test_power_takes_what_was_not_waited_for(tmp_path: Path, undoes: bool) -> No
 def test_figures_tell_every_problem() -> None:
     one, other = Series("one"), Series("other")
     one.add("before a", Verdict(repeated=2))
+    one.add("before c", None)
     other.add("after b", Verdict(["torn"], 3))
     text = body([one, other])
     assert "2 kills" in text and "| one | 1 | 2 | 0 |" in text and "- other, after b: torn" in text
@@ -114,3 +118,44 @@ def test_every_part_that_is_killed_inside_is_there(tmp_path: Path) -> None:
     for place in places:
         module, _, name = place.partition(":")
         assert callable(functools.reduce(getattr, name.split("."), importlib.import_module(module))), place
+
+
+def test_a_series_goes_on_behind_its_last_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "NOTES", tmp_path)
+    done: list[str] = []
+
+    def moment(name: str, verdict: Verdict | None) -> tuple[str, Callable[[], Verdict | None]]:
+        def kill() -> Verdict | None:
+            done.append(name)
+            return verdict
+
+        return name, kill
+
+    def broken() -> Verdict:
+        raise KeyboardInterrupt
+
+    first = [moment("a", Verdict(repeated=1)), moment("b", None)]
+    with pytest.raises(KeyboardInterrupt):
+        Series.noted("train, at random").run([*first, ("c", broken)])
+    Series.noted("train, at random").run([*first, moment("c", Verdict(["torn"]))])
+    Series.noted("train, at random").run([*first, ("d", broken)])
+    found = Series.noted("train, at random")
+    assert done == ["a", "b", "c"]
+    assert (found.kills, found.passed_by, found.problems, found.is_done) == (2, 1, ["c: torn"], True)
+
+
+def test_a_disk_is_judged_once_and_a_mirror_is_part_of_it(tmp_path: Path) -> None:
+    judged: list[str] = []
+
+    class Looked(Case):
+        def judge(self, folder: Path) -> Verdict:
+            judged.append(folder.name)
+            return Verdict()
+
+    world = World.__new__(World)
+    case = Looked("case", world, lambda folder: (), {})
+    for name, place in (("a", "runs/x"), ("b", "runs/x"), ("c", "there/x"), ("d", "there/y"), ("e", "logs/y")):
+        (tmp_path / name / place).parent.mkdir(parents=True)
+        (tmp_path / name / place).write_text("x")
+        case.verdict(tmp_path / name)
+    assert judged == ["a", "c", "d", "e"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
 from benchmarks.checks import mutants
-from benchmarks.checks.mutants import ROOT, changed, drawn, mutants_of, noticed_by, source_of
+from benchmarks.checks.equivalent import SAME
+from benchmarks.checks.mutants import ROOT, changed, drawn, figures, mutants_of, note, noticed_by, source_of
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,26 @@ def test_the_same_mutants_in_every_run_and_tests_for_all() -> None:
     files = {path for pattern in mutants.TARGETS for path in ROOT.glob(pattern) if path.name != "__init__.py"}
     untested = [str(path) for path in files if not noticed_by(path.relative_to(ROOT).as_posix())]
     assert len(files) > 50 and not untested
+
+
+def test_what_was_tried_is_known_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "NOTES", tmp_path / "cache" / "notes.jsonl")
+    every = drawn(["data/batches/order.py"])
+    assert figures(every)["tried"] == 0
+    note(every[0], True)
+    note(every[1], True)
+    note(every[2], False)
+    note(every[1], False)  # a test was written since
+    monkeypatch.setattr(mutants, "reason_of", lambda *parts: "it says the same")
+    found = figures(every)
+    assert (found["tried"], found["survived"], found["equivalent"]) == (3, 1, 1)
+    assert found["survivors"][0]["line"] == every[0].line and found["by_wing"] == {"data": {"tried": 3, "survived": 1}}
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    (tmp_path / "data" / "batches").mkdir(parents=True)
+    (tmp_path / "data" / "batches" / "order.py").write_text("other = 1")
+    assert figures(every)["tried"] == 0
+
+
+def test_what_is_called_equivalent_is_a_change_that_can_be_made() -> None:
+    for file, before, after in SAME:
+        assert any((m.before, m.after) == (before, after) for m in mutants_of(ROOT / file)), (file, before)

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data.cache import NotMade, fingerprint, make_once, only_if_made
+from data.locks import lock_at
 from settings.fields import UserError
 
 
@@ -60,6 +63,31 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert (tmp_path / "log").read_text() == "made\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+def test_who_waits_for_another_says_so(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    read, write = os.pipe()
+    lock = lock_at(Path(f"{target}.lock"))
+    assert lock is not None
+    lock.acquire()
+    context = multiprocessing.get_context("fork")
+    waiting = context.Process(target=_make_told, args=(target, write))
+    waiting.start()
+    os.close(write)
+    with os.fdopen(read, encoding="utf8") as told:
+        assert told.readline() == f"another process is making {target}: waiting until it is done\n"
+        assert not target.exists()
+        lock.release()
+        assert told.read() == "", "it is told once"
+    waiting.join()
+    assert waiting.exitcode == 0 and target.is_dir()
+
+
+def _make_told(target: Path, stream: int) -> None:
+    with os.fdopen(stream, "w", encoding="utf8") as sys.stderr:
+        make_once(target, Path.mkdir)
 
 
 def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> None:

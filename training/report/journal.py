@@ -16,6 +16,7 @@ from loguru import logger
 
 from config import PREFERENCES, Config
 from data.text.templates import Template
+from language import english, join, say
 from memory.cleanup import CleanupRecord
 from memory.cost.disk import disk_need
 from memory.cost.duration import Renewal
@@ -26,10 +27,11 @@ from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
 from settings.fields import counted
 from training.report.heartbeat import Heartbeat
-from training.report.progress import Progress, Reading, about, duration
+from training.report.progress import Progress, Reading
 from training.report.results import Evaluation, Sample, named_rows
 from training.report.summary import Summary, next_commands, plan_rows, recomputed, summary_rows
 from training.report.tracking import MetricsFile, open_log
+from training.report.wording import about, duration
 from units import format_size
 
 WATCH_SECONDS = 50.0  # from one line about memory to the next, at most; heartbeats come every two seconds
@@ -60,8 +62,10 @@ class Journal:
         self._renewal: Renewal | None = None
         self._began, self._promise = clock(), ""
         self._watched = clock()  # when the log last told of memory
-        self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
-        self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
+        self.progress = Progress(
+            int(train.max_steps), is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet
+        )
+        self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.warn)
         self.metrics = MetricsFile(
             f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main
         )
@@ -84,20 +88,20 @@ class Journal:
         self.metrics.close()
 
     def tell(self, text: str) -> None:
-        """Say something on the screen and in the log."""
+        """Say something on the screen and, in English, in the log."""
         self.progress.note(text)
-        logger.info(text)
+        logger.info(english(text))
 
     def keep(self, texts: Sequence[str]) -> None:
         """Put into the log what was on the screen before there was one."""
         for text in texts:
-            logger.info(text)
+            logger.info(english(text))
 
     def rows(self, table: Sequence[tuple[str, str]]) -> None:
         """The first rows, as the model sees them."""
-        self.progress.table("rows as the model sees them", table)
+        self.progress.table(say("rows as the model sees them"), table)
         for name, text in table:
-            logger.info("{}: {}", name, text)
+            logger.info("{}: {}", english(name), english(text))
 
     def wish(self) -> str:
         """What somebody has asked for from outside since the last call; see `training.report.heartbeat`."""
@@ -123,7 +127,7 @@ class Journal:
             self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         rows = plan_rows(plan, weight_counts(config.model)["total"])
-        self.progress.table("plan", [*rows, ("disk", disk_need(config, plan.choice.storage).describe())])
+        self.progress.table(say("plan"), [*rows, (say("disk"), disk_need(config, plan.choice.storage).describe())])
 
     def plan(self, plan: Plan) -> None:
         """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
@@ -155,13 +159,18 @@ class Journal:
         )  # fmt: skip
         self.progress.step(reading)
         if left is not None:
-            self.tell(f"step {reading.step}: {about(left.seconds, left.low, left.high)} left, from the steps so far")
+            time_left = about(left.seconds, left.low, left.high)
+            self.tell(say("step {step}: {time} left, from the steps so far", step=reading.step, time=time_left))
 
     def over(self, reading: Reading) -> None:
         """The budget was exceeded for the first time."""
         self.tell(
-            f"step {reading.step}: the peak of {format_size(reading.peak_bytes)} is over the budget of "
-            f"{format_size(reading.budget_bytes)}; the run goes on, saves, and ends with exit code 3"
+            say(
+                "step {step}: the peak of {peak} is over the budget of {budget}; the run goes on, saves, and ends with exit code 3",
+                step=reading.step,
+                peak=format_size(reading.peak_bytes),
+                budget=format_size(reading.budget_bytes),
+            )
         )
 
     def evaluation(
@@ -172,11 +181,15 @@ class Journal:
             "eval", step=step, loss=result.loss, perplexity=result.perplexity, rows=result.rows, tokens=result.tokens,
             **extra,
         )  # fmt: skip
-        further = "".join(f", {name} {value:.3f}" for name, value in extra.items())
-        perplexity = "" if result.metrics else f", perplexity {result.perplexity:,.1f}"  # of tokens, not of preferences
+        further = [f", {name} {value:.3f}" for name, value in extra.items()]
+        if not result.metrics:  # of tokens, not of preferences
+            further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
         self.tell(
-            f"step {step}: evaluation loss {result.loss:.4f}{perplexity}{further} ({counted(result.rows, 'row')})"
-        )
+            say(
+                "step {step}: evaluation loss {loss}{further} ({rows})",
+                step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=counted(result.rows, "row"),
+            )
+        )  # fmt: skip
         for sample in samples:
             self.progress.sample(sample.prompt, sample.answer, sample.reference)
             self.metrics.write("sample", step=step, **asdict(sample))
@@ -228,9 +241,13 @@ class Journal:
         taken = self._clock() - self._began
         self.metrics.write("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
         rows = summary_rows(summary)
-        told = [("time", f"{duration(taken)} since the plan, which said {self._promise}")] if self._promise else []
-        self.progress.table("done", [*rows[:-1], *told, rows[-1]])
+        if self._promise:
+            told = say("{time} since the plan, which said {promise}", time=duration(taken), promise=self._promise)
+            rows.insert(-1, (say("time"), told))
+        self.progress.table(say("done"), rows)
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
-        self.progress.note("next\n" + "\n".join(f"  {line}" for line in lines))
+        self.progress.lines(say("next"), lines)
+        if config.run.quiet:
+            self.progress.warn(summary.model_dir)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from config import PREFERENCES, Config
+from language import join, say
+from memory.cost.prediction import Choice
 from memory.plan import Plan
 from settings.fields import counted
-from training.report.progress import about, duration
+from training.report.wording import about, duration
 from units import MIB, format_size
 
 Rows = list[tuple[str, str]]
@@ -41,69 +43,104 @@ class Summary:
         """What is said last of a run that exceeded its budget; empty where it did not."""
         if self.first_over is None:
             return ""
-        return (
-            f"--memory_budget = {format_size(self.budget_bytes)}, was exceeded, first {self.first_over}: the peak was "
-            f"{format_size(self.measured_peak_bytes)}; all is saved in {self.model_dir}. Name --memory_budget="
-            f"{-(-self.measured_peak_bytes // MIB)}M, or what takes less: `plan` shows it"
-        )
+        return say(
+            "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; all is saved in {folder}. Name "
+            "--memory_budget={enough}M, or what takes less: `plan` shows it",
+            budget=format_size(self.budget_bytes), when=self.first_over, peak=format_size(self.measured_peak_bytes),
+            folder=self.model_dir, enough=-(-self.measured_peak_bytes // MIB),
+        )  # fmt: skip
 
 
 def plan_rows(plan: Plan, weights: int) -> Rows:
     """The plan as two columns."""
     choice = plan.choice
-    batch = f"micro-batch {choice.batch_size_per_gpu} x accumulation {choice.gradient_accumulation_steps}"
     total = choice.accumulation_passes * choice.micro_batches_per_pass
-    rows = [
-        ("weights", f"{weights:,}, stored in {choice.storage}, computed in {choice.compute}"),
+    rows: Rows = [
         (
-            "effective batch",
-            counted(plan.effective_batch_size, "row") + (f" = {batch}" if total > 1 else ""),
+            say("weights"),
+            say("{count}, stored in {storage}, computed in {compute}",
+                count=f"{weights:,}", storage=choice.storage, compute=choice.compute),
         ),
-        ("activation checkpointing", recomputed(choice.saved_blocks, plan.num_blocks)),
-        ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),
-    ]
-    rows += [(f"  {name}", format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
+        (say("effective batch"), _batch(counted(plan.effective_batch_size, "row"), choice, total > 1)),
+        (say("activation checkpointing"), recomputed(choice.saved_blocks, plan.num_blocks)),
+        (say("predicted peak"), _of(plan.peak_bytes, plan.budget_bytes)),
+    ]  # fmt: skip
+    shown = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
+    rows += [(join("", ["  ", say(name)]), format_size(size)) for name, size in shown.items()]
     if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
-        rows.append(("time", about(plan.seconds_total, plan.seconds_low, plan.seconds_high)))
-    return rows + [("why", reason) for reason in plan.reasons]
+        rows.append((say("time"), about(plan.seconds_total, plan.seconds_low, plan.seconds_high)))
+    return rows + [(say("why"), reason) for reason in plan.reasons]
+
+
+def _batch(rows: str, choice: Choice, is_cut: bool) -> str:
+    if not is_cut:
+        return rows
+    return say(
+        "{rows} = micro-batch {micro} x accumulation {times}",
+        rows=rows, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
+    )  # fmt: skip
+
+
+def _of(part: int, whole: int) -> str:
+    return say("{part} of {whole}", part=format_size(part), whole=format_size(whole))
 
 
 def recomputed(saved: int, total: int) -> str:
     """How many blocks backward recomputes: of `total`, all but those that are saved."""
-    return f"{total - saved} of {total} blocks recomputed"
+    return say("{count} of {total} blocks recomputed", count=total - saved, total=total)
 
 
 def summary_rows(summary: Summary) -> Rows:
     """The summary as two columns."""
     s = summary
-    deviation = s.measured_peak_bytes / s.planned_peak_bytes - 1
-    verdict = "inside" if s.first_over is None else f"OVER, first {s.first_over}"
-    rows = [
-        ("steps", _steps(s)),
+    peak = say(
+        "planned {planned}, measured {measured} ({deviation})",
+        planned=format_size(s.planned_peak_bytes), measured=format_size(s.measured_peak_bytes),
+        deviation=f"{s.measured_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
+    )  # fmt: skip
+    size = format_size(s.budget_bytes)
+    kept = say("{budget}: inside", budget=size)
+    rows: Rows = [
+        (say("steps"), _steps(s)),
+        (say("peak memory"), peak),
         (
-            "peak memory",
-            f"planned {format_size(s.planned_peak_bytes)}, measured {format_size(s.measured_peak_bytes)} ({deviation:+.0%})",
+            say("budget"),
+            kept if s.first_over is None else say("{budget}: OVER, first {when}", budget=size, when=s.first_over),
         ),
-        ("budget", f"{format_size(s.budget_bytes)}: {verdict}"),
-        *((f"  in {phase}", format_size(size)) for phase, size in s.phase_peaks.items() if phase in PHASES),
     ]
+    shown = {phase: size for phase, size in s.phase_peaks.items() if phase in PHASES}
+    rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
     if s.seconds:
+        share = f"{s.care_seconds / s.watched_seconds:.1%}"
         rows.append(
-            ("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / s.watched_seconds:.1%} of the run")
+            (
+                say("watching and cleaning"),
+                say("{seconds} s, {share} of the run", seconds=f"{s.care_seconds:.1f}", share=share),
+            )
         )
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        rows.insert(1, ("evaluation loss", f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
+        rows.insert(1, (say("evaluation loss"), f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
     if s.skipped_batches or s.rate_factor < 1:
-        slower = f", learning rate x {s.rate_factor:g}" if s.rate_factor < 1 else ""
-        batches = f"{s.skipped_batches:,} batch{'es' * (s.skipped_batches != 1)}"
-        rows.append(("inf or nan", f"{batches} left out{slower}"))
-    return [*rows, ("model", s.model_dir)]
+        rows.append((say("inf or nan"), _left_out(s)))
+    return [*rows, (say("model"), s.model_dir)]
+
+
+def _left_out(summary: Summary) -> str:
+    batches = say("{batches} left out", batches=counted(summary.skipped_batches, "batch"))
+    if summary.rate_factor == 1:
+        return batches
+    return say("{batches}, learning rate x {factor}", batches=batches, factor=f"{summary.rate_factor:g}")
 
 
 def _steps(summary: Summary) -> str:
     if not summary.seconds:
-        return f"{summary.steps}, all done before; --max_steps={2 * summary.steps} would train on"
-    return f"{summary.steps} in {duration(summary.seconds)}, {summary.tokens_per_second:,.0f} tokens/s"
+        return say(
+            "{steps}, all done before; --max_steps={more} would train on", steps=summary.steps, more=2 * summary.steps
+        )
+    return say(
+        "{steps} in {time}, {speed} tokens/s",
+        steps=summary.steps, time=duration(summary.seconds), speed=f"{summary.tokens_per_second:,.0f}",
+    )  # fmt: skip
 
 
 def _example(prompt: str) -> str:

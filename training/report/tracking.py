@@ -19,6 +19,7 @@ from typing import Any
 
 from loguru import logger
 
+from language import english
 from screen import visible
 from settings.fields import UserError
 
@@ -195,6 +196,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if hasattr(value, "item"):
         value = value.item()
+    value = english(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.fitting import fit_in_child
+from language import say
 from model import hf_format
 from model.shapes import weight_counts
 from settings.fields import AUTO
@@ -25,7 +26,6 @@ from training.start.download import MODELS_DIR, download, how_to_fetch
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 NOT_OF_SHAPE = ("dropout_rate", "vocab_size", "pad_token_id", "eos_token_id")  # the tokenizer's, or of training alone
 NAMED = ("flag", "file", "edited")  # origins of what a user has chosen
-OTHERS = "other starts: --finetune_from=FOLDER (docs/finetuning.md says where checkpoints are)"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -44,7 +44,7 @@ def choose_base(config: Config, run_dir: Path | None) -> tuple[Path | None, list
         latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()
         if latest is not None:
             return latest, []
-        told.append(f"{run_dir.name} was stopped before its first checkpoint: it starts again from step 1")
+        told.append(say("{run} was stopped before its first checkpoint: it starts again from step 1", run=run_dir.name))
     base, why = _first_base(config)
     return base, [*told, *why]
 
@@ -71,9 +71,9 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
     if not wants_one:
         return None, []
     if named is None:
-        return None, [_random("as --finetune_from=none asks", config)]
+        return None, [_random(say("as --finetune_from=none asks"), config)]
     found, why_not = _newest_base(config)
-    return (found, [_taken(found, config)]) if found else (None, [_random(why_not, config)])
+    return (found, [_taken(found)]) if found else (None, [_random(why_not, config)])
 
 
 def _newest_base(config: Config) -> tuple[Path | None, str]:
@@ -81,7 +81,7 @@ def _newest_base(config: Config) -> tuple[Path | None, str]:
     run = newest_run(config.run.output_dir, "pretrain", needs_model=True)
     found = None if run is None else model_folder(run)
     if found is None:
-        return None, f"there is no pretraining run in {config.run.output_dir}"
+        return None, say("there is no pretraining run in {folder}", folder=config.run.output_dir)
     shape = hf_format.read_config(found)
     asked = [
         name for name in (*MODEL_FIELDS, "model_preset") if config.origin(name) in NAMED and name != "dropout_rate"
@@ -94,27 +94,38 @@ def _newest_base(config: Config) -> tuple[Path | None, str]:
     if asked and other:
         name = asked[0]
         value = config.model_preset if name == "model_preset" else getattr(config.model, name)
-        return None, f"{found} is of another shape than --{name}={value} asks for"
+        return None, say(
+            "{model} is of another shape than --{name}={value} asks for", model=str(found), name=name, value=value
+        )
     problem = fit_in_child(config, found).problem()
-    return (None, f"{found} is not taken unless it is named: {problem}") if problem else (found, "")
+    if not problem:
+        return found, ""
+    return None, say("{model} is not taken unless it is named: {problem}", model=str(found), problem=problem)
 
 
-def _taken(folder: Path, config: Config) -> str:
+def _others() -> str:
+    return say("other starts: --finetune_from=FOLDER (docs/finetuning.md says where checkpoints are)")
+
+
+def _taken(folder: Path) -> str:
     shape = hf_format.read_config(folder)
-    about = f"{weight_counts(shape)['total']:,} weights, {shape.vocab_size:,} tokens"
-    sample = "; it has seen nothing but the built-in sample" if _saw_the_sample(folder) else ""
-    return (
-        f"starts from {folder}, the newest pretraining run ({about}), as --finetune_from names no other: its shape and its "
-        f"tokenizer are used{sample}; {OTHERS}, or --finetune_from=none for random weights"
-    )
+    sample = say("; it has seen nothing but the built-in sample") if _saw_the_sample(folder) else ""
+    return say(
+        "starts from {model}, the newest pretraining run ({weights} weights, {tokens} tokens), as --finetune_from names no other: "
+        "its shape and its tokenizer are used{sample}; {others}, or --finetune_from=none for random weights",
+        model=str(folder), weights=f"{weight_counts(shape)['total']:,}", tokens=f"{shape.vocab_size:,}", sample=sample,
+        others=_others(),
+    )  # fmt: skip
 
 
 def _random(why: str, config: Config) -> str:
-    tokenizer = "a tokenizer trained on it" if config.data.tokenizer_dir == AUTO else config.data.tokenizer_dir
-    return (
-        f"starts from random weights, {why}: the model ({config.model_preset}) will know nothing but this data, with "
-        f"{tokenizer}; some thousand pairs are few for that. {OTHERS}"
-    )
+    given = config.data.tokenizer_dir
+    return say(
+        "starts from random weights, {why}: the model ({preset}) will know nothing but this data, with {tokenizer}; some "
+        "thousand pairs are few for that. {others}",
+        why=why, preset=config.model_preset, others=_others(),
+        tokenizer=say("a tokenizer trained on it") if given == AUTO else given,
+    )  # fmt: skip
 
 
 def _saw_the_sample(folder: Path) -> bool:
@@ -167,4 +178,6 @@ def _preference_base(config: Config) -> tuple[Path, list[str]]:
             f"--finetune_from = {config.train.finetune_from}, there is no trained model in {config.run.output_dir}, and "
             "preferences need one to continue from; name a model folder, or finetune first"
         )
-    return found, [f"starts from {found}, the newest run, and compares with it; {OTHERS}"]
+    return found, [
+        say("starts from {model}, the newest run, and compares with it; {others}", model=str(found), others=_others())
+    ]

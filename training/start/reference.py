@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from data.batches.loader import StepLoader
 from data.cache import fingerprint
+from data.durable import make_folder
 from data.shards.store import Manifest
 from devices.base import Device
 from engine.micro_batches import to_micro_batch
@@ -34,10 +34,10 @@ from engine.walk import Walk
 from memory.cleanup import clean_all
 from memory.cost.work import Choice
 from settings.fields import UserError
-from training.checkpoints.durable import replace_text
+from training.checkpoints.durable import replace_file, replace_text
 from training.checkpoints.state import TrainingState
 from training.processes.collectives import agree_on
-from training.report.progress import duration
+from training.report.wording import duration
 from training.start.adapters import base_of
 from training.start.building import build
 from training.start.preference import stores_reference
@@ -107,14 +107,15 @@ class ReferenceStore:
                 self._create()
 
     def _create(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_suffix(".tmp")
+        make_folder(self.path.parent)
+        replace_file(self.path, self._write_unknown)
+
+    def _write_unknown(self, path: Path) -> None:
         header = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, 2)}
-        with fresh.open("wb") as file:
+        with path.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             for first in range(0, self.num_rows, 1 << 16):
                 np.full((min(1 << 16, self.num_rows - first), 2), np.nan, "<f4").tofile(file)
-        os.replace(fresh, self.path)
 
     def read(self) -> NDArray[np.float32]:
         """All rows, mapped: what is not read takes no memory.
@@ -161,7 +162,7 @@ def _told_as_user_error(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Record:
-    """Which reference a run has, as `reference.json` in its folder says.
+    """Which reference a run has, as `reference.json` in its folder says: it names no place, only what lies in the cache.
 
     Args:
         folder: of the stores. model: digest of the weights.
@@ -181,7 +182,7 @@ def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
         else:
             model = model_digest(_reference_folder(begin))
             found = _Record(_store_folder(begin, choice, model), model)
-            replace_text(place, json.dumps({"folder": str(found.folder), "model": found.model}) + "\n")
+            replace_text(place, json.dumps({"folder": found.folder.name, "model": found.model}) + "\n")
     found = agree_on(accelerator, found)
     assert found is not None
     return found

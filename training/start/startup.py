@@ -146,12 +146,12 @@ def unused_places(config: Config, run_dir: Path) -> list[str]:
     ]
 
 
-def start(config: Config, available_bytes: int, say: Callable[[str], object]) -> Start:
+def start(config: Config, available_bytes: int, tell: Callable[[str], object]) -> Start:
     """Decide what a training run starts from; see the module. Reads and caches data; creates no run folder.
 
     Args:
         available_bytes: free memory, which decides `ultra_low_mem` where it is auto.
-        say: tells at once what the run starts from, where nobody has named it: data may take hours to prepare.
+        tell: tells at once what the run starts from, where nobody has named it: data may take hours to prepare.
     """
     notes: list[str] = []
     run_dir = None
@@ -165,7 +165,7 @@ def start(config: Config, available_bytes: int, say: Callable[[str], object]) ->
     except UserError as error:  # files may be missing as well, and would be told only once this is mended
         raise UserError(*error.problems, *file_problems(config.data)) from None
     for text in told:
-        say(text)
+        tell(text)
     if run_dir is None:
         config = _with_base(config, base)
     if base is not None:

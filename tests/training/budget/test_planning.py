@@ -22,8 +22,8 @@ from settings.fields import DoesNotFit
 from training.budget import planning
 from training.budget.planning import make_plan
 from training.checkpoints.state import TrainingState
-from training.report.progress import about
 from training.report.summary import plan_rows
+from training.report.wording import about
 from training.start.startup import Start
 from units import GIB, MIB
 
@@ -150,9 +150,8 @@ def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.Mon
 
 
 def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = changed(begin, probe=True)
+    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
     monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
-    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     try:

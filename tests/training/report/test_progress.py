@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.report.progress import Progress, Reading, about, aligned, duration
+from training.report.progress import Progress, Reading
+from training.report.wording import about, aligned, duration
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,10 +82,12 @@ def test_a_terminal_gets_a_live_line_that_notes_do_not_break(monkeypatch: pytest
     with Progress(10, stream=out) as progress:
         progress.step(reading(1))
         progress.note("evaluation [loss] 2.0 " + "x" * 90)
+        progress.lines("next", ["python train_low_mem.py " + "--max_steps=1 " * 9])
         progress.step(reading(10, peak_bytes=4 * 2**30))
     text = out.getvalue()
-    assert "10/10 100%" in text and "loss 2.500" in text and "peak 4.00 GiB of 3.00 GiB" in text
-    assert "evaluation [loss] 2.0 " + "x" * 90 in text, "markup is left alone, and lines can be copied whole"
+    assert "10/10 100%" in text and "loss    2.500" in text and "peak 4.00 GiB of 3.00 GiB" in text
+    assert "evaluation [loss] 2.0\n" + "x" * 90 in text, "markup is left alone, lines break between words"
+    assert "  python train_low_mem.py " + "--max_steps=1 " * 9 in text, "commands can be copied whole"
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
     progress.stop()  # twice is once
 

@@ -135,7 +135,8 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
     begin = replace(begin, config=begin.config.changed(is_keep_training=True))
     save_trained(tmp_path / "base", seed=9)  # changed in place: what is stored is still the reference
     assert attach(begin) == []
-    folder = Path(json.loads((begin.run_dir / RECORD).read_text())["folder"])
+    (folder,) = (tmp_path / "cache").glob("reference-*")
+    assert json.loads((begin.run_dir / RECORD).read_text())["folder"] == folder.name, "the same wherever the cache lies"
     (folder / "train.npy").unlink()
     with pytest.raises(UserError, match="is not the model any more"):
         attach(begin)
