@@ -23,7 +23,7 @@ from data.prepare.task import decide
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
+from language import say, speak
 from memory.alternatives import Alternative, other_ways
 from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
@@ -90,6 +90,7 @@ def planned_start(config: Config) -> Any:
     """`training.start.base.planned_start`, which imports torch."""
     from training.start import base
 
+    speak(config.run.language)  # in this process, too
     return base.planned_start(config)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 from email.message import Message
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -56,6 +59,22 @@ def test_presets_keep_to_the_schema(preset: str) -> None:
             for kind in ([way.get("type")] if isinstance(way.get("type"), str) else way.get("type", []))
         ]
         assert any(kind in kinds and isinstance(value, kinds[kind]) for kind in types) or value == "auto", name
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    pages = {path.stem for path in (tmp_path / "site").glob("*.html")}
+    assert {"index", "finetuning", "finetuning.zh-CN", "faq.zh-CN", "settings"} <= pages
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text("utf8")
+    assert not [path.name for path in (ROOT / "docs").glob("*.md") if f" {path.name}\n" not in menu]
 
 
 def test_every_requirement_stands_in_the_list_of_licences() -> None:

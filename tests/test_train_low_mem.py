@@ -68,7 +68,10 @@ TRAPS = {
     "half a switch that can be auto": (["train", "--is_keep_training=maybe"], ["yes, no, 1, 0, auto"]),
     "negative number": (["train", "--weight_decay", "-0.1"], ["--weight_decay = -0.1, is out of range"]),
     "flag of another command": (["generate", "--learning_rate=1"], ["--learning_rate: no such flag"]),
-    "name of a group that is no flag here": (["train", "--model=folder"], ["no such flag of train, but of evaluate"]),
+    "name of a group that is no flag here": (
+        ["train", "--model=folder"],
+        ["no such flag of train, but of doctor, evaluate"],
+    ),
     "everything at once": (
         ["train", "extra", "--sed=1", "--max_steps=x", "--seed", "--d_ff=0"],
         ["train: 5 problems", "extra", "--sed:", "--max_steps = x", "--seed, needs", "--d_ff = 0"],
