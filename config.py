@@ -77,8 +77,8 @@ class DataConfig:
     )
     expand_turns: bool = setting(False, "learn every answer of a conversation, not only the last", kind=bool)
     prompt_template: str = setting(
-        AUTO, "words around a prompt: plain, chat, alpaca, question, chat_zh, or a text with {prompt} (and {system}); "
-        "auto: those the model was trained with, else plain", kind="text", auto=True,
+        AUTO, "words around a prompt: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with {prompt} "
+        "(and {system}), or Jinja; auto: those the model was trained with, else the tokenizer's, else plain", kind="text", auto=True,
     )  # fmt: skip
     source_prefix: str | None = setting(
         AUTO, "text before every prompt, such as 'summarize: '; auto: the one the model was trained with",
