@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config import PREFERENCES, Config, DoesNotFit, UserError
+from config import Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
-from data.batches.step_lengths import step_lengths
 from data.cache import only_if_made
 from data.prepare.child import call_in_child
 from data.prepare.preparing import find_prepared
-from data.prepare.seen import Rows, columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
+from data.prepare.seen import Rows as SeenRows
+from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
 from data.prepare.task import decide
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
@@ -27,18 +28,15 @@ from language import say, speak
 from memory.alternatives import Alternative, other_ways
 from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
-from memory.cost.duration import predict_times, schedule_of
-from memory.cost.prediction import Machine
-from memory.cost.shapes import Shapes
 from memory.machines import target_machine, this_machine
-from memory.plan import Plan, make_work, plan
+from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
-from training.start.schedules import resolve_steps
+from training.start.resolving import RunSpec, resolve
 from units import format_size
 
 MODES = ("standard", "low", "ultra")
@@ -96,29 +94,49 @@ def planned_start(config: Config) -> Any:
 
 @dataclass(frozen=True)
 class _Found:
-    """A plan, what it was made for, and what else could be done."""
+    """A run as it would be, and what else could be done."""
 
-    plan: Plan
-    machine: Machine
-    objective: str
-    source: int
-    target: int
+    spec: RunSpec
     modes: dict[str, Plan | None]
     ways: list[Alternative]
     changes: list[Alternative]
 
+    @property
+    def plan(self) -> Plan:
+        return self.spec.plan
+
 
 def _found(config: Config) -> _Found:
-    target = config.plan.target
-    budget = config.memory.memory_budget
+    target, budget = config.plan.target, config.memory.memory_budget
     machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
-    objective = config.data.objective if config.data.objective != AUTO else _objective(config)
-    source, both = _lengths(config, objective)
-    chosen = timed(config, machine, _plan_of(config, machine, objective), source, both)
-    others = {mode: _in_mode(config, machine, mode, objective) for mode in MODES}
-    changes = planned_changes(config, chosen, lambda changed: _plan_of(changed, machine, objective), MOST_CHANGES)
-    ways = other_ways(make_work(config, machine, source, both), machine, chosen.choice)
-    return _Found(chosen, machine, objective, source, both, others, ways, changes)
+    spec = _counted(resolve(config, machine))
+    modes = {mode: _in_mode(spec, mode) for mode in MODES}
+    changes = planned_changes(config, spec.plan, partial(_plan_of, spec), MOST_CHANGES)
+    return _Found(spec, modes, other_ways(spec.work, machine, spec.plan.choice), changes)
+
+
+def _counted(spec: RunSpec) -> RunSpec:
+    """The run with about as many rows as its files hold, where nothing is prepared and no steps are named."""
+    count = _about_rows(spec.asked) if spec.steps is None else 0
+    if not count:
+        return spec
+    counted_spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count))
+    told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
+    steps = counted(counted_spec.counted.max_steps, "step")
+    reasons = (*counted_spec.plan.reasons, say(told, rows=counted(count, "row"), steps=steps))
+    return replace(counted_spec, plan=replace(counted_spec.plan, reasons=reasons))
+
+
+def _plan_of(spec: RunSpec, config: Config) -> Plan:
+    """What other flags give here, whichever table shows it."""
+    asked = config.memory.memory_budget
+    machine = spec.machine
+    if asked != AUTO:
+        machine = replace(machine, budget_bytes=min(machine.budget_bytes, int(asked)))
+    is_known = spec.rows.lengths is not None and config.data == spec.asked.data
+    if is_known and config.train.effective_batch_size == spec.asked.train.effective_batch_size:
+        return resolve(config, machine, spec.rows).plan
+    return resolve(config, machine).plan
 
 
 def _as_json(config: Config, found: _Found) -> dict[str, Any]:
@@ -126,7 +144,7 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     told = {"alternatives": found.ways, "changes": found.changes}
     return {
         "plan": found.plan.as_dict(), "modes": modes,
-        **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.machine),
+        **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.spec.machine),
         "disk": disk_need(config, found.plan.choice.storage).as_dict(),
     }  # fmt: skip
 
@@ -142,10 +160,13 @@ def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
 def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
     where = "this machine" if config.plan.target == AUTO else config.plan.target
-    title = f"plan of {_named(config)} on {where}, {found.source} + {found.target} tokens ({found.objective})"
+    rows = found.spec.rows
+    title = (
+        f"plan of {_named(config)} on {where}, {rows.source_tokens} + {rows.target_tokens} tokens ({rows.objective})"
+    )
     total = weight_counts(config.model)["total"]
-    if rows := _rows(config):
-        progress.table("rows as the model will see them", rows)
+    if seen := _rows(config):
+        progress.table("rows as the model will see them", seen)
     progress.table(title, [*plan_rows(chosen, total), *_untimed(chosen), _disk_row(config, chosen)])
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
@@ -155,40 +176,6 @@ def _show_tables(config: Config, found: _Found) -> None:
         "changes for less memory, each planned as if it were typed",
         [_change_row(change, chosen) for change in found.changes],
     )
-
-
-def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: int) -> Plan:
-    """The plan with how long a run would take, by its steps: named, of prepared data, or about as many as its files hold.
-
-    Rows of prepared data count with their own lengths, others as the longest.
-    """
-    prepared = None
-    if config.data.train_file is not None:
-        with suppress(UserError):  # a plan may be made for data that is elsewhere
-            prepared = find_prepared(config)
-    known = prepared is not None or config.train.max_steps != AUTO
-    rows = 0 if known else _about_rows(config)
-    if not known and not rows:
-        return chosen
-    work, held_out = make_work(config, machine, source, target), config.train.eval_rows
-    if prepared is None:
-        config = resolve_steps(config, chosen.effective_batch_size, rows)
-        if rows:
-            steps = counted(int(config.train.max_steps), "step")
-            told = f"time: for about {counted(rows, 'row')} ({steps}) as long as the settings allow; exact once they are prepared"
-            chosen = replace(chosen, reasons=(*chosen.reasons, told))
-    else:
-        train, validation = (
-            StepLoader(split, prepared.objective, config) for split in (prepared.train_dir, prepared.validation_dir)
-        )
-        held_out = validation.num_rows
-        config = resolve_steps(config, chosen.effective_batch_size, train.num_rows)
-        steps = range(int(config.train.max_steps))
-        found = step_lengths(train, prepared.train_dir, steps, chosen.effective_batch_size)
-        work = replace(work, shapes=Shapes(found.sources, found.targets, found.is_complete))
-    schedule = schedule_of(config, 0, held_out, target)
-    total = predict_times(work, chosen.choice, machine, schedule).total()
-    return replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
 
 
 def _about_rows(config: Config) -> int:
@@ -226,7 +213,7 @@ def _untimed(chosen: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _rows(config: Config) -> Rows:
+def _rows(config: Config) -> SeenRows:
     """The first rows, as far as this is known without preparing them."""
     if config.data.train_file is None:
         return []
@@ -258,29 +245,9 @@ def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
     return "disk", "; ".join([*problems, *notes]) or free
 
 
-def _objective(config: Config) -> str:
-    if config.data.train_file is None:
-        return "pairs" if config.train.is_finetune else "span"
-    return decide(config).objective
-
-
-def _lengths(config: Config, objective: str) -> tuple[int, int]:
-    """Longest encoder and decoder tokens of a row; a row of preferences has two answers."""
-    lengths = lengths_of(config.data, objective)
-    return lengths.input_tokens, lengths.target_tokens * (2 if objective == PREFERENCES else 1)
-
-
-def _plan_of(config: Config, machine: Machine, objective: str) -> Plan:
-    """What these flags give here, whichever table shows it."""
-    source, target = _lengths(config, objective)
-    asked = config.memory.memory_budget
-    machine = machine if asked == AUTO else replace(machine, budget_bytes=min(machine.budget_bytes, int(asked)))
-    return plan(config, machine, source_tokens=source, target_tokens=target)
-
-
-def _in_mode(config: Config, machine: Machine, mode: str, objective: str) -> Plan | None:
+def _in_mode(spec: RunSpec, mode: str) -> Plan | None:
     try:
-        return _plan_of(config.changed(memory_mode=mode), machine, objective)
+        return resolve(spec.asked.changed(memory_mode=mode), spec.machine, spec.rows).plan
     except DoesNotFit:
         return None
 

@@ -53,7 +53,8 @@ class Recorder:
             planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=self._peak_bytes(),
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            first_over=self._over(), model_dir=str(live.start.run_dir), **live.divergence.figures(),
+            first_over=self._over(), model_dir=str(live.start.run_dir), metrics_file=str(live.journal.metrics.path),
+            **live.divergence.figures(),
         )  # fmt: skip
 
     def _over(self) -> str | None:
