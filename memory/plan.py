@@ -40,7 +40,7 @@ from units import MIB
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
 # of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
-SLOWER = {"low": 1.1, "ultra": 1.05}
+SLOWER = {"low": 1.05, "ultra": 1.05}
 
 
 @dataclass(frozen=True)
