@@ -99,4 +99,6 @@ def answer(name: str, value: object, taken: set[str]) -> str:
 
 
 def _tracker(value: str) -> str:
-    return "leave it out: each run writes logs/RUN/metrics.jsonl, and the board shows it"
+    if value in ("none", "", "false"):
+        return "leave it out: no tracker is told unless --log_with names it"
+    return f"write --log_with={value}"

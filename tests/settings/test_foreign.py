@@ -32,7 +32,8 @@ def test_the_name_is_not_ours_and_leads_to_one_that_is(name: str) -> None:
         ("save_total_limit", "3", "write --keep_latest_n_ckp=3"),
         ("eval_strategy", "epoch", "write --eval_steps=N"),
         ("dataloader_num_workers", "4", "leave it out"),
-        ("report_to", "tensorboard", ""),
+        ("report_to", "tensorboard", "write --log_with=tensorboard"),
+        ("report_to", "none", "leave it out"),
         ("model_path", "folder", "write --finetune_from=folder"),
     ],
 )
