@@ -508,18 +508,36 @@ class ChatConfig:
 
 @dataclass(frozen=True)
 class BoardConfig:
-    """Where the page is, and which files it may show."""
+    """Where the page or the API is, and which files the page may show."""
 
     host: str = setting(
-        "127.0.0.1", "address to listen at; another than this machine's own makes the page ask for a token", kind=str
+        "127.0.0.1", "address to listen at; one that others can reach is served with a token alone", kind=str
     )
-    port: int = setting(8300, "port to listen at; 0: any that is free", kind=int, low=0, high=65535)
+    port: int | str = setting(
+        AUTO, "port to listen at; 0: any that is free; auto: 8300 of the page, 8400 of the API",
+        kind=int, low=0, high=65535, auto=True,
+    )  # fmt: skip
     token: str | None = setting(
-        AUTO, "word that opens the page; auto: none on this machine alone, else one is drawn and printed",
+        AUTO, "word that opens the page, key of the API; auto: none on this machine alone, else one is drawn and printed",
         kind=str, auto=True, optional=True,
     )  # fmt: skip
     data_dir: str = setting("data/files", "folder that data files are picked from and uploaded to", kind=str)
     upload_limit: int = setting(8 * 2**30, "largest file that may be uploaded", kind="size")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """How many requests the API holds, and how long."""
+
+    max_queue: int = setting(
+        64, "answers that may wait to be written; a request that would be one more is told to come again", kind=int, low=0, high=4096
+    )  # fmt: skip
+    request_timeout: float = setting(
+        600.0, "longest time of a request, waiting included", kind=float, unit="seconds", above=0.0, high=86400.0
+    )
+    shutdown_timeout: int = setting(
+        30, "time that open requests have to be answered when the API is ended", kind=int, unit="seconds", low=0, high=3600
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -553,6 +571,7 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     board: BoardConfig = field(default_factory=BoardConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
     origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "preset" or "edited"; defaults are absent
@@ -630,6 +649,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
     "board": ("board", *SHARED),
+    "serve": (
+        "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
+        "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len",
+        "memory", "run",
+    ),
     "runs": ("listing", "json", *SHARED),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),
 }  # fmt: skip

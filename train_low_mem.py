@@ -80,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{arguments[0]}, is no command; the first word is one of: {', '.join(COMMANDS)}{hint}")
-    if name == "check" and len(arguments) > 1 and not _is_flag(arguments[1]):
+    if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire
 
@@ -141,16 +141,30 @@ def _run(name: str, config: Config) -> None:
 
         if told := LowMemTrainer(config).train().over_budget():
             raise OverBudget(told)
-    elif name in ("board", "runs"):
-        from board import commands as board_commands
+    elif name in ("board", "serve"):
+        _serve(name, config)
+    elif name == "runs":
+        from board.commands import runs
 
-        getattr(board_commands, name)(config)
+        runs(config)
     elif name == "plan":
         from commands.plan import show
 
         show(config)
     else:
         getattr(import_module(f"commands.{name}"), name)(config)
+
+
+def _serve(name: str, config: Config) -> None:
+    """Commands that need packages of their own."""
+    try:
+        module = import_module("board.server" if name == "board" else "serving.server")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{name}, needs the package {error.name}; install it with "
+            "pip install -r requirements-board.txt -c constraints.txt, or start with make board"
+        ) from None
+    module.serve(config)
 
 
 def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:

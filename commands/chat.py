@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import TextIO
 
 from commands.loading import Trained, check_one_process, find_model, load_trained, writing_of
 from config import Config, UserError
-from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
+from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
+from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from model.decoding.generation import stream
 from settings.fields import AUTO, counted
@@ -24,9 +26,7 @@ from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
 from training.start.adapters import AdapterSet
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for a letter whose bytes are not all there yet
 ALL_TURNS = 1000  # the oldest leave where they do not fit
-LONGEST_LETTER = 4  # bytes, so as many tokens at most
 HELP = """\
 /reset      forget the conversation
 /save FILE  write the conversation as one JSON line
@@ -265,36 +265,29 @@ class Writer:
     def _fitted(self, turns: list[Turn], system: str | None) -> list[int]:
         """The turns as token ids; the oldest leave until the rest fits, and a question alone is cut."""
         tokenizer, longest = self.trained.tokenizer, self.config.data.max_seq_len - 1
-        while True:
-            text = self.trained.template.prompt(turns, system)
-            ids = tokenizer.encode_batch([text], special=True)[0].tolist()
-            if len(ids) > longest and len(turns) < 3:
-                note = f"the question is longer than --max_seq_len={longest + 1} tokens and was cut"
-                print(note, file=sys.stderr, flush=True)
-            if len(ids) <= longest or len(turns) < 3:
-                return [*ids[:longest], tokenizer.eos_id]
-            turns = turns[2:]
+        ids = newest_turns(tokenizer, self.trained.template, turns, system, longest)
+        if len(ids) > longest:
+            note = f"the question is longer than --max_seq_len={longest + 1} tokens and was cut"
+            print(note, file=sys.stderr, flush=True)
+        return [*ids[:longest], tokenizer.eos_id]
 
 
-def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as its tokens come, never with a part of a letter; all pieces together are the decoded text.
+def newest_turns(
+    tokenizer: Tokenizer, template: Template, turns: list[Turn], system: str | None, longest: int
+) -> list[int]:
+    """As many of the newest turns as have at most `longest` tokens, beginning with a question; at least the newest question.
 
-    Memory: the tokens. Only those since the last piece are decoded, after the piece before, as a word's first token may
-    stand for a space that a text does not begin with.
+    Args:
+        turns: the last is the user's; no instructions among them.
     """
-    written: list[int] = []
-    before = shown = 0  # tokens after which the window begins, and those whose text was given
-    whole = stuck = 0  # letters of the window that are whole, and tokens since there were more of them
-    for token in tokens:
-        written.append(token)
-        known = tokenizer.decode(written[before:shown])
-        text = tokenizer.decode(written[before:])
-        now = len(text.rstrip(BROKEN))  # a token may end one letter and begin the next
-        whole, stuck = max(whole, now), 0 if now > whole else stuck + 1
-        is_whole = not text.endswith(BROKEN) or stuck > LONGEST_LETTER
-        if len(text) > len(known) and is_whole:
-            yield text[len(known) :]
-            before, shown, whole, stuck = shown, len(written), 0, 0
-    rest = tokenizer.decode(written[before:])[len(tokenizer.decode(written[before:shown])) :]
-    if rest:
-        yield rest
+
+    def encoded(first: int) -> list[int]:
+        ids: list[int] = tokenizer.encode_batch([template.prompt(turns[first:], system)], special=True)[0].tolist()
+        return ids
+
+    questions = [place for place, (role, _) in enumerate(turns) if role == USER]
+    if len(whole := encoded(questions[0])) <= longest or len(questions) == 1:
+        return whole
+    later = questions[1:-1]  # fewer turns have fewer tokens: the first that fits is found by halves
+    place = bisect_left(later, True, key=lambda first: len(encoded(first)) <= longest)
+    return encoded([*later, questions[-1]][place])

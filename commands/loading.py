@@ -87,11 +87,27 @@ class Trained:
             least = replace(writing, rows=int(asked))
             rows = least.rows if self._fits(least) else 0
         if not rows:
-            raise _too_little(self, least)
+            raise self.too_little(least)
         return rows
 
     def _fits(self, writing: Writing) -> bool:
         return sum(self.predict(writing).values()) <= self.room.total_bytes
+
+    def too_little(self, writing: Writing) -> DoesNotFit:
+        """What writing would need, and the changes that help."""
+        parts = self.predict(writing)
+        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        hints = [f"--memory_budget={format_size(sum(parts.values()))} or more"]
+        hints += [f"--generate_batch_size={writing.rows // 2}"] if writing.rows > 1 else []
+        hints += [f"--num_beams={writing.beams // 2}"] if writing.beams > 1 else []
+        hints += [
+            f"--max_seq_len={max(8, writing.source_tokens // 2)}",
+            f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
+        ]
+        return DoesNotFit(
+            f"--memory_budget = {format_size(self.room.total_bytes)}, does not hold {counted(writing.rows, 'answer')} of up to "
+            f"{writing.new_tokens} tokens to prompts of up to {writing.source_tokens}: {shown}; try {', '.join(hints)}"
+        )
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
         """Token ids of the answers to prompts, by the settings of `config.generate`."""
@@ -217,20 +233,3 @@ def _choose_dtypes(
 def _weights(shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype) -> Weights:
     count = weight_counts(shape)["total"]
     return Weights(count * storage.itemsize, storage != compute, name_of(compute))
-
-
-def _too_little(trained: Trained, writing: Writing) -> DoesNotFit:
-    """What writing would need, and the changes that help."""
-    parts = trained.predict(writing)
-    shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
-    hints = [f"--memory_budget={format_size(sum(parts.values()))} or more"]
-    hints += [f"--generate_batch_size={writing.rows // 2}"] if writing.rows > 1 else []
-    hints += [f"--num_beams={writing.beams // 2}"] if writing.beams > 1 else []
-    hints += [
-        f"--max_seq_len={max(8, writing.source_tokens // 2)}",
-        f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
-    ]
-    return DoesNotFit(
-        f"--memory_budget = {format_size(trained.room.total_bytes)}, does not hold {counted(writing.rows, 'answer')} of up to "
-        f"{writing.new_tokens} tokens to prompts of up to {writing.source_tokens}: {shown}; try {', '.join(hints)}"
-    )

@@ -14,11 +14,13 @@ Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from devices.kernels.calls import kernels, takes_few
 from limits import WIDENED_ELEMENTS
 from model.shapes import is_matrix
 
@@ -147,11 +149,32 @@ def row_pieces(table: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
         yield dequantize(table, dtype, slice(start, start + rows))
 
 
+_few_rows = False
+
+
+@contextmanager
+def few_rows() -> Iterator[None]:
+    """Until the context ends, products are of few rows, as when answers are written.
+
+    Where there are compiled kernels, each weight is then read once, and a row's result is the same bits whatever rows are
+    beside it. In training both would cost more than they give.
+    """
+    global _few_rows
+    before, _few_rows = _few_rows, True
+    try:
+        yield
+    finally:
+        _few_rows = before
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T: (N, m) -> (N, n), without a graph for W. Memory: weights of another dtype are widened, on a CPU in pieces.
 
     A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each time.
     """
+    if _few_rows and (compiled := kernels()) is not None and takes_few(x, weight):
+        y = compiled.few_rows(x, weight.detach())
+        return y.mul_(scale_of(weight)) if is_int8(weight) else y
     if weight.dtype == x.dtype:
         return F.linear(x, weight)
     narrow, pieces = weight.detach(), _pieces(weight)

@@ -30,6 +30,7 @@ ABOUT = {
     "chat": "talk with a trained model in the terminal",
     "runs": "list the runs, how they stand and what they take on the disk; --delete=NAME removes one",
     "board": "a page in the browser: start runs, watch them, talk with what was trained",
+    "serve": "an HTTP API over a trained model, for clients of OpenAI's: serve MODEL",
 }
 # what the first hour needs, by task; all else is shown by --help=all
 TRAINING = {

@@ -6,8 +6,6 @@ counts, and the least of their budgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config import Config
+from data.durable import writing
 from devices.base import Device
 from devices.kernels.calls import kernels, use
 from language import say
@@ -181,7 +180,7 @@ def _reopen(config: Config, owner: Ownership) -> list[str]:
             f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
             "put the folder itself there"
         )
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         return checkpoints.intact()[1]
 
 
@@ -204,7 +203,7 @@ def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:
     config = begin.config
     if begin.state.step >= spec.counted.max_steps:
         return []  # what is left is published, which takes no room
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         held = bytes_below(begin.run_dir / "checkpoints")
         problems, notes = too_full(disk_need(config, spec.plan.choice.storage), config.run.output_dir, held)
     refuse(problems)
@@ -216,7 +215,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     config, settings = begin.config, lasting_settings(begin)
     if config.train.is_keep_training:
         resume_run(begin.run_dir)
-        with writes(config.run.output_dir):
+        with writing("output_dir", config.run.output_dir):
             replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
             Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
             owner.sign()
@@ -226,19 +225,8 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
         config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
         fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=begin.prepared.objective,
     )  # fmt: skip
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         owner.sign()
-
-
-@contextmanager
-def writes(output_dir: str) -> Iterator[None]:
-    """Turn a disk that cannot be written into a sentence for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--output_dir = {output_dir}, cannot be written: {error.strerror}; free space or name another folder"
-        ) from error
 
 
 def kind_of(config: Config) -> str:

@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import loading
-from commands.chat import NOTHING, Session, Writer, converse, greeting, pieces, run
+from commands.chat import NOTHING, Session, Writer, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
 from config import load
 from data.text.templates import Template, Turn
+from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from model import hf_format

@@ -1,4 +1,4 @@
-"""What does a run start from? Settings, data, an earlier run or a checkpoint are turned into decided facts.
+"""What does a run start from? Settings, data, an earlier run or a checkpoint are opened, and fitted to each other.
 
 Every refusal happens here, before the run's folder exists. What is decided once for a run (effective batch, steps,
 schedule) is written into its settings, so that a resumed run does not decide again on a machine with other memory.
