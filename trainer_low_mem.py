@@ -19,7 +19,7 @@ from config import Config
 from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
-from language import speak
+from language import say, speak
 from memory.observe.monitor import Monitor
 from settings.fields import AUTO
 from training.budget.keeping import Keeper
@@ -153,9 +153,12 @@ class LowMemTrainer:
             if exhausted and not is_last:
                 self.recovery.give_up()
             if stop and not is_last:
-                told = f"stopped after step {number}, saved in {live.start.run_dir}; continue with\n  {resume_command(self.config)}"
+                told = say(
+                    "stopped after step {step}, saved in {folder}; continue with\n  {command}",
+                    step=number, folder=live.start.run_dir, command=resume_command(self.config),
+                )  # fmt: skip
                 if live.is_main:
-                    say_after_launcher(told)
+                    say_after_launcher(str(told))
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
             self.journal.tell(remark)

@@ -27,6 +27,7 @@ from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
 from settings.fields import counted
+from training.report.card import push_command
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress, Reading
@@ -262,6 +263,6 @@ class Journal:
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
-        self.progress.lines(say("next"), lines)
+        self.progress.lines(say("next"), [*lines, push_command(Path(summary.model_dir))])
         if config.run.quiet:
             self.progress.warn(summary.model_dir)
