@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from config import COMMANDS, GROUPS, Config, DoesNotFit, UserError, flags_of, load
+from language import speak
 from screen import guard, visible
-from settings.fields import allowed, counted, show
+from settings.fields import AUTO, allowed, counted, show
 from settings.precedence import model_presets, run_presets
 
 PROGRAM = "python train_low_mem.py"
@@ -36,6 +37,7 @@ ABOUT = {
     "prepare": "turn text, JSONL, CSV, Parquet or Arrow into token shards",
     "evaluate": "loss, perplexity and scored answers of a trained model on --validation_file",
     "convert": "write a checkpoint of the T5 family, old or new, as a plain Hugging Face folder, and compare both",
+    "export": "write a trained model for llama.cpp (GGUF), CTranslate2 or ONNX runtimes, and check it",
     "merge": "put adapters into the weights of their base: a plain model folder",
     "quantize": "write a model with int8 weights, one byte each, and tell what that changes",
     "check": "compare a folder's files with the sums they were written with: check FOLDER",
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 must not end a run at the first Chinese letter
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    speak(_typed(arguments, "language", AUTO))  # until all settings are read, which may come from a file
     with guard():
         return _answered(list(arguments))
 
@@ -187,6 +190,7 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
         raise UserError(*problems, *error.problems) from None
     if problems:
         raise UserError(*problems)
+    speak(config.run.language)
     return config
 
 
@@ -258,7 +262,10 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     place = tracking.log_crash(text) if tracking else None
     if place is None:
         suffix = f"_rank{_rank()}" if _rank() else ""
-        place = Path(_log_dir(arguments)) / f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
+        place = (
+            Path(_typed(arguments, "log_dir", Config().run.log_dir))
+            / f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
+        )
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(visible(text), encoding="utf8")
@@ -269,12 +276,12 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     print(f"unforeseen {type(error).__name__}: {summary}; the traceback is in {place}", file=sys.stderr)
 
 
-def _log_dir(arguments: Sequence[str]) -> str:
-    """The log folder by flag or default; the file of settings may be what has failed."""
+def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:
+    """The value of a flag as it was typed, where the settings are not read yet or have failed."""
     for word in _normalised(list(arguments[1:])):
-        if word.startswith("--log_dir=") and NO_VALUE not in word:
-            return word.removeprefix("--log_dir=")
-    return Config().run.log_dir
+        if word.startswith(f"--{flag}=") and NO_VALUE not in word:
+            return word.partition("=")[2]
+    return otherwise
 
 
 if __name__ == "__main__":

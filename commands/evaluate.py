@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate import Accelerator
 
 from commands.loading import Trained, check_one_adapter, find_model, load_trained
-from config import Config, GenerateConfig, UserError, load, training_command
+from config import Config, GenerateConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
 from data.shards.store import PAIRS, check_shards
@@ -22,7 +23,6 @@ from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
 from training.start.adapters import base_of, tokenizer_folder
-from training.start.startup import PLACES
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -93,9 +93,9 @@ def _row_counts(config: Config, loader: StepLoader, objective: str) -> tuple[int
 def _generation(config: Config, loader: StepLoader) -> GenerateConfig:
     """How answers are written: not much longer than the longest right one, unless the user says so."""
     how = config.generate
-    if not config.given("max_new_tokens"):
-        how.max_new_tokens = max(1, min(how.max_new_tokens, loader.longest[1]), how.min_new_tokens)
-    return how
+    if config.given("max_new_tokens"):
+        return how
+    return replace(how, max_new_tokens=max(1, min(how.max_new_tokens, loader.longest[1]), how.min_new_tokens))
 
 
 def _table(result: Evaluation, loader: StepLoader, prepared: Prepared, answered: int) -> list[tuple[str, str]]:
@@ -136,15 +136,17 @@ def _data_settings(config: Config, folder: Path) -> Config:
         (place / SETTINGS_FILE for place in (folder, *folder.parents[:2]) if (place / SETTINGS_FILE).is_file()), None
     )
     if saved is not None:
-        places = {name: config.as_dict()[name] for name in PLACES}
-        flags = {"config": str(saved), **_answers_to_measure(config, saved), **places, **flags}
+        here = {name: config.as_dict()[name] for name in places()}
+        flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
     others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
     home = base_of(folder)
-    merged.data.tokenizer_dir, merged.model = str(tokenizer_folder(folder, home)), hf_format.read_config(home)
-    merged.checkpoint, merged.generate, merged.metrics = config.checkpoint, config.generate, config.metrics
-    for name in ("validation_file", "max_new_tokens"):
-        merged.origins[name] = "flag" if config.given(name) else ""
+    typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "max_new_tokens")}
+    merged = replace(
+        merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home))),
+        model=hf_format.read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
+        origins=tuple({**dict(merged.origins), **typed}.items()),
+    )  # fmt: skip
     if not config.given("validation_file"):
         return merged
     if merged.data.validation_file is None:

@@ -5,6 +5,23 @@ from __future__ import annotations
 import torch
 
 from devices.base import Device
+from language import join
+from settings.fields import counted
+
+
+def why_missing() -> str:
+    """There always is one."""
+    return ""
+
+
+def count() -> None:
+    """All processes share it."""
+    return None
+
+
+def make(index: int) -> CpuDevice:
+    """The device of a process."""
+    return CpuDevice()
 
 
 class CpuDevice(Device):
@@ -16,8 +33,7 @@ class CpuDevice(Device):
         super().__init__(torch.device("cpu"))
 
     def describe(self) -> str:
-        threads = torch.get_num_threads()
-        return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+        return join(", ", ["CPU", counted(torch.get_num_threads(), "thread")])
 
     def memory_now_bytes(self) -> int:
         return 0

@@ -124,12 +124,14 @@ def _config_from(path: Path, raw: dict[str, Any], stored: TensorFolder) -> T5Mod
     values.update(tie_word_embeddings=_is_tied(stored, tied_flag), bias_in_every_layer=family == "umt5")
     if isinstance(values.get("eos_token_id"), list) and values["eos_token_id"]:
         values["eos_token_id"] = values["eos_token_id"][0]
-    config, problems = T5ModelConfig(), []
+    taken: dict[str, Any] = {}
+    problems = []
     for member in dataclasses.fields(T5ModelConfig):
         try:
-            setattr(config, member.name, parse(member, values.get(member.name, member.default)))
+            taken[member.name] = parse(member, values.get(member.name, member.default))
         except ValueError as error:
             problems.append(f"{path}: {member.name} = {values[member.name]}, {error}")
+    config = T5ModelConfig(**taken)
     start = values.get("decoder_start_token_id", config.pad_token_id)
     if start != config.pad_token_id:
         problems.append(f"{path}: decoder_start_token_id = {start}, must be pad_token_id ({config.pad_token_id})")

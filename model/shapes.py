@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from config import T5ModelConfig
 from settings.fields import AUTO
@@ -139,12 +139,11 @@ def weight_counts(c: T5ModelConfig) -> dict[str, int]:
 
     Only one block of each stack is looked at, so that a configuration may speak of any number of them.
     """
-    return dict(_counts(tuple(vars(c).values())))
+    return dict(_counts(c))
 
 
 @lru_cache(maxsize=64)
-def _counts(values: tuple[Any, ...]) -> dict[str, int]:
-    c = T5ModelConfig(*values)
+def _counts(c: T5ModelConfig) -> dict[str, int]:
     one: dict[str, int] = {stack: sum(weight.size for weight in block_weights(c, stack)) for stack in STACKS}
     outside = {weight.name: weight.size for weight in weights(replace(c, num_layers=0, num_decoder_layers=0))}
     total = sum(outside.values()) + c.num_layers * one[ENCODER] + c.num_decoder_layers * one[DECODER]

@@ -11,9 +11,11 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from language import Said, say
 from units import format_size, parse_size
 
 AUTO = "auto"
@@ -53,6 +55,8 @@ def setting(
     choices: tuple[str, ...] = (),
     auto: bool = False,
     optional: bool = False,
+    defines: bool = False,
+    is_place: bool = False,
 ) -> Any:
     """Declare one setting as a dataclass field.
 
@@ -65,9 +69,16 @@ def setting(
         choices: the only allowed words.
         auto: whether the word "auto" is allowed (the program decides).
         optional: whether none is allowed.
+        defines: whether a run is another one with another value; where it goes on, it keeps its own. What makes a run
+            longer, slower, tidier or smaller, and the course of its learning rate, does not define it.
+        is_place: whether it says where this start reads and writes; a run's folder, which may be someone else's, does not.
     """
     facts = dict(help=help, kind=kind, unit=unit, low=low, high=high, above=above, choices=choices)
-    return dataclasses.field(default=default, metadata={**facts, "auto": auto, "optional": optional})
+    allows = dict(auto=auto, optional=optional, defines=defines, is_place=is_place)
+    return dataclasses.field(default=default, metadata={**facts, **allows})
+
+
+defining = partial(setting, defines=True)
 
 
 def parse(field: dataclasses.Field[Any], value: Any) -> Any:
@@ -174,9 +185,11 @@ def show(field: dataclasses.Field[Any], value: Any) -> str:
     return format_size(value) if field.metadata["kind"] == "size" and isinstance(value, int) else str(value)
 
 
-def counted(number: int, noun: str) -> str:
-    """Show a number of things: `1 row`, `2,249 rows`, `2 processes`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+def counted(number: int, noun: str) -> Said:
+    """Show a number of things: `1 row`, `2,249 rows`, `2 processes`; in the user's language where it has the noun."""
+    english = f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s")
+    translated = say(noun)
+    return Said(f"{number:,} {str.__str__(translated)}" if translated != noun else english, english)
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:

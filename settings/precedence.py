@@ -34,7 +34,7 @@ def run_presets() -> tuple[str, ...]:
 
 def fill(
     config: Config, command: str, flags: Mapping[str, Any], settings: Settings, taken: Mapping[str, Collection[str]]
-) -> list[str]:
+) -> tuple[Config, list[str]]:
     """Put preset, file and flags over the defaults of a configuration, and note in it where each value came from.
 
     Args:
@@ -42,25 +42,28 @@ def fill(
         settings: all there are.
         taken: command -> names of the settings that it takes.
     Returns:
-        what is wrong with what was given.
+        the configuration, and what is wrong with what was given.
     """
     problems: list[str] = []
+    read = _Reading(settings, problems)
     layers = _layers(command, dict(flags), {group for group, _ in settings.values()}, problems)
+    preset = config.model_preset
     for origin, layer in layers:
         if "model_preset" in layer:
-            config.model_preset, config.origins["model_preset"] = str(layer.pop("model_preset")), origin
-    for name, value in _shape(config.model_preset, problems).items():
-        _set(config, settings[name], name, value, "preset", problems)
+            preset, read.origins["model_preset"] = str(layer.pop("model_preset")), origin
+    for name, value in _shape(preset, problems).items():
+        read.take(name, value, "preset")
     for origin, layer in layers:
         for name, value in layer.items():
             if name in taken[command]:
-                _set(config, settings[name], name, value, origin, problems)
+                read.take(name, value, origin)
             elif origin == "flag" or name not in settings:
                 others = [other for other, names in taken.items() if name in names]
                 near = nearest_name(name, [*taken[command], "config", "preset", "model_preset"])
                 hint = f" of {command}, but of {', '.join(others)}" if others else near
                 problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{hint}")
-    return problems
+    config = config.changed(**read.values)
+    return dataclasses.replace(config, model_preset=preset, origins=tuple(read.origins.items())), problems
 
 
 def _layers(
@@ -99,18 +102,28 @@ def _shape(name: str, problems: list[str]) -> dict[str, Any]:
     return shape or {}
 
 
-def _set(
-    config: Config, place: tuple[str, dataclasses.Field[Any]], name: str, value: Any, origin: str, problems: list[str]
-) -> None:
-    group, member = place
-    if _is_nested(value):  # whose text may be of any length: YAML can name one part many times
-        problems.append(f"--{name}, is given a table; a setting has one value")
-        return
-    try:
-        setattr(getattr(config, group), name, parse(member, value))
-        config.origins[name] = origin
-    except ValueError as error:
-        problems.append(f"--{name} = {value}, {error}")
+class _Reading:
+    """Values of settings as they are read, and where each came from.
+
+    Args:
+        problems: takes what is wrong with them.
+    """
+
+    def __init__(self, settings: Settings, problems: list[str]) -> None:
+        self.settings, self.problems = settings, problems
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+
+    def take(self, name: str, value: Any, origin: str) -> None:
+        """Put a raw value over what was there before."""
+        if _is_nested(value):  # whose text may be of any length: YAML can name one part many times
+            self.problems.append(f"--{name}, is given a table; a setting has one value")
+            return
+        try:
+            self.values[name] = parse(self.settings[name][1], value)
+            self.origins[name] = origin
+        except ValueError as error:
+            self.problems.append(f"--{name} = {value}, {error}")
 
 
 def _is_nested(value: Any) -> bool:

@@ -8,19 +8,29 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devices import processor
+from devices import machine_file, processor
 from devices.processor import AVX2, AVX512_BF16, Processor
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Speeds that tests measure are not those of the user's runs; child processes inherit the folder."""
+    """Speeds that tests measure are not those of the user's runs; child processes inherit the folder.
+
+    Compiled kernels are taken along: their names hold what they were made of, and making them takes seconds.
+    """
     folder = tempfile.mkdtemp(prefix="frugalt5-tests-")
+    known = machine_file.place().parent
+    ours = Path(folder) / known.name
+    ours.mkdir()
+    for kernels in known.glob("kernels-*.so"):
+        shutil.copy2(kernels, ours)
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = folder  # before test modules copy the environment
+    os.environ["LC_ALL"] = "C.UTF-8"  # what tests read is English, whoever runs them
 
 
 @pytest.fixture(scope="module", params=[AVX2, AVX512_BF16], ids=["slow bf16", "fast bf16"])
@@ -51,6 +61,14 @@ def kernels_as_before() -> Iterator[None]:
     yield
     if calls := sys.modules.get("devices.kernels.calls"):
         calls.use(True)
+
+
+@pytest.fixture(autouse=True)
+def language_as_before() -> Iterator[None]:
+    """What one test speaks is spoken in no other."""
+    yield
+    if language := sys.modules.get("language"):
+        language.speak("en")
 
 
 @pytest.fixture

@@ -74,13 +74,26 @@ def test_order_of_the_layers(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("max_steps: 7\nseed: 5\nmodel: {d_ff: 64}\nmodel_preset: t5-small\n")
     loaded = load("train", {"config": str(file), "preset": "sample", "seed": "6"})
-    assert loaded.run.seed == 6 and loaded.origins["seed"] == "flag"
-    assert loaded.train.max_steps == 7 and loaded.origins["max_steps"] == "file"
-    assert loaded.data.max_seq_len == 256 and loaded.origins["max_seq_len"] == "preset"
+    assert loaded.run.seed == 6 and loaded.origin("seed") == "flag"
+    assert loaded.train.max_steps == 7 and loaded.origin("max_steps") == "file"
+    assert loaded.data.max_seq_len == 256 and loaded.origin("max_seq_len") == "preset"
     assert loaded.model_preset == "t5-small" and loaded.model.d_model == 512
     assert loaded.model.d_ff == 64
-    assert loaded.train.log_steps == 10 and "log_steps" not in loaded.origins
+    assert loaded.train.log_steps == 10 and loaded.origin("log_steps") is None
     assert loaded.given("seed") and loaded.given("max_steps") and not loaded.given("max_seq_len")
+
+
+def test_nothing_changes_settings_that_are_loaded() -> None:
+    loaded = load("train", {"train_file": "x"})
+    for group in (None, *GROUPS):
+        owner = loaded if group is None else getattr(loaded, group)
+        for member in dataclasses.fields(owner):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(owner, member.name, getattr(owner, member.name))
+    hash(loaded)  # nothing in it can change
+    other = loaded.changed(seed=7, d_ff=64)
+    assert (other.run.seed, other.model.d_ff) == (7, 64) != (loaded.run.seed, loaded.model.d_ff)
+    assert other.changed(seed=loaded.run.seed, d_ff=loaded.model.d_ff) == loaded
 
 
 def test_the_sample_preset_only_without_data() -> None:

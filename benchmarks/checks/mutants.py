@@ -128,7 +128,7 @@ def imported(path: Path) -> frozenset[str]:
 def noticed_by(file: str) -> tuple[str, ...]:
     """The tests that import a file's module, its own first and those that start other processes last.
 
-    Where there are none, those of the files that import it.
+    Where there are none, those of the files that import it; of what is imported by name, those beside it.
     """
     module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     tests = sorted(path for wing in TESTS for path in (ROOT / "tests" / wing).rglob("test_*.py"))
@@ -137,7 +137,8 @@ def noticed_by(file: str) -> tuple[str, ...]:
     if not found:
         users = [path for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)]
         through = {test for user in users for test in noticed_by(user.relative_to(ROOT).as_posix())}
-        found = [path for path in tests if path.relative_to(ROOT).as_posix() in through]
+        beside = sorted((ROOT / "tests" / file).parent.glob("test_*.py"))
+        found = [path for path in tests if path.relative_to(ROOT).as_posix() in through] or beside
     first = sorted(found, key=lambda path: (path.name != own, not SLOW.isdisjoint(imported(path))))[:MOST_TEST_FILES]
     return tuple(path.relative_to(ROOT).as_posix() for path in first)
 

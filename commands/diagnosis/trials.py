@@ -8,7 +8,6 @@ machine with swap it would not fail but stall everything.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,8 +79,7 @@ def trials_of(config: Config, machine: Machine) -> list[Trial]:
     Args:
         config: of the command; lengths and batch as the user has them.
     """
-    base = copy.deepcopy(config)
-    base.train.sample_rows = 0  # a run's last lines; they cost time here and no memory
+    base = config.changed(sample_rows=0)  # a run's last lines; they cost time here and no memory
     try:
         planned = planned_for(base, machine)[0].choice.batch_size_per_gpu
     except DoesNotFit:
@@ -89,27 +87,20 @@ def trials_of(config: Config, machine: Machine) -> list[Trial]:
     lengths = sorted({min(LONGEST, max(SHORTEST, int(base.data.max_seq_len * share))) for share in SHARES})
     batch_sizes = sorted({1, max(1, planned // 2), planned, 2 * planned})
     trials = [Trial("step", "as planned", base)]
-    trials += [Trial("sequence length", str(n), _changed(base, 1, "data", "max_seq_len", n)) for n in lengths]
+    trials += [Trial("sequence length", str(n), _changed(base, 1, max_seq_len=n)) for n in lengths]
     trials += [Trial("micro-batch", str(n), _changed(base, n)) for n in batch_sizes]
     return trials + [Trial("LoRA rank", str(n), _with_adapters(base, n)) for n in RANKS]
 
 
 def _with_adapters(base: Config, rank: int) -> Config:
-    config = _changed(base, 1, "lora", "lora_rank", rank)
-    if not config.given("optimizer"):
-        config.train.optimizer = "adamw"  # as a run takes for adapters
-    return config
+    config = _changed(base, 1, lora_rank=rank)
+    return config if config.given("optimizer") else config.changed(optimizer="adamw")  # as a run takes for adapters
 
 
-def _changed(base: Config, rows: int, group: str = "", name: str = "", value: Any = None) -> Config:
-    """The settings with one changed, and a step of exactly one micro-batch."""
-    config = copy.deepcopy(base)
-    train = config.train
-    train.effective_batch_size = train.batch_size_per_gpu = rows
-    train.gradient_accumulation_steps = AUTO
-    if group:
-        setattr(getattr(config, group), name, value)
-    return config
+def _changed(base: Config, rows: int, **values: Any) -> Config:
+    """The settings with some changed, and a step of exactly one micro-batch."""
+    batch = {"effective_batch_size": rows, "batch_size_per_gpu": rows, "gradient_accumulation_steps": AUTO}
+    return base.changed(**batch, **values)
 
 
 def run_trials(trials: list[Trial], machine: Machine) -> Iterator[Result]:

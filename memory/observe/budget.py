@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from language import join, say
 from memory.observe.cgroup import group_limits
 from memory.observe.processes import ROOT, has_proc, parent_pid, process_usage, tree_pids, usage_of
 from settings.fields import AUTO
@@ -48,11 +49,18 @@ class Budget:
 
     def describe(self) -> str:
         """Say in one line what may be taken and why."""
-        margin = f", {format_size(self.margin_bytes)} left free" if self.margin_bytes else ""
-        device = "" if self.device_bytes is None else f"; device {format_size(self.device_bytes)}"
-        others = [f"{what} {format_size(size)}" for what, size in self.limits if what != self.binding]
-        beside = f"; other limits: {', '.join(others)}" if others else ""
-        return f"budget {format_size(self.host_bytes)} ({self.binding}{margin}){device}{beside}"
+        size, others = format_size(self.host_bytes), [part for part in self.limits if part[0] != self.binding]
+        if self.margin_bytes:
+            margin = format_size(self.margin_bytes)
+            told = [say("budget {size} ({why}, {margin} left free)", size=size, why=self.binding, margin=margin)]
+        else:
+            told = [say("budget {size} ({why})", size=size, why=self.binding)]
+        if self.device_bytes is not None:
+            told.append(say("device {size}", size=format_size(self.device_bytes)))
+        if others:
+            limits = ", ".join(f"{what} {format_size(size)}" for what, size in others)
+            told.append(say("other limits: {limits}", limits=limits))
+        return join("; ", told)
 
 
 def measure_budget(

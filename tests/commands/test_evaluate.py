@@ -52,7 +52,7 @@ def settings(folder: Path, tmp_path: Path, **flags: Any) -> Config:
 
 def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[str]]:
     """Loss by the whole model under plain autograd, and answers to each row alone."""
-    config.generate.max_new_tokens = new_tokens
+    config = config.changed(max_new_tokens=new_tokens)
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     model, tokenizer = trained.walk.model, trained.tokenizer
     total, count, answers = 0.0, 0, []
@@ -143,7 +143,7 @@ def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
     ]
     assert results[0][0] == results[1][0] and list(results[0][0]) == ["f1", "chrf"]
     assert len(results[0][1]) == 3
-    config.metrics.eval_generate_rows = "auto"
+    config = config.changed(eval_generate_rows="auto")
     assert score_answers(trained.walk, loader, trained.tokenizer, config, alone, 2**40) == ({}, [])  # type: ignore[arg-type]
 
 

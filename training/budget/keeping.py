@@ -8,7 +8,6 @@ the user fixed is left as long as something else helps. Where nothing is left, t
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,7 +49,7 @@ class Keeper:
     """Keeps one run inside its budget.
 
     Args:
-        config: of the run; a copy is planned with. plan: the way the run goes now.
+        config: of the run; changed, it is planned with. plan: the way the run goes now.
         make_plan: (config, budget) -> the fastest plan that fits; raises DoesNotFit.
         shape: words for the longest rows, "512 + 114 tokens".
         local_processes: ranks that share this machine's memory.
@@ -73,14 +72,12 @@ class Keeper:
         self.plan, self.budget = plan, budget
         self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
         self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
-        self._config, self._make_plan = copy.deepcopy(config), make_plan
-        stored, choice = {"float32": "no"}, plan.choice
-        self._config.memory.mixed_precision = (
-            "fp16" if choice.compute == "float16" else stored.get(choice.storage, "bf16")
+        precision = plan.choice.precision
+        base = {"lora_base": precision.lora_base} if config.lora.lora_rank else {}
+        self._config = config.changed(
+            mixed_precision=precision.mixed_precision, shard_weights=plan.choice.shards > 1, **base
         )
-        self._config.memory.shard_weights = choice.shards > 1
-        if config.lora.lora_rank:
-            self._config.lora.lora_base = {"float32": "fp32", "int8": "int8"}.get(plan.choice.storage, "bf16")
+        self._make_plan = make_plan
         self._device, self._monitor, self._journal = device, monitor, journal
         self._shape, self._local_processes, self._clock = shape, local_processes, clock
         self._looked, self._rest_until, self._steps = clock(), 0.0, 0
@@ -213,22 +210,22 @@ class Keeper:
 
     def _plan_within(self, target_bytes: float) -> Plan | None:
         """The fastest way within `target_bytes` and below the present one; None where there is none."""
-        config, target = copy.deepcopy(self._config), min(int(target_bytes), self.plan.peak_bytes - 1)
+        config, target = self._config, min(int(target_bytes), self.plan.peak_bytes - 1)
         for relaxation in RELAXATIONS:
-            _set(config, relaxation)
+            config = config.changed(**relaxation)
             with suppress(DoesNotFit):
                 return self._make_plan(config, self._with_room(target))
         return None
 
     def _next_smaller(self) -> Plan | None:
         """All blocks recomputed, or half the micro-batch, whatever the formulas say of it; None where both are at their end."""
-        config, choice = copy.deepcopy(self._config), self.plan.choice
+        config, choice = self._config, self.plan.choice
         rows = choice.batch_size_per_gpu if choice.saved_blocks else choice.batch_size_per_gpu // 2
         if rows == 0:
             return None
         for relaxation in RELAXATIONS:
-            _set(config, relaxation)
-        _set(config, {"batch_size_per_gpu": rows, "gradient_checkpointing": True})
+            config = config.changed(**relaxation)
+        config = config.changed(batch_size_per_gpu=rows, gradient_checkpointing=True)
         with suppress(DoesNotFit):
             return self._make_plan(config, self._with_room(max(self._room(self.budget), self.plan.peak_bytes)))
         return None
@@ -270,8 +267,3 @@ class Keeper:
 def _runs_smaller(choice: Choice, than: Choice) -> bool:
     """Whether the walk itself holds less, not only what surrounds it."""
     return choice.saved_blocks < than.saved_blocks or choice.batch_size_per_gpu < than.batch_size_per_gpu
-
-
-def _set(config: Config, settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        setattr(config.memory if hasattr(config.memory, name) else config.train, name, value)

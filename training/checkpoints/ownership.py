@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from data.locks import NO_LOCKS, lock_at
 from training.checkpoints.durable import replace_text
-from training.report.progress import duration
+from training.report.wording import duration
 
 OWNER_FILE = "owner.json"
 

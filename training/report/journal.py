@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from loguru import logger
 
 from config import PREFERENCES, Config
 from data.text.templates import Template
+from language import english, join, say
 from memory.cleanup import CleanupRecord
 from memory.cost.disk import disk_need
 from memory.cost.duration import Renewal
@@ -25,11 +27,13 @@ from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
 from settings.fields import counted
+from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat
-from training.report.progress import Progress, Reading, about, duration
+from training.report.progress import Progress, Reading
 from training.report.results import Evaluation, Sample, named_rows
 from training.report.summary import Summary, next_commands, plan_rows, recomputed, summary_rows
-from training.report.tracking import MetricsFile, open_log
+from training.report.tracking import Listener, MetricsFile, open_log
+from training.report.wording import about, duration
 
 
 class Journal:
@@ -38,7 +42,8 @@ class Journal:
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
         monitor: whose records go into metrics.jsonl.
-        is_main: other processes tell nothing. clock: seconds that only grow.
+        is_main: other processes tell nothing. listeners: hear of each event, as it stands in metrics.jsonl; one that returns
+            "stop" or "save" wishes for that behind the step. clock: seconds that only grow.
     Raises:
         UserError: `log_dir` cannot be written.
     """
@@ -50,17 +55,22 @@ class Journal:
         monitor: Monitor,
         is_main: bool,
         *,
+        listeners: Sequence[Listener] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         run, train = config.run, config.train
         self.monitor, self._clock = monitor, clock
         self._renewal: Renewal | None = None
         self._began, self._promise = clock(), ""
-        self.progress = Progress(int(train.max_steps), is_main, train.log_steps, start_step=start_step)
-        self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.note)
-        self.metrics = MetricsFile(
-            f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main
+        self.progress = Progress(
+            int(train.max_steps), is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet
         )
+        self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.warn)
+        self.metrics = MetricsFile(
+            f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main,
+            [partial(self._ask, listener) for listener in listeners],
+        )  # fmt: skip
+        self._wish = ""
         if train.is_keep_training:
             self.metrics.truncate_after(start_step)
         monitor.report_to(lambda record: self.metrics.write("memory", **record))
@@ -80,13 +90,20 @@ class Journal:
         self.metrics.close()
 
     def tell(self, text: str) -> None:
-        """Say something on the screen and in the log."""
+        """Say something on the screen and, in English, in the log."""
         self.progress.note(text)
-        logger.info(text)
+        logger.info(english(text))
 
     def wish(self) -> str:
-        """What somebody has asked for from outside since the last call; see `training.report.heartbeat`."""
-        return self._heartbeat.wish()
+        """What a listener, or somebody from outside, has asked for since the last call; see `training.report.heartbeat`."""
+        wish, self._wish = self._wish, ""
+        return wish or self._heartbeat.wish()
+
+    def _ask(self, listener: Listener, event: dict[str, Any]) -> None:
+        """Let a listener hear of an event; a wish to stop is kept whatever others wish."""
+        wish = listener(dict(event))
+        if wish in (STOP, SAVE) and self._wish != STOP:
+            self._wish = wish
 
     def _facts(self) -> dict[str, Any]:
         """What each sign of life tells."""
@@ -105,7 +122,7 @@ class Journal:
             self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         rows = plan_rows(plan, weight_counts(config.model)["total"])
-        self.progress.table("plan", [*rows, ("disk", disk_need(config, plan.choice.storage).describe())])
+        self.progress.table(say("plan"), [*rows, (say("disk"), disk_need(config, plan.choice.storage).describe())])
 
     def plan(self, plan: Plan) -> None:
         """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
@@ -136,7 +153,8 @@ class Journal:
         )  # fmt: skip
         self.progress.step(reading)
         if left is not None:
-            self.tell(f"step {reading.step}: {about(left.seconds, left.low, left.high)} left, from the steps so far")
+            time_left = about(left.seconds, left.low, left.high)
+            self.tell(say("step {step}: {time} left, from the steps so far", step=reading.step, time=time_left))
 
     def evaluation(
         self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
@@ -146,11 +164,15 @@ class Journal:
             "eval", step=step, loss=result.loss, perplexity=result.perplexity, rows=result.rows, tokens=result.tokens,
             **extra,
         )  # fmt: skip
-        further = "".join(f", {name} {value:.3f}" for name, value in extra.items())
-        perplexity = "" if result.metrics else f", perplexity {result.perplexity:,.1f}"  # of tokens, not of preferences
+        further = [f", {name} {value:.3f}" for name, value in extra.items()]
+        if not result.metrics:  # of tokens, not of preferences
+            further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
         self.tell(
-            f"step {step}: evaluation loss {result.loss:.4f}{perplexity}{further} ({counted(result.rows, 'row')})"
-        )
+            say(
+                "step {step}: evaluation loss {loss}{further} ({rows})",
+                step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=counted(result.rows, "row"),
+            )
+        )  # fmt: skip
         for sample in samples:
             self.progress.sample(sample.prompt, sample.answer, sample.reference)
             self.metrics.write("sample", step=step, **asdict(sample))
@@ -201,9 +223,13 @@ class Journal:
         taken = self._clock() - self._began
         self.metrics.write("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
         rows = summary_rows(summary)
-        told = [("time", f"{duration(taken)} since the plan, which said {self._promise}")] if self._promise else []
-        self.progress.table("done", [*rows[:-1], *told, rows[-1]])
+        if self._promise:
+            told = say("{time} since the plan, which said {promise}", time=duration(taken), promise=self._promise)
+            rows.insert(-1, (say("time"), told))
+        self.progress.table(say("done"), rows)
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
-        self.progress.note("next\n" + "\n".join(f"  {line}" for line in lines))
+        self.progress.lines(say("next"), lines)
+        if config.run.quiet:
+            self.progress.warn(summary.model_dir)

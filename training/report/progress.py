@@ -1,6 +1,8 @@
-"""What does the user see while a run is going? A live line on a terminal, plain lines elsewhere.
+"""What does the user see while a run is going? A few live lines on a terminal, one line a metric; plain lines elsewhere.
 
-All text for the screen passes through here, so that nothing breaks the live line. Only the main process shows anything.
+All text for the screen passes through here, so that nothing breaks the live lines. Only the main process shows anything.
+On a terminal, sentences and tables are broken between words at its width, as wide as Chinese letters are there; commands to
+copy stay whole. Colours are rich's, which heeds NO_COLOR.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from language import Said, say
 from screen import raw, visible
+from training.report.wording import aligned, duration, folded, one_line, width
 from units import format_size
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class Progress:
         is_main: whether this process shows anything.
         log_steps: steps between two plain lines.
         start_step: steps done by an earlier part of this run.
+        is_quiet: whether steps, notes and tables are left out; warnings and results are shown.
         stream: where to write; standard output by default.
         clock: seconds that only grow.
     """
@@ -56,10 +60,12 @@ class Progress:
         log_steps: int = 10,
         *,
         start_step: int = 0,
+        is_quiet: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_steps, self.is_main, self.log_steps, self.start_step = max_steps, is_main, log_steps, start_step
+        self.max_steps, self.log_steps, self.start_step = max_steps, log_steps, start_step
+        self.is_main, self._is_quiet = is_main, is_quiet
         self._stream = raw(stream or sys.stdout)
         self._clock = clock
         self._timed_from: tuple[int, float] | None = None
@@ -79,7 +85,7 @@ class Progress:
 
     def start(self) -> None:
         """Begin to show steps. `note` and `table` work before, too."""
-        if self._console is not None and self._live is None:
+        if self._console is not None and self._live is None and not self._is_quiet:
             from rich.live import Live
 
             self._live = Live("", console=self._console, refresh_per_second=4)
@@ -93,36 +99,52 @@ class Progress:
 
     def step(self, reading: Reading) -> None:
         """Show one finished step."""
-        if not self.is_main:
+        if not self.is_main or self._is_quiet:
             return
         left = self._seconds_left(reading.step)
         if self._live is not None:
             self._live.update(_live_lines(reading, self.max_steps, left))
         elif reading.step % self.log_steps == 0 or reading.step in (self.start_step + 1, self.max_steps):
-            self._print(plain_line(reading, self.max_steps, left))
+            self._print([plain_line(reading, self.max_steps, left)])
 
     def note(self, text: str) -> None:
-        """Show text of one or more lines above the live line."""
-        if self.is_main:
-            self._print(text)
+        """Show sentences, one a line, above the live lines."""
+        self._note(text.splitlines())
+
+    def lines(self, title: str, lines: Sequence[str]) -> None:
+        """Show lines that may be copied, such as commands, under a title: they are never broken."""
+        self._note([title, *(f"  {line}" for line in lines)], may_break=False)
 
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
         """Show rows of cells under a title, columns aligned."""
-        self.note("\n".join([title, *(f"  {line}" for line in aligned(rows))]))
+        lines = [f"  {line}" for line in aligned(rows)]
+        self._note([title, *lines], _hanging(rows, lines))
 
     def sample(self, prompt: str, answer: str, reference: str = "") -> None:
         """Show one generated answer beside what the data says, each cut to one line."""
-        rows = [("prompt", _one_line(prompt)), ("answer", _one_line(answer))]
+        rows = [(say("prompt"), one_line(prompt)), (say("answer"), one_line(answer))]
         if reference:
-            rows.append(("reference", _one_line(reference)))
-        self.note("\n".join(f"  {line}" for line in aligned(rows)))
+            rows.append((say("reference"), one_line(reference)))
+        lines = [f"  {line}" for line in aligned(rows)]
+        self._note(lines, _hanging(rows, lines))
 
-    def _print(self, text: str) -> None:
-        text = visible(text)
+    def warn(self, text: str) -> None:
+        """Show what is shown even to those who want it quiet."""
+        if self.is_main:
+            self._print(text.splitlines())
+
+    def _note(self, lines: Sequence[str], indent: int = 0, may_break: bool = True) -> None:
+        if self.is_main and not self._is_quiet:
+            self._print(lines, indent, may_break)
+
+    def _print(self, lines: Sequence[str], indent: int = 0, may_break: bool = True) -> None:
+        shown = [visible(line) for line in lines]
         if self._console is not None:
-            self._console.print(text, markup=False, soft_wrap=True)
+            room = self._console.width
+            shown = [part for line in shown for part in (folded(line, room, indent) if may_break else [line])]
+            self._console.print("\n".join(shown), markup=False, soft_wrap=True)
         else:
-            print(text, file=self._stream, flush=True)
+            print("\n".join(shown), file=self._stream, flush=True)
 
     def _seconds_left(self, step: int) -> float | None:
         now = self._clock()
@@ -134,94 +156,62 @@ class Progress:
         return (now - since) / (step - first) * (self.max_steps - step) if step > first else None
 
 
+def _hanging(rows: Sequence[Sequence[str]], lines: Sequence[str]) -> int:
+    """Columns before the last cells of a table, under which their second lines begin."""
+    return max((width(line) - width(row[-1]) for row, line in zip(rows, lines, strict=True) if row), default=0)
+
+
 def plain_line(reading: Reading, max_steps: int, seconds_left: float | None) -> str:
     """One step as one line of text."""
-    parts = [
-        f"step {reading.step:>{len(str(max_steps))}}/{max_steps} {reading.step / max_steps:4.0%}",
-        *_figures(reading),
-        f"memory {_memory_words(reading)}",
-    ]
-    return "  ".join([*parts, f"{duration(seconds_left)} left"] if seconds_left is not None else parts)
+    step = say("step {step}/{total} {share}", step=f"{reading.step:>{len(str(max_steps))}}", total=max_steps,
+               share=f"{reading.step / max_steps:4.0%}")  # fmt: skip
+    parts = [step, *_figures(reading), say("memory {memory}", memory=_memory_words(reading))]
+    if seconds_left is not None:
+        parts.append(_left(seconds_left))
+    return "  ".join(parts)
 
 
-def duration(seconds: float) -> str:
-    """Show a time as people read it: `42s`, `3:05 min`, `2:07 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02} h"
+def _left(seconds: float) -> Said:
+    return say("{time} left", time=duration(seconds))
 
 
-def about(seconds: float, low: float, high: float) -> str:
-    """Show an estimate as people read it: `about 3 h 20 min, between 2 h 50 min and 4 h`."""
-    middle, least, most = _roughly(seconds), _roughly(low), _roughly(high)
-    return f"about {middle}" if least == most else f"about {middle}, between {least} and {most}"
-
-
-def _roughly(seconds: float) -> str:
-    """As fine as an estimate can be: seconds up to 90, minutes up to 1 h, tens of minutes up to 2 days, then hours."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        hours, tens = divmod(round(seconds / 600), 6)
-        return f"{hours} h {10 * tens} min" if tens else f"{hours} h"
-    days, hours = divmod(round(seconds / 3600), 24)
-    return f"{days} days {hours} h" if hours else f"{days} days"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Pad all cells but the last of each row to the width of their column."""
-    widths: dict[int, int] = {}
-    for row in rows:
-        for column, cell in enumerate(row[:-1]):
-            widths[column] = max(widths.get(column, 0), _width(cell))
+def _figures(reading: Reading) -> list[Said]:
     return [
-        "  ".join([*(cell + " " * (widths[column] - _width(cell)) for column, cell in enumerate(row[:-1])), *row[-1:]])
-        for row in rows
+        say("loss {loss}", loss=f"{reading.loss:.3f}"),
+        say("lr {rate}", rate=f"{reading.learning_rate:.1e}"),
+        say("{speed} tokens/s", speed=f"{reading.tokens_per_second:,.0f}"),
     ]
 
 
-def _width(text: str) -> int:
-    """Columns that text takes on a terminal: Chinese letters take two."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def _one_line(text: str, letters: int = 160) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= letters else flat[: letters - 3] + "..."
-
-
-def _figures(reading: Reading) -> list[str]:
-    return [
-        f"loss {reading.loss:.3f}",
-        f"lr {reading.learning_rate:.1e}",
-        f"{reading.tokens_per_second:,.0f} tokens/s",
-    ]
-
-
-def _memory_words(reading: Reading) -> str:
+def _memory_words(reading: Reading) -> Said:
     now, peak, budget = (format_size(size) for size in (reading.memory_bytes, reading.peak_bytes, reading.budget_bytes))
-    return f"{now}, peak {peak} of {budget}"
+    return say("{now}, peak {peak} of {budget}", now=now, peak=peak, budget=budget)
 
 
 def _live_lines(reading: Reading, max_steps: int, seconds_left: float | None) -> RenderableType:
-    from rich.console import Group
+    """One line a metric: name, bar where it has an end, figures; each cut where the terminal is narrow."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    left = "" if seconds_left is None else f"{duration(seconds_left)} left"
     share = min(reading.peak_bytes / max(reading.budget_bytes, 1), 1.0)  # the peak may pass the budget; a bar cannot
     color = "red" if share > 0.97 else "yellow" if share > 0.85 else "green"
     done = ProgressBar(max_steps, reading.step, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan")
     used = ProgressBar(1.0, share, width=BAR_WIDTH, complete_style=color, finished_style=color)
-    bars = Table.grid(padding=(0, 2))
-    bars.add_row("step", done, f"{reading.step}/{max_steps} {reading.step / max_steps:.0%}  {left}")
-    bars.add_row("memory", used, _memory_words(reading))
-    return Group(bars, Text("  ".join(_figures(reading)), no_wrap=True, overflow="ellipsis"))
+    steps = f"{reading.step}/{max_steps} {reading.step / max_steps:.0%}"
+    if seconds_left is not None:
+        steps = "  ".join([steps, _left(seconds_left)])
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(no_wrap=True)
+    lines.add_column(no_wrap=True)
+    lines.add_column(no_wrap=True, overflow="ellipsis")
+    words = (f"{reading.loss:.3f}", f"{reading.learning_rate:.1e}", f"{reading.tokens_per_second:,.0f}")
+    rows: list[tuple[str, RenderableType, str]] = [
+        (say("step"), done, steps),
+        (say("memory"), used, _memory_words(reading)),
+        (say("loss"), words[0], say("learning rate {rate}", rate=words[1])),
+        (say("speed"), say("{speed} tokens/s", speed=words[2]), ""),
+    ]
+    for name, middle, figures in rows:
+        lines.add_row(Text(name), Text(middle) if isinstance(middle, str) else middle, Text(figures))
+    return lines

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from language import join, say
+from memory.cost.prediction import Choice
 from memory.plan import Plan
 from settings.fields import counted
-from training.report.progress import about, duration
+from training.report.history import history
+from training.report.wording import about, duration
 from units import format_size
 
 Rows = list[tuple[str, str]]
@@ -33,64 +37,95 @@ class Summary:
     model_dir: str
     skipped_batches: int = 0  # whose loss or gradient was not finite
     rate_factor: float = 1.0  # what is left of the learning rate
+    metrics_file: str = ""
+
+    def history(self, event: str = "step") -> dict[str, list[Any]]:
+        """The run's events of one kind as columns, which `pandas.DataFrame` takes; see `training.report.history`."""
+        return history(self, event)
 
 
 def plan_rows(plan: Plan, weights: int) -> Rows:
     """The plan as two columns."""
     choice = plan.choice
-    batch = f"micro-batch {choice.batch_size_per_gpu} x accumulation {choice.gradient_accumulation_steps}"
     total = choice.accumulation_passes * choice.micro_batches_per_pass
-    rows = [
-        ("weights", f"{weights:,}, stored in {choice.storage}, computed in {choice.compute}"),
+    rows: Rows = [
         (
-            "effective batch",
-            counted(plan.effective_batch_size, "row") + (f" = {batch}" if total > 1 else ""),
+            say("weights"),
+            say("{count}, stored in {storage}, computed in {compute}",
+                count=f"{weights:,}", storage=choice.storage, compute=choice.compute),
         ),
-        ("activation checkpointing", recomputed(choice.saved_blocks, plan.num_blocks)),
-        ("predicted peak", f"{format_size(plan.peak_bytes)} of {format_size(plan.budget_bytes)}"),
-    ]
-    rows += [(f"  {name}", format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
+        (say("effective batch"), _batch(counted(plan.effective_batch_size, "row"), choice, total > 1)),
+        (say("activation checkpointing"), recomputed(choice.saved_blocks, plan.num_blocks)),
+        (say("predicted peak"), say("{peak} of {budget}", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes))),
+    ]  # fmt: skip
+    shown = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
+    rows += [(join("", ["  ", say(name)]), format_size(size)) for name, size in shown.items()]
     if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
-        rows.append(("time", about(plan.seconds_total, plan.seconds_low, plan.seconds_high)))
-    return rows + [("why", reason) for reason in plan.reasons]
+        rows.append((say("time"), about(plan.seconds_total, plan.seconds_low, plan.seconds_high)))
+    return rows + [(say("why"), reason) for reason in plan.reasons]
+
+
+def _batch(rows: str, choice: Choice, is_cut: bool) -> str:
+    if not is_cut:
+        return rows
+    return say(
+        "{rows} = micro-batch {micro} x accumulation {times}",
+        rows=rows, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
+    )  # fmt: skip
 
 
 def recomputed(saved: int, total: int) -> str:
     """How many blocks backward recomputes: of `total`, all but those that are saved."""
-    return f"{total - saved} of {total} blocks recomputed"
+    return say("{count} of {total} blocks recomputed", count=total - saved, total=total)
 
 
 def summary_rows(summary: Summary) -> Rows:
     """The summary as two columns."""
     s = summary
-    deviation = s.measured_peak_bytes / s.planned_peak_bytes - 1
-    verdict = "inside" if s.measured_peak_bytes <= s.budget_bytes else "OVER"
-    rows = [
-        ("steps", _steps(s)),
-        (
-            "peak memory",
-            f"planned {format_size(s.planned_peak_bytes)}, measured {format_size(s.measured_peak_bytes)} ({deviation:+.0%})",
-        ),
-        ("budget", f"{format_size(s.budget_bytes)}: {verdict}"),
-        *((f"  in {phase}", format_size(size)) for phase, size in s.phase_peaks.items() if phase in PHASES),
+    peak = say(
+        "planned {planned}, measured {measured} ({deviation})",
+        planned=format_size(s.planned_peak_bytes), measured=format_size(s.measured_peak_bytes),
+        deviation=f"{s.measured_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
+    )  # fmt: skip
+    size, is_inside = format_size(s.budget_bytes), s.measured_peak_bytes <= s.budget_bytes
+    rows: Rows = [
+        (say("steps"), _steps(s)),
+        (say("peak memory"), peak),
+        (say("budget"), say("{budget}: inside", budget=size) if is_inside else say("{budget}: OVER", budget=size)),
     ]
+    shown = {phase: size for phase, size in s.phase_peaks.items() if phase in PHASES}
+    rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
     if s.seconds:
+        share = f"{s.care_seconds / s.watched_seconds:.1%}"
         rows.append(
-            ("watching and cleaning", f"{s.care_seconds:.1f} s, {s.care_seconds / s.watched_seconds:.1%} of the run")
+            (
+                say("watching and cleaning"),
+                say("{seconds} s, {share} of the run", seconds=f"{s.care_seconds:.1f}", share=share),
+            )
         )
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        rows.insert(1, ("evaluation loss", f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
+        rows.insert(1, (say("evaluation loss"), f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
     if s.skipped_batches or s.rate_factor < 1:
-        slower = f", learning rate x {s.rate_factor:g}" if s.rate_factor < 1 else ""
-        batches = f"{s.skipped_batches:,} batch{'es' * (s.skipped_batches != 1)}"
-        rows.append(("inf or nan", f"{batches} left out{slower}"))
-    return [*rows, ("model", s.model_dir)]
+        rows.append((say("inf or nan"), _left_out(s)))
+    return [*rows, (say("model"), s.model_dir)]
+
+
+def _left_out(summary: Summary) -> str:
+    batches = say("{batches} left out", batches=counted(summary.skipped_batches, "batch"))
+    if summary.rate_factor == 1:
+        return batches
+    return say("{batches}, learning rate x {factor}", batches=batches, factor=f"{summary.rate_factor:g}")
 
 
 def _steps(summary: Summary) -> str:
     if not summary.seconds:
-        return f"{summary.steps}, all done before; --max_steps={2 * summary.steps} would train on"
-    return f"{summary.steps} in {duration(summary.seconds)}, {summary.tokens_per_second:,.0f} tokens/s"
+        return say(
+            "{steps}, all done before; --max_steps={more} would train on", steps=summary.steps, more=2 * summary.steps
+        )
+    return say(
+        "{steps} in {time}, {speed} tokens/s",
+        steps=summary.steps, time=duration(summary.seconds), speed=f"{summary.tokens_per_second:,.0f}",
+    )  # fmt: skip
 
 
 def _example(prompt: str) -> str:

@@ -46,7 +46,7 @@ def fingerprint_of(folder: str | Path) -> str:
 
 def home_of(folder: Path, config: Config) -> Path:
     """The model folder of what a run starts from; a flag `finetune_from` says where the base of an adapter lies now."""
-    return base_of(folder, config.train.finetune_from if config.origins.get("finetune_from") == "flag" else None)
+    return base_of(folder, config.train.finetune_from if config.origin("finetune_from") == "flag" else None)
 
 
 def note_origin(folder: Path, origin: str | Path) -> None:

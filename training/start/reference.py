@@ -37,10 +37,11 @@ from settings.fields import UserError
 from training.checkpoints.durable import replace_file, replace_text
 from training.checkpoints.state import TrainingState
 from training.processes.collectives import agree_on
-from training.report.progress import duration
+from training.report.wording import duration
 from training.start.adapters import base_of
 from training.start.building import build
 from training.start.preference import stores_reference
+from training.start.schedules import Steps
 from training.start.startup import Start
 
 FORMAT = 1  # raise it when the same rows would get other numbers
@@ -52,13 +53,12 @@ Tell = Callable[[str], None]
 
 
 def attach_reference(
-    begin: Start, choice: Choice, device: Device, accelerator: Accelerator, effective_batch_size: int, tell: Tell
+    begin: Start, steps: Steps, choice: Choice, device: Device, accelerator: Accelerator, tell: Tell
 ) -> None:
     """Give both loaders of a run the reference log-probabilities of the rows it will see; computed where not stored.
 
     Args:
-        begin: its settings have `max_steps` resolved; the run's folder exists.
-        choice: micro-batch of evaluation, and dtypes.
+        begin: the run's folder exists. steps: whose rows it will see. choice: micro-batch of evaluation, and dtypes.
     Raises:
         UserError: the reference model has changed or is gone, and rows are missing; or the disk is full.
     Memory: the model and one micro-batch of evaluation; 1 byte a row; 8 bytes a row on disk.
@@ -68,9 +68,8 @@ def attach_reference(
     if not is_recorded and not stores_reference(begin.config):
         return
     record = _record(begin, choice, accelerator)
-    steps = int(begin.config.train.max_steps)
     wanted = {
-        "train": _seen_rows(begin.loader, steps, effective_batch_size),
+        "train": _seen_rows(begin.loader, steps.max_steps, steps.effective_batch_size),
         "validation": np.arange(begin.validation.num_rows) < begin.config.train.eval_rows,
     }
     walk: Walk | None = None

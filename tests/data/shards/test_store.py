@@ -140,9 +140,7 @@ def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict
 
 
 def prepared(configure: Configure, text_file: Path) -> Prepared:
-    config = configure(train_file=text_file)
-    config.prepare.shard_rows = 16
-    return prepare(config)
+    return prepare(configure(train_file=text_file).changed(shard_rows=16))
 
 
 def test_a_flipped_bit_in_a_shard_is_told_before_the_first_row(

@@ -40,9 +40,7 @@ def preferences(configure: Any) -> Any:
     """Settings of a preference run on a file."""
 
     def make(path: Path, **flags: Any) -> Any:
-        config = configure(train_file=path, max_seq_len=40, max_target_len=30, **flags)
-        config.data.objective = "preferences"
-        return config
+        return configure(train_file=path, max_seq_len=40, max_target_len=30, **flags).changed(objective="preferences")
 
     return make
 

@@ -68,9 +68,8 @@ def test_a_base_in_int8_is_the_last_resort() -> None:
     weights = 4 * weight_counts(config.model)["total"]
     machine = Machine(BASE_BYTES + 8 * weights, 16 * 10**9)
     assert plan(config, machine).choice.storage in ("float32", "bfloat16")
-    config.memory.mixed_precision = "no"
+    config = config.changed(mixed_precision="no")
     tight = replace(machine, budget_bytes=BASE_BYTES + int(0.9 * weights))
     assert plan(config, tight).choice.storage == "int8"
-    config.lora.lora_base = "fp32"
     with pytest.raises(DoesNotFit):
-        plan(config, tight)
+        plan(config.changed(lora_base="fp32"), tight)

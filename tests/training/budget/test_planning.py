@@ -15,15 +15,16 @@ from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from devices import machine_file
 from devices.base import Device
+from memory.first_guess import effective_batch
 from memory.observe.budget import FLAG, Budget
 from memory.plan import Plan
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from settings.fields import DoesNotFit
 from training.budget import planning
-from training.budget.planning import make_plan
+from training.budget.planning import resolve_here
 from training.checkpoints.state import TrainingState
-from training.report.progress import about
 from training.report.summary import plan_rows
+from training.report.wording import about
 from training.start.startup import Start
 from units import GIB, MIB
 
@@ -46,8 +47,14 @@ def begin(tmp_path: Path) -> Start:
     return cast(Any, Start)(config, made, None, *loaders, None, TrainingState(), False, [])
 
 
+def changed(begin: Start, **settings: object) -> Start:
+    return replace(begin, config=begin.config.changed(**settings))
+
+
 def plan_of(begin: Start, budget: int, base: int = BASE, **flags: Any) -> Any:
-    return make_plan(begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), base, 1, **flags)
+    return resolve_here(
+        begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), base, 1, **flags
+    ).plan
 
 
 def measured(bytes_above: int) -> Any:
@@ -63,7 +70,7 @@ def measured(bytes_above: int) -> Any:
 
 def test_short_batches_are_planned_short(begin: Start) -> None:
     machine = planning.machine_of(devices.pick("cpu", 0), Budget(GIB, None, GIB, (), "flag", 0), BASE, 1)
-    shapes, evaluation = planning.shapes_of(begin, machine)
+    rows = planning.rows_of(begin, machine)
     most = max(
         sum(
             int(n)
@@ -72,12 +79,12 @@ def test_short_batches_are_planned_short(begin: Start) -> None:
         )
         for step in range(2)
     )
-    assert shapes.step.source == most < 8 * begin.loader.longest[0]
-    assert evaluation.longest_row.source <= begin.validation.longest[0]
+    assert rows.lengths.step.source == most < 8 * begin.loader.longest[0]
+    assert rows.evaluation.longest_row.source <= begin.validation.longest[0]
 
 
 def test_a_plan_becomes_what_was_measured(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin.config.memory.probe = True
+    begin = changed(begin, probe=True)
     monkeypatch.setattr(planning, "probe", measured(150 * MIB))
     plain, probed = plan_of(begin, GIB), plan_of(begin, GIB, may_probe=True)
     assert probed.choice == plain.choice
@@ -87,7 +94,7 @@ def test_a_plan_becomes_what_was_measured(begin: Start, monkeypatch: pytest.Monk
 
 
 def test_a_plan_that_is_too_small_is_made_again(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin.config.memory.probe = True
+    begin = changed(begin, probe=True)
     probe = measured(700 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
     with pytest.raises(DoesNotFit):
@@ -104,7 +111,7 @@ def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.Mon
     monkeypatch.setattr(planning, "PROBE_FROM", 0.9 * plain.peak_bytes / near)
     plan_of(begin, near, may_probe=True)
     assert len(probe.asked) == 1
-    begin.config.memory.probe = False
+    begin = changed(begin, probe=False)
     plan_of(begin, near, may_probe=True)
     assert len(probe.asked) == 1
 
@@ -125,8 +132,7 @@ def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch
         return ProbeResult(failed="not run")
 
     monkeypatch.setattr(planning, "probe", probe)
-    begin.config.memory.probe = True
-    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
+    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     budget = plain.peak_bytes + MIB
@@ -140,16 +146,15 @@ def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch
 def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
-    begin.config.memory.probe = True
+    begin = changed(begin, probe=True)
     told = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
     assert not probe.asked
     assert any(reason.startswith("not probed") for reason in told.reasons)
 
 
 def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin.config.memory.probe = True
+    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
     monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
-    begin.config.model.num_layers = begin.config.model.num_decoder_layers = 12
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     try:
@@ -194,11 +199,11 @@ def test_a_run_is_measured_once(begin: Start, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(("binding", "rows"), [(FLAG, 32), ("available RAM", 8)])
 def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(begin: Start, binding: str, rows: int) -> None:
-    begin.config.train.effective_batch_size = "auto"
+    begin = changed(begin, effective_batch_size="auto")
     for available in (12 * 10**9, 5 * 10**9):
         budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=16 * 10**9)
         machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
-        assert planning.effective_batch(begin.config, machine) == rows
+        assert effective_batch(begin.config, machine) == rows
 
 
 def test_the_time_of_the_run_is_told(begin: Start) -> None:

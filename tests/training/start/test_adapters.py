@@ -32,9 +32,7 @@ SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, 
 
 
 def run_config(**flags: object) -> Config:
-    config = load("train", {"train_file": "x", "is_finetune": "True", **flags})
-    config.model = dataclasses.replace(SHAPE)
-    return config
+    return dataclasses.replace(load("train", {"train_file": "x", "is_finetune": "True", **flags}), model=SHAPE)
 
 
 def problems_of(work: object, *arguments: object) -> str:

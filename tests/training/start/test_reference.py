@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from training.checkpoints.runs import create_run
 from training.start import reference as reference_module
 from training.start.preference import objective_of, stores_reference
 from training.start.reference import RECORD, ReferenceStore, attach_reference, model_digest
-from training.start.startup import Start, resolve_schedule, start
+from training.start.schedules import Steps
+from training.start.startup import Start, start
 
 CHOICE = Choice(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
 BATCH = 4
@@ -50,7 +52,6 @@ def configure(tmp_path: Path) -> Configure:
 def begun(config: Config) -> Start:
     """A run whose folder exists, and nothing else."""
     begin = start(config, 1 << 40)
-    resolve_schedule(begin.config, BATCH, begin.loader.num_rows)
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
     return begin
 
@@ -58,7 +59,8 @@ def begun(config: Config) -> Start:
 def attach(begin: Start) -> list[str]:
     """Attach, and give what was told."""
     told: list[str] = []
-    attach_reference(begin, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), BATCH, told.append)
+    steps = Steps.of(begin.config, BATCH, begin.loader.num_rows)
+    attach_reference(begin, steps, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), told.append)
     return told
 
 
@@ -131,7 +133,7 @@ def test_another_model_has_another_store(configure: Configure, tmp_path: Path) -
 def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
     attach(begin)
-    begin.config.train.is_keep_training = True
+    begin = replace(begin, config=begin.config.changed(is_keep_training=True))
     save_trained(tmp_path / "base", seed=9)  # changed in place: what is stored is still the reference
     assert attach(begin) == []
     (folder,) = (tmp_path / "cache").glob("reference-*")
@@ -149,7 +151,7 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
 def test_a_foreign_record_names_no_place(configure: Configure, tmp_path: Path, about: object) -> None:
     """What a run's folder says of its stores is looked for in the cache of now alone."""
     begin = begun(configure())
-    begin.config.train.is_keep_training = True
+    begin = replace(begin, config=begin.config.changed(is_keep_training=True))
     (begin.run_dir / RECORD).write_text(json.dumps(about))
     with pytest.raises(UserError, match=r"reference\.json, "):
         attach(begin)
@@ -194,6 +196,7 @@ def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
 
 
 def test_they_take_small_steps(configure: Configure) -> None:
-    assert begun(configure()).config.train.learning_rate == pytest.approx(1e-4)
-    with_adapters = begun(configure(lora_rank=2, run_name="adapters")).config.train
-    assert (with_adapters.optimizer, with_adapters.learning_rate) == ("adamw", pytest.approx(1e-4))
+    assert Steps.of(configure(), BATCH, 9).learning_rate == pytest.approx(1e-4)
+    with_adapters = configure(lora_rank=2)
+    assert with_adapters.train.optimizer == "adamw"
+    assert Steps.of(with_adapters, BATCH, 9).learning_rate == pytest.approx(1e-4)

@@ -1,0 +1,61 @@
+"""Why was this plan chosen? In sentences for the user, beside its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from config import Config
+from language import say
+from memory.cost.precision import Precision
+from memory.cost.prediction import Choice, Machine
+from memory.first_guess import table_guess
+
+
+def size_reasons(choice: Choice, machine: Machine) -> tuple[str, ...]:
+    """How many rows pass at once, and what the older table would have said."""
+    batch_size, _, accumulation = table_guess(machine.available_bytes)
+    sizes = {"micro": choice.batch_size_per_gpu, "times": choice.gradient_accumulation_steps}
+    if choice.accumulation_passes == 1:
+        planned = say("planned: {micro} x {times}, through each block together", **sizes)
+    else:
+        planned = say("planned: {micro} x {times}, one after the other, gradients held", **sizes)
+    guess = "first guess by available memory: micro-batch {micro} x {times}"
+    return say(guess, micro=batch_size, times=accumulation), planned
+
+
+def kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
+    """Whether compiled kernels compute, where that is to be told."""
+    if choice.kernels:
+        yield say("computes with compiled kernels where they can")
+    elif had_kernels:
+        yield say("the run computed with compiled kernels, which are not here now: numbers differ in their last places")
+
+
+def dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Precision | None) -> Iterator[str]:
+    """Why it computes in what it does: the class of what computes, or the run that is resumed."""
+    kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
+    if began and began != choice.precision:
+        yield say(
+            "the run was stored in {began_storage} and computed in {began_compute}, in which nothing fits here now: it "
+            "continues, stored in {storage} and computed in {compute}",
+            began_storage=began.rest, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
+        )  # fmt: skip
+    elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
+        if is_fast:
+            yield say("computes in {compute}, as the run began ({kind})", compute=choice.compute, kind=kind)
+        else:
+            yield say(
+                "computes in {compute}, as the run began, which is slow here ({kind})",
+                compute=choice.compute,
+                kind=kind,
+            )
+    elif choice.compute == "bfloat16":
+        yield say("computes in bfloat16: such products are fast here ({kind})", kind=kind)
+    elif choice.compute == "float32" and config.memory.mixed_precision != "no":
+        if choice.storage == "float32":
+            yield say("computes in float32: products in bfloat16 are slow here ({kind})", kind=kind)
+        else:
+            yield say(
+                "computes in float32: products in bfloat16 are slow here ({kind}); {storage} at rest saves memory",
+                kind=kind, storage=choice.storage,
+            )  # fmt: skip

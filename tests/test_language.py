@@ -1,0 +1,107 @@
+"""What is said in another language: every sentence is translated, with the same values, and programs still read English."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import pickle
+import string
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from language import FOLDER, LANGUAGES, english, join, say, speak, spoken
+from settings.fields import counted
+from training.report.summary import PHASES
+from training.report.tracking import MetricsFile
+
+ROOT = FOLDER.parent
+SKIPPED = {"tests", "benchmarks", "docs"}
+SOURCES = [
+    path
+    for path in ROOT.rglob("*.py")
+    if not {part for part in path.relative_to(ROOT).parts if part in SKIPPED or part.startswith(".")}
+]
+
+
+@cache
+def nodes() -> list[ast.AST]:
+    """Calls and constants of all sources."""
+    trees = (ast.parse(path.read_text(encoding="utf8")) for path in SOURCES)
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.Constant))]
+
+
+def calls(name: str) -> Iterator[ast.Call]:
+    for node in nodes():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            yield node
+
+
+def constants() -> set[str]:
+    return {node.value for node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def fields(sentence: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
+
+
+@pytest.fixture(params=[language for language in LANGUAGES if language != "en"])
+def words(request: pytest.FixtureRequest) -> dict[str, str]:
+    loaded: dict[str, str] = yaml.safe_load((FOLDER / f"{request.param}.yaml").read_text(encoding="utf8"))
+    return loaded
+
+
+def test_every_sentence_is_translated_once(words: dict[str, str]) -> None:
+    said = {call.args[0].value for call in calls("say") if isinstance(call.args[0], ast.Constant)}
+    assert len(said) > 50 and not said - set(words)
+    assert not set(words) - constants() - {f"in {phase}" for phase in PHASES}, "nobody says these any more"
+    keys = [key.value for key, _ in yaml.compose((FOLDER / "zh.yaml").read_text(encoding="utf8")).value]
+    assert len(keys) == len(set(keys))
+
+
+def test_a_translation_takes_the_same_values(words: dict[str, str]) -> None:
+    assert not {english for english, translated in words.items() if fields(english) != fields(translated)}
+    given = {call.args[0].value: {word.arg for word in call.keywords} for call in calls("say") if isinstance(call.args[0], ast.Constant)}  # fmt: skip
+    assert not {sentence for sentence, names in given.items() if None not in names and fields(sentence) != names}
+
+
+def test_what_was_said_remembers_its_english(tmp_path: Path) -> None:
+    speak("zh")
+    said = say("{peak} of {budget}", peak=counted(2, "row"), budget=counted(1, "marble"))
+    assert said == "2 行，预算 1 marble" and english(said) == "2 rows of 1 marble"
+    assert f"{said}!" == "2 rows of 1 marble!", "an untranslated sentence stays whole"
+    assert say("nobody translated {what}", what=counted(3, "row")) == "nobody translated 3 rows"
+    assert english(join("; ", [said, "x"])) == "2 rows of 1 marble; x" and english(5) == 5
+    for copied in (pickle.loads(pickle.dumps(said)), copy.deepcopy(said)):
+        assert copied == said and english(copied) == english(said)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.write("x", report=said)
+    metrics.close()
+    assert json.loads(metrics.path.read_text())["report"] == "2 rows of 1 marble"
+
+
+@pytest.mark.parametrize(
+    ("variables", "language"),
+    [
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C.UTF-8"}, "en"),
+        ({"LANG": "zh_CN.UTF-8", "LC_MESSAGES": "de_DE.UTF-8"}, "en"),
+        ({"LANG": "en_US.UTF-8", "LANGUAGE": "zh_CN:en"}, "zh"),
+        ({"LANG": "C", "LANGUAGE": "zh"}, "en"),
+        ({}, "en"),
+    ],
+)
+def test_auto_asks_the_environment(variables: dict[str, str], language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "LANGUAGE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", type("Screen", (), {"encoding": "utf-8"}))
+    assert speak("auto") == spoken() == language
+    assert speak("zh") == "zh" and speak("en") == "en"
+    monkeypatch.setattr("sys.stdout", type("Screen", (), {"encoding": "ascii"}))
+    assert speak("auto") == "en", "a screen that has no such letters"
