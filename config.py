@@ -16,113 +16,115 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import optimizers
 from language import LANGUAGES
 from settings.consistency import PREFERENCES, check
-from settings.fields import AUTO, DoesNotFit, UserError, setting
+from settings.fields import AUTO, DoesNotFit, UserError, defining, setting
 from settings.precedence import fill
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
 ROOT = Path(__file__).resolve().parent
+DEVICES = ("cuda", "mps", "cpu")  # files of devices/, in the order of choice
 
 
 @dataclass(frozen=True)
 class T5ModelConfig:
     """The shape of a T5 model. Names and meaning follow the T5 paper and Hugging Face's `T5Config`."""
 
-    vocab_size: int = setting(32128, "rows of the embedding table", kind=int, unit="tokens", low=3, high=2**31 - 1)
-    d_model: int = setting(512, "width of the residual stream", kind=int, low=1)
-    d_kv: int = setting(64, "width of one attention head, independent of d_model", kind=int, low=1)
-    d_ff: int = setting(2048, "inner width of the feed-forward layers", kind=int, low=1)
-    num_layers: int = setting(6, "encoder blocks", kind=int, low=1)
-    num_decoder_layers: int = setting(6, "decoder blocks", kind=int, low=1)
-    num_heads: int = setting(8, "attention heads", kind=int, low=1)
-    relative_attention_num_buckets: int = setting(32, "buckets of the relative position bias", kind=int, low=4)
-    relative_attention_max_distance: int = setting(128, "distance from which one bucket serves all", kind=int, low=2)
-    dropout_rate: float = setting(0.0, "share of activations dropped in training", kind=float, low=0.0, high=0.95)
-    layer_norm_epsilon: float = setting(1e-6, "added to the variance in RMS norms", kind=float, above=0.0)
-    initializer_factor: float = setting(1.0, "factor on T5's initial standard deviations", kind=float, above=0.0)
-    feed_forward_proj: str = setting("relu", "activation", kind=str, choices=("relu", "gated-gelu", "gated-silu"))
-    tie_word_embeddings: bool = setting(True, "one table for embedding and output", kind=bool)
-    scale_decoder_outputs: bool = setting(True, "output scaled by d_model^-0.5 (T5 1.0)", kind=bool)
-    bias_in_every_layer: bool = setting(False, "a position bias table in every block (UMT5)", kind=bool)
-    pad_token_id: int = setting(0, "id of padding, which also starts the decoder", kind=int, low=0)
-    eos_token_id: int = setting(1, "id of the end of a text", kind=int, low=0)
+    vocab_size: int = defining(32128, "rows of the embedding table", kind=int, unit="tokens", low=3, high=2**31 - 1)
+    d_model: int = defining(512, "width of the residual stream", kind=int, low=1)
+    d_kv: int = defining(64, "width of one attention head, independent of d_model", kind=int, low=1)
+    d_ff: int = defining(2048, "inner width of the feed-forward layers", kind=int, low=1)
+    num_layers: int = defining(6, "encoder blocks", kind=int, low=1)
+    num_decoder_layers: int = defining(6, "decoder blocks", kind=int, low=1)
+    num_heads: int = defining(8, "attention heads", kind=int, low=1)
+    relative_attention_num_buckets: int = defining(32, "buckets of the relative position bias", kind=int, low=4)
+    relative_attention_max_distance: int = defining(128, "distance from which one bucket serves all", kind=int, low=2)
+    dropout_rate: float = defining(0.0, "share of activations dropped in training", kind=float, low=0.0, high=0.95)
+    layer_norm_epsilon: float = defining(1e-6, "added to the variance in RMS norms", kind=float, above=0.0)
+    initializer_factor: float = defining(1.0, "factor on T5's initial standard deviations", kind=float, above=0.0)
+    feed_forward_proj: str = defining("relu", "activation", kind=str, choices=("relu", "gated-gelu", "gated-silu"))
+    tie_word_embeddings: bool = defining(True, "one table for embedding and output", kind=bool)
+    scale_decoder_outputs: bool = defining(True, "output scaled by d_model^-0.5 (T5 1.0)", kind=bool)
+    bias_in_every_layer: bool = defining(False, "a position bias table in every block (UMT5)", kind=bool)
+    pad_token_id: int = defining(0, "id of padding, which also starts the decoder", kind=int, low=0)
+    eos_token_id: int = defining(1, "id of the end of a text", kind=int, low=0)
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Where the text comes from and how it becomes rows."""
 
-    train_file: str | None = setting(
+    train_file: str | None = defining(
         None,
         "file, folder or glob to train on, several separated by commas; none: the built-in sample",
         kind=str,
         optional=True,
     )
-    validation_file: str | None = setting(
+    validation_file: str | None = defining(
         None, "rows for evaluation; none: one row in a hundred is held out", kind=str, optional=True
     )
-    text_column: str = setting("text", "column with the text for pretraining", kind=str)
-    prompt_column: str = setting("prompt", "column with the prompt of a pair", kind=str)
-    response_column: str = setting("response", "column with the response of a pair", kind=str)
-    chosen_column: str = setting("chosen", "column with the better answer of a preference", kind=str)
-    rejected_column: str = setting("rejected", "column with the worse answer of a preference", kind=str)
-    messages_column: str = setting(
+    text_column: str = defining("text", "column with the text for pretraining", kind=str)
+    prompt_column: str = defining("prompt", "column with the prompt of a pair", kind=str)
+    response_column: str = defining("response", "column with the response of a pair", kind=str)
+    chosen_column: str = defining("chosen", "column with the better answer of a preference", kind=str)
+    rejected_column: str = defining("rejected", "column with the worse answer of a preference", kind=str)
+    messages_column: str = defining(
         AUTO, "column with whole conversations; auto: messages or conversations, where there are no prompt and response",
         kind=str, auto=True,
     )  # fmt: skip
-    history_column: str | None = setting(
+    history_column: str | None = defining(
         None, "column with the turns before a pair, such as [[question, answer], ...]", kind=str, optional=True
     )
-    expand_turns: bool = setting(False, "learn every answer of a conversation, not only the last", kind=bool)
-    prompt_template: str = setting(
+    expand_turns: bool = defining(False, "learn every answer of a conversation, not only the last", kind=bool)
+    prompt_template: str = defining(
         AUTO, "words around a prompt: plain, chat, alpaca, question, chat_zh, or a text with {prompt} (and {system}); "
         "auto: those the model was trained with, else plain", kind="text", auto=True,
     )  # fmt: skip
-    source_prefix: str | None = setting(
+    source_prefix: str | None = defining(
         AUTO, "text before every prompt, such as 'summarize: '; auto: the one the model was trained with",
         kind="text", auto=True, optional=True,
     )  # fmt: skip
     tokenizer_dir: str = setting(
         AUTO, "folder with tokenizer.json; auto: the model's own, else one is trained", kind=str, auto=True
     )
-    objective: str = setting(
+    objective: str = defining(
         AUTO, "training task; auto: span for text, pairs for prompt and response; dpo learns preferences",
         kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs", PREFERENCES),
     )  # fmt: skip
-    max_seq_len: int = setting(512, "longest encoder input", kind=int, unit="tokens", low=8, high=65536)
-    max_target_len: int | str = setting(
+    max_seq_len: int = defining(512, "longest encoder input", kind=int, unit="tokens", low=8, high=65536)
+    max_target_len: int | str = defining(
         AUTO, "longest decoder input; auto: what span corruption needs, max_seq_len for pairs",
         kind=int, unit="tokens", low=4, high=65536, auto=True,
     )  # fmt: skip
-    noise_density: float = setting(0.15, "share of tokens that span corruption masks", kind=float, low=0.01, high=0.9)
-    mean_noise_span_length: float = setting(
+    noise_density: float = defining(0.15, "share of tokens that span corruption masks", kind=float, low=0.01, high=0.9)
+    mean_noise_span_length: float = defining(
         3.0, "mean length of a masked span", kind=float, unit="tokens", low=1.0, high=64.0
     )
-    max_samples: int | None = setting(
+    max_samples: int | None = defining(
         None, "use at most this many rows of the training data", kind=int, unit="rows", low=1, optional=True
     )
-    group_by_length: bool = setting(True, "let rows of like length share a micro-batch (pairs)", kind=bool)
-    mixture_weights: str | None = setting(
+    group_by_length: bool = defining(True, "let rows of like length share a micro-batch (pairs)", kind=bool)
+    mixture_weights: str | None = defining(
         None, "weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch", kind=str, optional=True
     )  # fmt: skip
-    mixture_temperature: float = setting(1.0, "parts by size^(1/temperature); 1: each row once", kind=float, low=1.0)
-    shuffle_block_rows: int | str = setting(
+    mixture_temperature: float = defining(1.0, "parts by size^(1/temperature); 1: each row once", kind=float, low=1.0)
+    shuffle_block_rows: int | str = defining(
         AUTO, "rows that stay neighbours in the order; 0: none do; auto: 0, or 256 from 16 GiB of shards on",
         kind=int, unit="rows", low=0, high=2**20, auto=True,
     )  # fmt: skip
-    batch_tokens: int = setting(0, "most tokens of a micro-batch; 0: rows alone count", kind=int, unit="tokens", low=0)
+    batch_tokens: int = defining(0, "most tokens of a micro-batch; 0: rows alone count", kind=int, unit="tokens", low=0)
     drop_page_cache: bool = setting(False, "release file pages while reading (for limits that count them)", kind=bool)
-    skip_bad_rows: bool = setting(False, "count broken rows and go on instead of stopping at the first", kind=bool)
-    cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str)
+    skip_bad_rows: bool = defining(False, "count broken rows and go on instead of stopping at the first", kind=bool)
+    cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", kind=str, is_place=True)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """What happens at each step, and how often."""
 
-    is_finetune: bool = setting(False, "continue from a trained model, on prompt and response pairs", kind=bool)
+    is_finetune: bool = defining(False, "continue from a trained model, on prompt and response pairs", kind=bool)
     is_keep_training: bool | str = setting(
         False, "resume exactly where the last run of this output folder stopped; auto: where run_name exists, else start it",
         kind=bool, auto=True,
@@ -135,7 +137,7 @@ class TrainConfig:
         AUTO, "times through the data, if max_steps is auto; auto: 1, or 3 with is_finetune",
         kind=float, unit="epochs", above=0.0, auto=True,
     )  # fmt: skip
-    effective_batch_size: int | str = setting(
+    effective_batch_size: int | str = defining(
         AUTO, "rows of one step, over all micro-batches and processes; never changed once chosen",
         kind=int, unit="rows", low=1, auto=True,
     )  # fmt: skip
@@ -148,18 +150,16 @@ class TrainConfig:
     gradient_accumulation_steps: int | str = setting(
         AUTO, "micro-batches of one step on one process", kind=int, low=1, auto=True
     )
-    optimizer: str = setting(
-        "adafactor", "adafactor (T5's own), adamw_rms (scaled by each weight's RMS), adamw_8bit (the same in 8 bits), adamw, "
-        "or sinkgd (no state for the blocks)",
-        kind=str, choices=("adafactor", "adamw_rms", "adamw_8bit", "adamw", "sinkgd"),
-    )  # fmt: skip
-    bf16_rounding: str = setting(
+    optimizer: str = defining(
+        optimizers.DEFAULT, optimizers.described(), kind=str, choices=tuple(optimizers.OPTIMIZERS)
+    )
+    bf16_rounding: str = defining(
         "stochastic", "how bf16 weights take small steps: stochastic, compensated (one byte a weight more) or nearest (loses them)",
         kind=str, choices=("stochastic", "compensated", "nearest"),
     )  # fmt: skip
     learning_rate: float | str = setting(
         AUTO,
-        "highest learning rate; auto: 1e-2 for adafactor and sinkgd, 2e-2 for adamw_rms and adamw_8bit, 3e-4 for adamw, 1e-3 for its adapters; dpo: a hundredth, with adapters a tenth",
+        f"highest learning rate; auto: {optimizers.rates_described()}, 1e-3 for its adapters; dpo: a hundredth, with adapters a tenth",
         kind=float,
         above=0.0,
         auto=True,
@@ -173,14 +173,14 @@ class TrainConfig:
     warmup_steps: int | str = setting(
         AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True
     )
-    weight_decay: float = setting(
+    weight_decay: float = defining(
         0.0, "decoupled weight decay, times the learning rate; not of norms, position biases and DoRA's lengths",
         kind=float, low=0.0, high=1.0,
     )  # fmt: skip
-    layerwise_decay: float = setting(
+    layerwise_decay: float = defining(
         1.0, "factor on the learning rate from a block to the one below it, embedding last; 1: all learn alike", kind=float, above=0.0, high=1.0
     )  # fmt: skip
-    freeze: str | None = setting(
+    freeze: str | None = defining(
         None,
         "parts that do not learn, such as encoder,embedding or *.q.weight; none: all learn",
         kind=str,
@@ -192,10 +192,10 @@ class TrainConfig:
         kind=float,
         low=0.0,
     )
-    label_smoothing: float = setting(
+    label_smoothing: float = defining(
         0.0, "share of the target spread over the vocabulary", kind=float, low=0.0, high=0.9
     )
-    z_loss: float = setting(0.0, "weight of the squared log-partition in the loss", kind=float, low=0.0, high=1.0)
+    z_loss: float = defining(0.0, "weight of the squared log-partition in the loss", kind=float, low=0.0, high=1.0)
     eval_steps: int | str = setting(
         AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True
     )
@@ -222,15 +222,15 @@ class TrainConfig:
 class PreferenceConfig:
     """How the model learns which of two answers is better."""
 
-    preference_loss: str = setting(
+    preference_loss: str = defining(
         "sigmoid", "sigmoid (DPO), ipo (over mean log-probabilities) or orpo (no reference model)",
         kind=str, choices=("sigmoid", "ipo", "orpo"),
     )  # fmt: skip
-    beta: float = setting(0.1, "how closely the model is held to the reference; not for orpo", kind=float, above=0.0)
-    preference_label_smoothing: float = setting(
+    beta: float = defining(0.1, "how closely the model is held to the reference; not for orpo", kind=float, above=0.0)
+    preference_label_smoothing: float = defining(
         0.0, "share of pairs taken to be labelled the wrong way round; for sigmoid", kind=float, low=0.0, high=0.49
     )
-    orpo_lambda: float = setting(
+    orpo_lambda: float = defining(
         0.1, "weight of the odds ratio beside the cross-entropy; for orpo", kind=float, above=0.0
     )
 
@@ -239,20 +239,20 @@ class PreferenceConfig:
 class LoraConfig:
     """Which few weights learn beside a frozen model."""
 
-    lora_rank: int = setting(0, "width of the adapters; 0: none, the model itself learns", kind=int, low=0, high=4096)
-    lora_alpha: float | str = setting(
+    lora_rank: int = defining(0, "width of the adapters; 0: none, the model itself learns", kind=int, low=0, high=4096)
+    lora_alpha: float | str = defining(
         AUTO, "scaling of the adapters is alpha / rank; auto: twice the rank", kind=float, above=0.0, auto=True
     )
-    lora_dropout: float = setting(0.0, "share dropped of what the adapters read", kind=float, low=0.0, high=0.95)
-    lora_targets: str = setting(
+    lora_dropout: float = defining(0.0, "share dropped of what the adapters read", kind=float, low=0.0, high=0.95)
+    lora_targets: str = defining(
         AUTO, "matrices with an adapter, of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v", kind=str, auto=True
     )
-    lora_scaling: str = setting(
+    lora_scaling: str = defining(
         "standard", "alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)",
         kind=str, choices=("standard", "rank_stabilised"),
     )  # fmt: skip
-    use_dora: bool = setting(False, "learn the length of each row beside its direction (DoRA)", kind=bool)
-    lora_base: str = setting(
+    use_dora: bool = defining(False, "learn the length of each row beside its direction (DoRA)", kind=bool)
+    lora_base: str = defining(
         AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 where neither fits",
         kind=str, auto=True, choices=("fp32", "bf16", "int8"),
     )  # fmt: skip
@@ -278,7 +278,7 @@ class MemoryConfig:
     ultra_low_mem: bool | str = setting(
         AUTO, "reopen the Arrow file for every read; auto: below 13 GB available", kind=bool, auto=True
     )
-    mixed_precision: str = setting(
+    mixed_precision: str = defining(
         AUTO, "no (fp32) or bf16 weights; auto: by what this device multiplies fast and what fits",
         kind=str, auto=True, choices=("no", "fp16", "bf16"),
     )  # fmt: skip
@@ -308,14 +308,14 @@ class RunConfig:
     run_name: str = setting(
         AUTO, "folder under output_dir and log_dir; auto: pretrain_ or finetune_ and the time", kind=str, auto=True
     )
-    output_dir: str = setting("model_save", "folder for models and checkpoints", kind=str)
+    output_dir: str = setting("model_save", "folder for models and checkpoints", kind=str, is_place=True)
     checkpoint_mirror: str | None = setting(
-        None, "address that checkpoints are copied to and restored from, such as s3://bucket/folder", kind=str, optional=True
+        None, "address that checkpoints are copied to and restored from, such as s3://bucket/folder", kind=str, optional=True, is_place=True
     )  # fmt: skip
-    log_dir: str = setting("logs", "folder for logs and metrics", kind=str)
+    log_dir: str = setting("logs", "folder for logs and metrics", kind=str, is_place=True)
     overwrite: bool = setting(False, "replace an existing run of that name", kind=bool)
-    seed: int = setting(42, "fixes initial weights, data order, masks and dropout", kind=int, low=0, high=2**63 - 1)
-    device: str = setting(AUTO, "auto: CUDA, then MPS, then CPU", kind=str, auto=True, choices=("cuda", "mps", "cpu"))
+    seed: int = defining(42, "fixes initial weights, data order, masks and dropout", kind=int, low=0, high=2**63 - 1)
+    device: str = setting(AUTO, "auto: CUDA, then MPS, then CPU", kind=str, auto=True, choices=DEVICES)
     num_threads: int | str = setting(AUTO, "CPU threads of one process", kind=int, low=1, auto=True)
     compiled_kernels: bool | str = setting(
         AUTO, "kernels in C, compiled once on first use; auto: on a CPU under Linux that has gcc", kind=bool, auto=True
@@ -323,6 +323,11 @@ class RunConfig:
     language: str = setting(
         AUTO, "of what is shown on the screen; auto: what LC_ALL, LC_MESSAGES or LANG says, else en; the log is English",
         kind=str, auto=True, choices=LANGUAGES,
+    )  # fmt: skip
+    log_with: str | None = setting(
+        None, "trackers that hear of a training run beside its log, separated by commas: tensorboard, wandb, trackio, mlflow, aim, "
+        "comet_ml, clearml, dvclive, swanlab; none: nothing leaves this machine",
+        kind=str, optional=True,
     )  # fmt: skip
     quiet: bool = setting(False, "show results, warnings and errors alone; the log is as long as ever", kind=bool)
 
@@ -346,12 +351,12 @@ class TokenizerConfig:
 class CleaningConfig:
     """Which rows are left out before training."""
 
-    clean: bool = setting(False, "normalise text and drop rows by the four limits below", kind=bool)
-    min_chars: int = setting(5, "shortest row to keep", kind=int, unit="characters", low=1)
-    max_chars: int | None = setting(None, "longest row to keep", kind=int, unit="characters", low=1, optional=True)
-    min_letters: float = setting(0.4, "least share of letters and digits to keep a row", kind=float, low=0.0, high=1.0)
-    max_repetition: float = setting(0.9, "highest share of a text that zlib may save", kind=float, low=0.0, high=1.0)
-    dedup: str = setting(
+    clean: bool = defining(False, "normalise text and drop rows by the four limits below", kind=bool)
+    min_chars: int = defining(5, "shortest row to keep", kind=int, unit="characters", low=1)
+    max_chars: int | None = defining(None, "longest row to keep", kind=int, unit="characters", low=1, optional=True)
+    min_letters: float = defining(0.4, "least share of letters and digits to keep a row", kind=float, low=0.0, high=1.0)
+    max_repetition: float = defining(0.9, "highest share of a text that zlib may save", kind=float, low=0.0, high=1.0)
+    dedup: str = defining(
         "none", "drop rows that repeat an earlier one: exact, or near (about 80% of its runs of 5 characters)",
         kind=str, choices=("none", "exact", "near"),
     )  # fmt: skip
@@ -403,6 +408,16 @@ class ConvertConfig:
 
 
 @dataclass(frozen=True)
+class ExportConfig:
+    """Which program a model is exported for."""
+
+    format: str | None = setting(
+        None, "gguf (llama.cpp), ctranslate2, or onnx; each needs the package of its name, onnxruntime to check onnx",
+        kind=str, optional=True, choices=("gguf", "ctranslate2", "onnx"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class GenerateConfig:
     """How the tokens of an answer are chosen."""
 
@@ -438,7 +453,7 @@ class AnswerConfig:
     )
     output: str | None = setting(
         None,
-        "JSONL file for the answers, continued where it exists (doctor: an SVG picture); none: the screen",
+        "JSONL file for the answers, continued where it exists; none: the screen",
         kind=str,
         optional=True,
     )
@@ -537,6 +552,7 @@ class Config:
     plan: PlanConfig = field(default_factory=PlanConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     convert: ConvertConfig = field(default_factory=ConvertConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -581,7 +597,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
     "plan": ("plan", "data", "model", "train", "lora", "memory", "tokenizer", "run"),
     "doctor": (
-        "json", "output", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
+        "json", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
         "max_grad_norm", "lora", "memory", "run",
     ),
@@ -604,6 +620,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 COMMANDS["merge"] = ("checkpoint", "output", "run")
 COMMANDS["check"] = ("checkpoint", "run")
 COMMANDS["convert"] = ("checkpoint", "output", "convert", "run")
+COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "run")
 COMMANDS["quantize"] = ("checkpoint", "output", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run")
 COMMANDS["dpo"] = ("preference", *COMMANDS["train"])
 
@@ -617,6 +634,11 @@ def settings_by_name() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
             assert member.name not in table, f"{member.name} is in two groups"
             table[member.name] = (group, member)
     return table
+
+
+def places() -> tuple[str, ...]:
+    """The settings that say where a start reads and writes."""
+    return tuple(name for name, (_, member) in settings_by_name().items() if member.metadata["is_place"])
 
 
 def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:

@@ -37,6 +37,7 @@ ABOUT = {
     "prepare": "turn text, JSONL, CSV, Parquet or Arrow into token shards",
     "evaluate": "loss, perplexity and scored answers of a trained model on --validation_file",
     "convert": "write a checkpoint of the T5 family, old or new, as a plain Hugging Face folder, and compare both",
+    "export": "write a trained model for llama.cpp (GGUF), CTranslate2 or ONNX runtimes, and check it",
     "merge": "put adapters into the weights of their base: a plain model folder",
     "quantize": "write a model with int8 weights, one byte each, and tell what that changes",
     "check": "compare a folder's files with the sums they were written with: check FOLDER",

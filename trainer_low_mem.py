@@ -8,6 +8,7 @@ its steps is in `training/`: `live` (what is trained, and how far), `evaluating`
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
@@ -17,6 +18,7 @@ import devices
 from config import Config
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
+from language import speak
 from memory.observe.monitor import Monitor
 from settings.fields import AUTO
 from training.budget.keeping import Keeper
@@ -26,20 +28,25 @@ from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, agreed_budget, headline, open_run
+from training.opening import agree_on_kernels, agreed_budget, headline, open_run, writes
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
 from training.processes.launch import local_processes, local_rank
 from training.processes.peers import Peers
 from training.recording import Recorder
 from training.recovering import Recovery
+from training.report.card import write_card
 from training.report.endings import Interrupted
+from training.report.history import plot
 from training.report.journal import Journal
 from training.report.summary import Summary
+from training.report.trackers import Trackers, tracker_names
+from training.report.tracking import Listener
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
-from training.start.schedules import planned_rate
+
+__all__ = ["LowMemTrainer", "plot"]
 
 
 class LowMemTrainer:
@@ -47,10 +54,12 @@ class LowMemTrainer:
 
     Args:
         config: from `config.load("train", {...})`, or built by hand.
+        callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that returns
+            "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, callbacks: Sequence[Listener] = ()) -> None:
+        self.config, self.callbacks = config, callbacks
 
     def train(self) -> Summary:
         """Run to the end.
@@ -61,9 +70,13 @@ class LowMemTrainer:
             UserError: wrong settings or data, before anything is written. DoesNotFit: no plan fits the budget.
             Interrupted: stopped by a signal; saved, resumable.
         """
+        speak(self.config.run.language)
         tune_malloc("small")  # until the plan has chosen
         self.device = devices.pick(self.config.run.device, local_rank())
-        self.accelerator = Accelerator(cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()])
+        self.accelerator = Accelerator(
+            cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(self.config) or None,
+            project_dir=self.config.run.log_dir,
+        )  # fmt: skip
         if self.config.run.num_threads != AUTO:
             torch.set_num_threads(int(self.config.run.num_threads))
         with ExitStack() as stack:
@@ -84,7 +97,11 @@ class LowMemTrainer:
         opening = open_run(self.config, budget, device, accelerator, monitor, owner)
         start, plan = opening.start, opening.plan
         self.config = config = start.config
-        self.journal = journal = Journal(config, start.state.step, monitor, is_main)
+        self.steps = opening.steps
+        trackers = stack.enter_context(Trackers(accelerator, config))
+        self.journal = journal = Journal(
+            config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks]
+        )
         for text in (*budget.warnings, *start.notes, headline(opening)):
             journal.tell(text)
         journal.begin(config, plan, start.state.step)
@@ -94,7 +111,7 @@ class LowMemTrainer:
         )  # fmt: skip
         if is_preference_run(config):
             with monitor.phase("reference"):
-                attach_reference(start, plan.choice, device, accelerator, plan.effective_batch_size, journal.tell)
+                attach_reference(start, self.steps, plan.choice, device, accelerator, journal.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
         self.saver = Saver(self.live, opening.mirror)
@@ -106,12 +123,11 @@ class LowMemTrainer:
 
     def _loop(self) -> None:
         """Step, evaluate, save, until all steps are done, or no evaluation gets better."""
-        live, keeper, train = self.live, self.live.keeper, self.config.train
-        max_steps = int(train.max_steps)
+        live, keeper, steps = self.live, self.live.keeper, self.steps
         self.save_asked = False
         if live.state.step == 0:
             self.evaluator.evaluate()
-        while live.state.step < max_steps and not live.best.should_stop:
+        while live.state.step < steps.max_steps and not live.best.should_stop:
             keeper.before_step(live.state.step, live.start.loader.num_rows)
             number = live.state.step + 1
             with self.monitor.phase("train"):
@@ -120,9 +136,9 @@ class LowMemTrainer:
             if keeper.after_step(number):
                 live.follow_plan()
             stop, exhausted = self._stop_asked()
-            is_last = number == max_steps
-            is_best = (number % int(train.eval_steps) == 0 or is_last) and self.evaluator.evaluate()
-            is_due = number % int(train.save_steps) == 0 or is_last or is_best or stop or live.best.should_stop
+            is_last = number == steps.max_steps
+            is_best = (number % steps.eval_steps == 0 or is_last) and self.evaluator.evaluate()
+            is_due = number % steps.save_steps == 0 or is_last or is_best or stop or live.best.should_stop
             is_due, self.save_asked = is_due or self.save_asked, False
             if is_due and not self.saver.save(is_best):
                 self.recovery.slow_down(number)
@@ -139,7 +155,7 @@ class LowMemTrainer:
     def _step(self, number: int) -> bool:
         """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
         live, train, began = self.live, self.config.train, time.perf_counter()
-        rate, batches = planned_rate(number, train) * live.divergence.rate_factor, live.batches(number)
+        rate, batches = self.steps.rate(number) * live.divergence.rate_factor, live.batches(number)
         counts = sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
         labels, tokens = sum_over(self.accelerator, *counts)
         step = Step(number, rate, train.weight_decay, self.config.run.seed)
@@ -178,6 +194,9 @@ class LowMemTrainer:
         self.monitor.stop()
         summary = self.recorder.summary()
         journal.end(summary, self.config, prompt or "...")
+        if live.is_main and best is not None:
+            with writes(self.config.run.output_dir):
+                write_card(start.run_dir, start.run_dir)
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return summary

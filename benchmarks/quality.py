@@ -177,7 +177,8 @@ def bytes_per_weight(settings: dict[str, Any], storage: str) -> float:
     from dataclasses import fields
 
     from config import T5ModelConfig
-    from memory.cost.prediction import Work, dtype_bytes, state_bytes
+    from memory.cost.precision import dtype_bytes
+    from memory.cost.prediction import Work, state_bytes
     from model.shapes import weight_counts
 
     shape = T5ModelConfig(**{member.name: settings[member.name] for member in fields(T5ModelConfig)})
@@ -212,12 +213,12 @@ def _or_worst(loss: float) -> float:
 
 def run_study(study: Study, tiers: list[Tier], seeds: int, tune: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """All runs, those of the first seed first, and the learning rates that a sweep has found."""
-    from engine.optimizers import PEAK_LEARNING_RATES
+    from optimizers import OPTIMIZERS
 
     runs, rates = Runs(study), {}
     for tier in tiers if tune else []:
         if tier.optimizer not in rates:
-            rates[tier.optimizer] = tuned_rate(runs, tier, PEAK_LEARNING_RATES[tier.optimizer])
+            rates[tier.optimizer] = tuned_rate(runs, tier, OPTIMIZERS[tier.optimizer].learning_rate)
     results = []
     for seed in range(seeds):
         for tier in tiers:

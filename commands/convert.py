@@ -17,7 +17,9 @@ from torch import Tensor
 from commands.loading import find_model
 from commands.new_folder import copy_companions, new_folder
 from config import Config, T5ModelConfig, UserError
+from devices.base import dtype_of
 from engine.weights import weight_store_for
+from memory.cost.precision import COMPUTE_DTYPES, WORDS
 from model import hf_format
 from model.decoding.kv_cache import Decoding
 from model.formats.checksums import refuse_damaged
@@ -25,7 +27,7 @@ from model.t5 import T5
 from training.report.progress import Progress
 from units import format_size
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {WORDS[name]: dtype_of(name) for name in COMPUTE_DTYPES}
 # largest distance of logits, as a share of their norm, that rounding to a dtype explains; kept dtypes are exact but
 # for the order of sums
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
@@ -110,12 +112,12 @@ def probe_logits(model: T5) -> Tensor:
     Memory: one block in fp32, and the logits.
     """
     weight_store = weight_store_for(model.embedding.dtype, torch.float32)
-    sources, targets = _fixed_ids(model.config)
+    sources, targets = fixed_ids(model.config)
     decoding = Decoding(model, sources, weight_store.in_compute_dtype, torch.float32, limit=STEPS)
     return torch.stack([decoding.step(ids) for ids in targets], dim=1)
 
 
-def _fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:
+def fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:
     """The same ids for the same vocabulary: sources of two lengths, and the decoder's tokens step by step."""
     generator = torch.Generator().manual_seed(0)
     sources = [

@@ -15,7 +15,7 @@ from typing import Any
 
 from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
-from commands.diagnosis.page import print_report, trial_chart
+from commands.diagnosis.page import print_report
 from commands.diagnosis.trials import run_trials, trials_of
 from config import Config, UserError
 from memory.cost.prediction import Machine
@@ -35,22 +35,12 @@ DEVICE_SECONDS = 60.0
 
 
 def doctor(config: Config) -> None:
-    """Examine, and print it: as tables, or as JSON for programs; with `output` also as a picture.
-
-    Raises:
-        UserError: `output` is no SVG file, or there is nothing to draw.
-    """
-    measures = config.given("model_preset")
-    picture = _picture_place(config, measures)
-    report = examine(config, measures)
+    """Examine, and print it: as tables, or as JSON for programs."""
+    report = examine(config, measures=config.given("model_preset"))
     if config.plan.json:
         print(json.dumps(report, indent=1))
     else:
         print_report(report)
-    if picture is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_text(trial_chart(report), encoding="utf8")
-        print(f"picture: {picture}", file=sys.stderr)
 
 
 def examine(config: Config, measures: bool) -> dict[str, Any]:
@@ -119,19 +109,3 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
     budget = offered if asked_bytes == AUTO else min(offered, int(asked_bytes))
     host = machine.budget_bytes if chosen["copies_beside"] else 0
     return replace(machine, base_bytes=0, budget_bytes=budget, host_bytes=host)
-
-
-def _picture_place(config: Config, measures: bool) -> Path | None:
-    output = config.answer.output
-    if output is None:
-        return None
-    problems = []
-    if Path(output).suffix != ".svg":
-        problems.append(f"--output = {output}, is no SVG picture; allowed: a file that ends in .svg")
-    if not measures:
-        problems.append(
-            f"--output = {output}, there is nothing to draw without a model; add --model_preset, such as t5-small"
-        )
-    if problems:
-        raise UserError(*problems)
-    return Path(output)

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from commands.loading import Trained, check_one_adapter, find_model, load_trained
-from config import Config, GenerateConfig, UserError, load, training_command
+from config import Config, GenerateConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
 from data.shards.store import PAIRS, check_shards
@@ -23,7 +23,6 @@ from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
 from training.start.adapters import base_of, tokenizer_folder
-from training.start.startup import PLACES
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -137,8 +136,8 @@ def _data_settings(config: Config, folder: Path) -> Config:
         (place / SETTINGS_FILE for place in (folder, *folder.parents[:2]) if (place / SETTINGS_FILE).is_file()), None
     )
     if saved is not None:
-        places = {name: config.as_dict()[name] for name in PLACES}
-        flags = {"config": str(saved), **_answers_to_measure(config, saved), **places, **flags}
+        here = {name: config.as_dict()[name] for name in places()}
+        flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
     others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
     home = base_of(folder)

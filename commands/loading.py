@@ -17,7 +17,7 @@ import devices
 from config import Config, T5ModelConfig, UserError
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
-from devices.base import Device, DtypeChoice
+from devices.base import Device, DtypeChoice, name_of
 from devices.kernels.calls import use
 from devices.malloc import tune_malloc
 from engine.checkpointing import Checkpointing
@@ -232,4 +232,4 @@ def _choose_dtypes(
 
 def _weights(shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype) -> Weights:
     count = weight_counts(shape)["total"]
-    return Weights(count * storage.itemsize, storage != compute, str(compute).removeprefix("torch."))
+    return Weights(count * storage.itemsize, storage != compute, name_of(compute))

@@ -6,29 +6,20 @@ Answers in a second or two: torch is not imported.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from config import PREFERENCES, Config, DoesNotFit, UserError
-from data.batches.loader import StepLoader
-from data.batches.objectives import lengths_of
-from data.batches.step_lengths import step_lengths
-from data.prepare.preparing import find_prepared
-from data.prepare.task import decide
+from config import Config, DoesNotFit, UserError
 from memory.alternatives import Alternative, cheapest_changes, other_ways
 from memory.cost.disk import disk_need, free_bytes, too_full
-from memory.cost.duration import predict_times, schedule_of
-from memory.cost.prediction import Machine
-from memory.cost.shapes import Shapes
 from memory.machines import target_machine, this_machine
-from memory.plan import Plan, make_work, plan
+from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
-from training.start.schedules import resolve_steps
+from training.start.resolving import RunSpec, resolve
 from units import format_size
 
 MODES = ("standard", "low", "ultra")
@@ -52,32 +43,25 @@ def show(config: Config) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """A plan, what it was made for, and what else could be done."""
+    """A run as it would be, and what else could be done."""
 
-    plan: Plan
-    machine: Machine
-    objective: str
-    source: int
-    target: int
+    spec: RunSpec
     modes: dict[str, Plan | None]
     ways: list[Alternative]
     changes: list[Alternative]
 
+    @property
+    def plan(self) -> Plan:
+        return self.spec.plan
+
 
 def _found(config: Config) -> _Found:
-    target = config.plan.target
-    budget = config.memory.memory_budget
+    target, budget = config.plan.target, config.memory.memory_budget
     machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
-    objective = config.data.objective if config.data.objective != AUTO else _objective(config)
-    lengths = lengths_of(config.data, objective)
-    source, answer = lengths.input_tokens, lengths.target_tokens
-    both = answer * (2 if objective == PREFERENCES else 1)  # a row of preferences has two answers
-    chosen = timed(config, machine, plan(config, machine, source_tokens=source, target_tokens=both), source, both)
-    others = {mode: _in_mode(config, machine, mode, source, both) for mode in MODES}
-    work = make_work(config, machine, source, both)
-    changes = cheapest_changes(config, work, machine, chosen.choice, MOST_CHANGES)
-    ways = other_ways(work, machine, chosen.choice)
-    return _Found(chosen, machine, objective, source, both, others, ways, changes)
+    spec = resolve(config, machine)
+    modes = {mode: _in_mode(spec, mode) for mode in MODES}
+    changes = cheapest_changes(config, spec.work, machine, spec.plan.choice, MOST_CHANGES)
+    return _Found(spec, modes, other_ways(spec.work, machine, spec.plan.choice), changes)
 
 
 def _as_json(config: Config, found: _Found) -> dict[str, Any]:
@@ -85,7 +69,7 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     told = {"alternatives": found.ways, "changes": found.changes}
     return {
         "plan": found.plan.as_dict(), "modes": modes,
-        **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.machine),
+        **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.spec.machine),
         "disk": disk_need(config, found.plan.choice.storage).as_dict(),
     }  # fmt: skip
 
@@ -101,7 +85,8 @@ def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
 def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
     where = "this machine" if config.plan.target == AUTO else config.plan.target
-    title = f"plan of {config.model_preset} on {where}, {found.source} + {found.target} tokens ({found.objective})"
+    rows = found.spec.rows
+    title = f"plan of {config.model_preset} on {where}, {rows.source_tokens} + {rows.target_tokens} tokens ({rows.objective})"
     total = weight_counts(config.model)["total"]
     progress.table(title, [*plan_rows(chosen, total), *_untimed(chosen), _disk_row(config, chosen)])
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
@@ -109,34 +94,6 @@ def _show_tables(config: Config, found: _Found) -> None:
     head = ("way", "micro-batch", "recomputed", "peak", "speed")
     progress.table("other ways", [head, *(_way_row(way, chosen) for way in found.ways)])
     progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in found.changes])
-
-
-def timed(config: Config, machine: Machine, chosen: Plan, source: int, target: int) -> Plan:
-    """The plan with how long a run would take: known where its steps are, by flag or because its data is prepared.
-
-    Rows of prepared data count with their own lengths, others as the longest.
-    """
-    prepared = None
-    if config.data.train_file is not None:
-        with suppress(UserError):  # a plan may be made for data that is elsewhere
-            prepared = find_prepared(config)
-    if prepared is None and config.train.max_steps == AUTO:
-        return chosen
-    work, held_out = make_work(config, machine, source, target), config.train.eval_rows
-    if prepared is None:
-        config = resolve_steps(config, chosen.effective_batch_size, 0)
-    else:
-        train, validation = (
-            StepLoader(split, prepared.objective, config) for split in (prepared.train_dir, prepared.validation_dir)
-        )
-        held_out = validation.num_rows
-        config = resolve_steps(config, chosen.effective_batch_size, train.num_rows)
-        steps = range(int(config.train.max_steps))
-        found = step_lengths(train, prepared.train_dir, steps, chosen.effective_batch_size)
-        work = replace(work, shapes=Shapes(found.sources, found.targets, found.is_complete))
-    schedule = schedule_of(config, 0, held_out, target)
-    total = predict_times(work, chosen.choice, machine, schedule).total()
-    return replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
 
 
 def _untimed(chosen: Plan) -> list[tuple[str, str]]:
@@ -156,15 +113,9 @@ def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
     return "disk", "; ".join([*problems, *notes]) or free
 
 
-def _objective(config: Config) -> str:
-    if config.data.train_file is None:
-        return "pairs" if config.train.is_finetune else "span"
-    return decide(config).objective
-
-
-def _in_mode(config: Config, machine: Machine, mode: str, source: int, target: int) -> Plan | None:
+def _in_mode(spec: RunSpec, mode: str) -> Plan | None:
     try:
-        return plan(config.changed(memory_mode=mode), machine, source_tokens=source, target_tokens=target)
+        return resolve(spec.asked.changed(memory_mode=mode), spec.machine, spec.rows).plan
     except DoesNotFit:
         return None
 

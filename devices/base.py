@@ -45,6 +45,12 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of such a name."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
 def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
     """Bring a small tensor of the host to a device. A GPU gets it from pinned memory, so that nothing waits for the copy.
 

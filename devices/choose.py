@@ -1,27 +1,38 @@
-"""Which device does this process use? CUDA first, then MPS, then the CPU, or the one that the user named."""
+"""Which device does this process use? The first of `config.DEVICES` that is here, or the one that the user named.
+
+Each name there is a file in this folder with a subclass of `base.Device` and three functions: `why_missing()` (empty where it
+is here), `count()` (how many there are; None: one, which all processes share) and `make(index)`.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from config import DEVICES
 from settings.fields import AUTO, UserError, counted
 
 if TYPE_CHECKING:
     from devices.base import Device
 
 
+def backends() -> dict[str, ModuleType]:
+    """The files of all devices by name, in the order of choice. Imports torch."""
+    return {name: import_module(f"devices.{name}") for name in DEVICES}
+
+
 def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
     """Choose the device of this process. Imports torch.
 
     Args:
-        requested: "auto", "cuda", "mps" or "cpu".
-        local_rank: number of this process on this machine, from 0; CUDA gives each its own GPU.
+        requested: "auto" or one of `DEVICES`.
+        local_rank: number of this process on this machine, from 0; each gets a GPU of its own.
     Raises:
         UserError: the device asked for is not here, or there are more processes than GPUs.
     """
-    from devices import cpu, cuda, mps
-
-    missing = {"cuda": cuda.why_missing(), "mps": mps.why_missing(), "cpu": ""}
+    known = backends()
+    missing = {name: backend.why_missing() for name, backend in known.items()}
     here = [name for name, reason in missing.items() if not reason]
     name = here[0] if requested == AUTO else requested
     if name not in missing:
@@ -30,12 +41,17 @@ def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
         raise UserError(
             f"--device = {requested}, is not here ({missing[name]}); here: {', '.join(here)}; use one of them or auto"
         )
-    if name == "cuda":
-        count = cuda.count()
-        if local_rank >= count:
-            raise UserError(
-                f"--num_processes = {local_rank + 1} or more, but this machine has {counted(count, 'CUDA device')}; "
-                f"allowed: at most {counted(count, 'process')} here; lower it or use --device=cpu"
-            )
-        return cuda.CudaDevice(local_rank)
-    return mps.MpsDevice() if name == "mps" else cpu.CpuDevice()
+    count = known[name].count()
+    if count is not None and local_rank >= count:
+        raise UserError(
+            f"--num_processes = {local_rank + 1} or more, but this machine has {counted(count, f'{name.upper()} device')}; "
+            f"allowed: at most {counted(count, 'process')} here; lower it or use --device=cpu"
+        )
+    chosen: Device = known[name].make(local_rank)
+    return chosen
+
+
+def all_of(name: str) -> list[Device]:
+    """Every device of one name that is here."""
+    backend = backends()[name]
+    return [] if backend.why_missing() else [backend.make(index) for index in range(backend.count() or 1)]

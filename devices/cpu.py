@@ -9,6 +9,21 @@ from language import join
 from settings.fields import counted
 
 
+def why_missing() -> str:
+    """There always is one."""
+    return ""
+
+
+def count() -> None:
+    """All processes share it."""
+    return None
+
+
+def make(index: int) -> CpuDevice:
+    """The device of a process."""
+    return CpuDevice()
+
+
 class CpuDevice(Device):
     """The CPU. It has no memory of its own: all figures are 0, host memory tells everything."""
 

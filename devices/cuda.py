@@ -39,6 +39,11 @@ def count() -> int:
     return torch.cuda.device_count()
 
 
+def make(index: int) -> CudaDevice:
+    """The GPU of that number."""
+    return CudaDevice(index)
+
+
 class CudaDevice(Device):
     """One GPU.
 

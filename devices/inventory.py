@@ -7,13 +7,13 @@ computes in is told as it is decided, by facts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from devices import cpu, cuda, mps
+from devices import mps
 from devices.base import Device, name_of
+from devices.choose import all_of, backends
 from devices.measuring import measure
 from settings.fields import AUTO
 
@@ -45,15 +45,9 @@ def torch_facts() -> dict[str, Any]:
 
 def device_facts(requested: str = AUTO) -> list[dict[str, Any]]:
     """Every backend in the order of choice: what it is and does, or why it is missing."""
-    reasons = {"cuda": cuda.why_missing(), "mps": mps.why_missing(), "cpu": ""}
-    make: dict[str, Callable[[], list[Device]]] = {
-        "cuda": lambda: [cuda.CudaDevice(index) for index in range(cuda.count())],
-        "mps": lambda: [mps.MpsDevice()],
-        "cpu": lambda: [cpu.CpuDevice()],
-    }
-    wanted = [name for name in reasons if requested in (AUTO, name)]
-    facts: list[dict[str, Any]] = [{"name": name, "missing": reasons[name]} for name in wanted if reasons[name]]
-    return facts + [measured(device) for name in wanted if not reasons[name] for device in make[name]()]
+    reasons = {name: file.why_missing() for name, file in backends().items() if requested in (AUTO, name)}
+    facts: list[dict[str, Any]] = [{"name": name, "missing": reason} for name, reason in reasons.items() if reason]
+    return facts + [measured(device) for name in reasons for device in all_of(name)]
 
 
 def measured(device: Device) -> dict[str, Any]:

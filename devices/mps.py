@@ -87,6 +87,16 @@ def why_missing() -> str:
     return "" if backend.is_available() else "torch finds MPS unusable; it needs macOS 12.3 or later"
 
 
+def count() -> None:
+    """All processes share it."""
+    return None
+
+
+def make(index: int) -> MpsDevice:
+    """The device of a process."""
+    return MpsDevice()
+
+
 class MpsDevice(Device):
     """The GPU of an Apple Silicon Mac; its memory is a share of the RAM."""
 

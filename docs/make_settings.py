@@ -20,6 +20,7 @@ Made from `config.py` by `python docs/make_settings.py`; change it there.
 Every setting is a flag (`--name=value`) and a line of a YAML or JSON file (`--config=FILE`).
 Order: defaults < preset < file < flags. True and False may also be written yes, no, on, off, 1, 0; sizes 6G, 512M, 1.5GiB
 or bytes (1 G = 1024^3). `python train_low_mem.py COMMAND --help` shows the same in a terminal.
+A setting marked • defines its run: a run that goes on keeps its own, and another value is refused.
 """
 
 
@@ -39,7 +40,8 @@ def settings_page() -> str:
         for member in dataclasses.fields(cls):
             commands = ", ".join(command for command, flags in taken_by.items() if member.name in flags)
             default = "none" if member.default is None else show(member, member.default)
-            cells = (f"`{member.name}`", default, allowed(member.metadata), member.metadata["help"], commands)
+            name = f"`{member.name}`" + (" •" if member.metadata["defines"] else "")
+            cells = (name, default, allowed(member.metadata), member.metadata["help"], commands)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -14,6 +14,7 @@ from config import Config
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.cost.trained import trained_counts
 from memory.cost.work import JSON_NAMES
+from optimizers import OPTIMIZERS
 from units import MIB, format_size
 
 COST = {  # of a change, in what the user gives up: the cheapest is told first
@@ -115,7 +116,7 @@ def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Ch
         yield "memory_mode=ultra", replace(choice, saved_blocks=0, malloc="small"), work
     if choice.storage == "float32" and not config.lora.lora_rank:
         yield "mixed_precision=bf16", replace(choice, storage="bfloat16"), work
-    if work.optimizer not in ("adafactor", "sinkgd"):
+    if OPTIMIZERS[work.optimizer].weight_bytes:
         yield "optimizer=adafactor", choice, replace(work, optimizer="adafactor")
     if work.hold_gradients:
         yield "max_grad_norm=0", choice, replace(work, hold_gradients=False)

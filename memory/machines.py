@@ -15,6 +15,7 @@ from config import UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import is_possible
+from memory.cost.precision import BFLOAT16, FLOAT32
 from memory.cost.prediction import BASE_BYTES, Machine
 from memory.observe.budget import host_limits, installed_bytes, margin_of
 from settings.fields import AUTO, read_settings_file
@@ -22,7 +23,7 @@ from settings.precedence import PRESETS_DIR
 from units import parse_size
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
-DTYPES = ("float32", "bfloat16")
+DTYPES = (FLOAT32, BFLOAT16)
 
 
 def this_machine(budget: int | str = AUTO, threads: int | str = AUTO) -> Machine:

@@ -19,6 +19,7 @@ from typing import Any
 from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english
 from memory.alternatives import refusal
+from memory.cost.precision import FLOAT16, Precision, precisions
 from memory.cost.prediction import (
     Choice,
     Machine,
@@ -37,7 +38,6 @@ from settings.fields import AUTO
 from units import MIB
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
-Dtypes = tuple[str, str]  # of the weights at rest, of products
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
 ULTRA_SECONDS = 1.05  # of the fastest step: what mode ultra gives for the least memory
 
@@ -97,10 +97,10 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     )  # fmt: skip
 
 
-def choices(config: Config, machine: Machine, work: Work, dtypes: Dtypes | None = None) -> Iterator[Choice]:
-    """All ways to run the step that the settings allow; `dtypes`: those alone."""
+def choices(config: Config, machine: Machine, work: Work, settled: Precision | None = None) -> Iterator[Choice]:
+    """All ways to run the step that the settings allow; `settled`: in this precision alone."""
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
-    for storage, compute in [dtypes] if dtypes else _dtypes(config, machine):
+    for storage, compute, _ in [settled] if settled else precisions(config, machine.multiplies_fast):
         for batch_size in _micro_batches(config, work):
             count, sizes = math.ceil(work.rows / batch_size), work.step_shapes.sizes(batch_size)
             for accumulation_passes, shards in _passes_and_shards(config, machine, count):
@@ -160,30 +160,6 @@ def _passes_and_shards(config: Config, machine: Machine, count: int) -> list[tup
     return [*whole, *sharded]
 
 
-def _dtypes(config: Config, machine: Machine) -> list[Dtypes]:
-    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast("float16"):
-        raise UserError(
-            "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
-            "(bf16 halves the weights and computes in what is fast)"
-        )
-    fast = "bfloat16" if machine.multiplies_fast("bfloat16") else "float32"
-    ways = {
-        "no": [("float32", "float32")],
-        "bf16": [("bfloat16", fast)],
-        "fp16": [("float32", "float16")],
-        AUTO: [("bfloat16", "bfloat16")] if fast == "bfloat16" else [("float32", "float32"), ("bfloat16", "float32")],
-    }[config.memory.mixed_precision]
-    if config.memory.mixed_precision == AUTO and config.memory.memory_mode == "ultra":
-        ways = ways[-1:]
-    return _base_dtypes(config.lora.lora_base, ways, fast) if config.lora.lora_rank else ways
-
-
-def _base_dtypes(asked: str, ways: list[Dtypes], fast: str) -> list[Dtypes]:
-    """The same for the frozen weights under adapters, which may also rest in int8."""
-    named = {"fp32": ("float32", "float32"), "bf16": ("bfloat16", fast), "int8": ("int8", fast)}
-    return [*ways, named["int8"]] if asked == AUTO else [named[asked]]
-
-
 def _micro_batches(config: Config, work: Work) -> list[int]:
     train = config.train
     if train.batch_size_per_gpu != AUTO:
@@ -217,7 +193,7 @@ def plan(
     source_tokens: int | None = None,
     target_tokens: int | None = None,
     earlier: Choice | None = None,
-    dtypes: Dtypes | None = None,
+    precision: Precision | None = None,
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
 ) -> Plan:
@@ -226,8 +202,8 @@ def plan(
     Args:
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
-            does not, its dtypes are, as long as any way in them fits.
-        dtypes: of weights and products, which are settled; None: the plan chooses.
+            does not, its precision is, as long as any way in it fits.
+        precision: where it is settled; None: the plan chooses.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
     Raises:
         DoesNotFit: no way fits; names the least peak and the cheapest changes.
@@ -237,9 +213,9 @@ def plan(
     had_kernels = earlier is not None and earlier.kernels
     if earlier is not None:
         earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine))
-    began = _dtypes_of(config, machine, earlier) if earlier else None
+    began = _precision_of(config, machine, earlier) if earlier else None
     goes_on = earlier and began and _fits(work, earlier, machine) and _shares_as_asked(config, machine, earlier)
-    ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or dtypes))
+    ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or precision))
     fastest = _fastest(work, machine, ways)
     if fastest is None and began and not goes_on:
         ways = list(choices(config, machine, work))
@@ -335,17 +311,17 @@ def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
     return is_beside and peak <= machine.budget_bytes and rows >= work.rows > rows - choice.batch_size_per_gpu
 
 
-def _dtypes_of(config: Config, machine: Machine, earlier: Choice) -> Dtypes | None:
-    """What the resumed run stores and computes in; None where another precision is asked for now."""
-    precision = "fp16" if earlier.compute == "float16" else "no" if earlier.storage == "float32" else "bf16"
-    if config.memory.mixed_precision not in (AUTO, precision) and not config.lora.lora_rank:
+def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:
+    """That of the resumed run; None where another is asked for now."""
+    precision = earlier.precision
+    if config.memory.mixed_precision not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
         return None
-    if earlier.compute == "float16" and not machine.rate("float16"):
+    if precision.compute == FLOAT16 and not machine.rate("float16"):
         raise UserError(
             "--is_keep_training = True, the run computes in fp16, which is not trained in on this device; allowed: a GPU "
             "with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
         )
-    return earlier.storage, earlier.compute
+    return precision
 
 
 def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:

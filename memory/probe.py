@@ -190,8 +190,10 @@ def fingerprint(request: ProbeRequest) -> str:
 
 def _code_state() -> list[str]:
     """Digests of the files that decide what a step takes: their change makes old figures worthless."""
-    files = sorted(path for wing in ("model", "engine") for path in (Path(ROOT) / wing).rglob("*.py"))
-    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (Path(ROOT) / "limits.py", *files)]
+    wings = (Path(ROOT) / wing for wing in ("model", "engine", "devices"))  # the last with its kernels' C
+    files = sorted(path for wing in wings for path in wing.rglob("*") if path.suffix in (".py", ".c", ".h"))
+    ground = [Path(ROOT) / "limits.py", Path(ROOT) / "optimizers.py"]
+    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (*ground, *files)]
 
 
 def _read(place: Path | None) -> ProbeResult | None:

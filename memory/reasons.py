@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from config import Config
 from language import say
+from memory.cost.precision import Precision
 from memory.cost.prediction import Choice, Machine
 from memory.first_guess import table_guess
 
@@ -30,14 +31,14 @@ def kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
         yield say("the run computed with compiled kernels, which are not here now: numbers differ in their last places")
 
 
-def dtype_reasons(config: Config, choice: Choice, machine: Machine, began: tuple[str, str] | None) -> Iterator[str]:
+def dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Precision | None) -> Iterator[str]:
     """Why it computes in what it does: the class of what computes, or the run that is resumed."""
     kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
-    if began and began != (choice.storage, choice.compute):
+    if began and began != choice.precision:
         yield say(
             "the run was stored in {began_storage} and computed in {began_compute}, in which nothing fits here now: it "
             "continues, stored in {storage} and computed in {compute}",
-            began_storage=began[0], began_compute=began[1], storage=choice.storage, compute=choice.compute,
+            began_storage=began.rest, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
         )  # fmt: skip
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
         if is_fast:

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def setting(
     choices: tuple[str, ...] = (),
     auto: bool = False,
     optional: bool = False,
+    defines: bool = False,
+    is_place: bool = False,
 ) -> Any:
     """Declare one setting as a dataclass field.
 
@@ -66,9 +69,16 @@ def setting(
         choices: the only allowed words.
         auto: whether the word "auto" is allowed (the program decides).
         optional: whether none is allowed.
+        defines: whether a run is another one with another value; where it goes on, it keeps its own. What makes a run
+            longer, slower, tidier or smaller, and the course of its learning rate, does not define it.
+        is_place: whether it says where this start reads and writes; a run's folder, which may be someone else's, does not.
     """
     facts = dict(help=help, kind=kind, unit=unit, low=low, high=high, above=above, choices=choices)
-    return dataclasses.field(default=default, metadata={**facts, "auto": auto, "optional": optional})
+    allows = dict(auto=auto, optional=optional, defines=defines, is_place=is_place)
+    return dataclasses.field(default=default, metadata={**facts, **allows})
+
+
+defining = partial(setting, defines=True)
 
 
 def parse(field: dataclasses.Field[Any], value: Any) -> Any:

@@ -8,6 +8,7 @@ import json
 import pickle
 import string
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,16 +28,21 @@ SOURCES = [
 ]
 
 
+@cache
+def nodes() -> list[ast.AST]:
+    """Calls and constants of all sources."""
+    trees = (ast.parse(path.read_text(encoding="utf8")) for path in SOURCES)
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.Constant))]
+
+
 def calls(name: str) -> Iterator[ast.Call]:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-                yield node
+    for node in nodes():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            yield node
 
 
 def constants() -> set[str]:
-    nodes = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {node.value for node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def fields(sentence: str) -> set[str]:
@@ -65,8 +71,8 @@ def test_a_translation_takes_the_same_values(words: dict[str, str]) -> None:
 
 def test_what_was_said_remembers_its_english(tmp_path: Path) -> None:
     speak("zh")
-    said = say("{part} of {whole}", part=counted(2, "row"), whole=counted(1, "marble"))
-    assert said == "2 行，共 1 marble" and english(said) == "2 rows of 1 marble"
+    said = say("{peak} of {budget}", peak=counted(2, "row"), budget=counted(1, "marble"))
+    assert said == "2 行，预算 1 marble" and english(said) == "2 rows of 1 marble"
     assert f"{said}!" == "2 rows of 1 marble!", "an untranslated sentence stays whole"
     assert say("nobody translated {what}", what=counted(3, "row")) == "nobody translated 3 rows"
     assert english(join("; ", [said, "x"])) == "2 rows of 1 marble; x" and english(5) == 5

@@ -6,8 +6,6 @@ counts, and the least of their budgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config import Config
+from data.durable import writing
 from devices.base import Device
 from devices.kernels.calls import kernels, use
 from language import say
@@ -23,7 +22,7 @@ from memory.observe.budget import Budget, measure_budget
 from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from settings.fields import AUTO, UserError, counted
-from training.budget.planning import Ahead, look_ahead, make_plan
+from training.budget.planning import look_ahead, resolve_here
 from training.checkpoints.durable import replace_file
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
@@ -40,8 +39,10 @@ from training.checkpoints.runs import (
 from training.processes.collectives import agree_on, by_main, least_of, most_of
 from training.processes.launch import local_processes
 from training.start.preference import is_preference_run
-from training.start.resuming import goes_on
-from training.start.startup import Start, find_run_to_resume, lasting_settings, resolve_schedule, start
+from training.start.resolving import RunSpec
+from training.start.resuming import find_run_to_resume, goes_on
+from training.start.schedules import Steps
+from training.start.startup import Start, lasting_settings, start
 
 
 @dataclass
@@ -49,18 +50,25 @@ class Opening:
     """What the run starts with.
 
     Args:
-        start: settings, data, base and state. budget: of this rank. plan: how its steps go.
-        mirror: where checkpoints are copied; None: nowhere. ahead: lengths of the rows to come.
+        start: settings, data, base and state. spec: what was decided. budget: of this rank.
+        mirror: where checkpoints are copied; None: nowhere.
     """
 
     start: Start
+    spec: RunSpec
     budget: Budget
-    plan: Plan
     mirror: Mirror | None
     device: Device
     base_bytes: int
     num_processes: int
-    ahead: Ahead
+
+    @property
+    def plan(self) -> Plan:
+        return self.spec.plan
+
+    @property
+    def steps(self) -> Steps:
+        return self.spec.counted
 
     def plan_again(self, config: Config, budget: Budget) -> Plan:
         """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far.
@@ -69,10 +77,11 @@ class Opening:
             DoesNotFit: no way fits.
         """
         begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
-        settled = self.plan.choice.storage, self.plan.choice.compute  # the weights are there, and computed with
-        return make_plan(
-            begin, self.device, budget, self.base_bytes, self.num_processes, ahead=self.ahead, dtypes=settled
+        settled = self.plan.choice.precision  # the weights are there, and computed with
+        spec = resolve_here(
+            begin, self.device, budget, self.base_bytes, self.num_processes, rows=self.spec.rows, precision=settled
         )
+        return spec.plan
 
 
 def headline(opening: Opening) -> str:
@@ -80,8 +89,8 @@ def headline(opening: Opening) -> str:
     config, loader, budget = opening.start.config, opening.start.loader, opening.budget
     return say(
         "{run}: {rows} ({objective}), {steps}, {device}, {processes}; {budget}",
-        run=config.run.run_name, rows=counted(loader.num_rows, "row"), objective=opening.start.prepared.objective,
-        steps=counted(int(config.train.max_steps), "step"), device=opening.device.describe(),
+        run=config.run.run_name, rows=counted(loader.num_rows, "row"), objective=opening.spec.rows.objective,
+        steps=counted(opening.steps.max_steps, "step"), device=opening.device.describe(),
         processes=counted(opening.num_processes, "process"), budget=budget.describe(),
     )  # fmt: skip
 
@@ -90,9 +99,7 @@ def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> B
     """The least of all processes' budgets: they are measured at different times, and machines differ."""
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
-    return replace(
-        budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device)
-    )  # fmt: skip
+    return replace(budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device))
 
 
 def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
@@ -130,21 +137,21 @@ def open_run(
     begin.notes[:0] = notes
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
-    ahead = look_ahead(begin, device, budget, processes)
+    rows = look_ahead(begin, device, budget, processes)
     base_bytes = monitor.sample().anon_bytes
-    plan = agree_on(accelerator, make_plan(begin, device, budget, base_bytes, processes, ahead=ahead, may_probe=True))
-    config = resolve_schedule(begin.config, plan.effective_batch_size, begin.loader.num_rows)
-    begin = replace(begin, config=config)
-    if plan.effective_batch_size < processes:
+    spec = resolve_here(begin, device, budget, base_bytes, processes, rows=rows, may_probe=True)
+    spec = spec.by(agree_on(accelerator, spec.plan))
+    begin = replace(begin, config=spec.settings)
+    if spec.counted.effective_batch_size < processes:
         raise UserError(
-            f"--effective_batch_size = {plan.effective_batch_size}, is less than one row for each of {processes} "
+            f"--effective_batch_size = {spec.counted.effective_batch_size}, is less than one row for each of {processes} "
             "processes; raise it"
         )
-    mirror = _mirror(config, accelerator.is_main_process)
-    begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, plan))
+    mirror = _mirror(begin.config, accelerator.is_main_process)
+    begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
-    return Opening(begin, budget, plan, mirror, device, base_bytes, processes, ahead)
+    return Opening(begin, spec, budget, mirror, device, base_bytes, processes)
 
 
 def _mirror(config: Config, is_main: bool) -> Mirror | None:
@@ -169,7 +176,7 @@ def _reopen(config: Config, owner: Ownership) -> list[str]:
             f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
             "put the folder itself there"
         )
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         return checkpoints.intact()[1]
 
 
@@ -183,18 +190,18 @@ def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
         )
 
 
-def _room_on_disk(begin: Start, plan: Plan) -> list[str]:
+def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:
     """What is to be told of the room for checkpoints.
 
     Raises:
         UserError: not one of them fits.
     """
     config = begin.config
-    if begin.state.step >= int(config.train.max_steps):
+    if begin.state.step >= spec.counted.max_steps:
         return []  # what is left is published, which takes no room
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         held = bytes_below(begin.run_dir / "checkpoints")
-        problems, notes = too_full(disk_need(config, plan.choice.storage), config.run.output_dir, held)
+        problems, notes = too_full(disk_need(config, spec.plan.choice.storage), config.run.output_dir, held)
     refuse(problems)
     return notes
 
@@ -204,7 +211,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     config, settings = begin.config, lasting_settings(begin)
     if config.train.is_keep_training:
         resume_run(begin.run_dir)
-        with writes(config.run.output_dir):
+        with writing("output_dir", config.run.output_dir):
             replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
             Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
             owner.sign()
@@ -214,19 +221,8 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
         config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
         fill=lambda folder: settings.save(folder / SETTINGS_FILE),
     )  # fmt: skip
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         owner.sign()
-
-
-@contextmanager
-def writes(output_dir: str) -> Iterator[None]:
-    """Turn a disk that cannot be written into a sentence for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--output_dir = {output_dir}, cannot be written: {error.strerror}; free space or name another folder"
-        ) from error
 
 
 def kind_of(config: Config) -> str:

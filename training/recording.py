@@ -47,7 +47,7 @@ class Recorder:
             planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=self._peak_bytes(),
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            model_dir=str(live.start.run_dir), **live.divergence.figures(),
+            model_dir=str(live.start.run_dir), metrics_file=str(live.journal.metrics.path), **live.divergence.figures(),
         )  # fmt: skip
 
     def _peak_bytes(self) -> int:

@@ -1,17 +1,18 @@
-"""Which lines does no test run? `make coverage`, or `python -m benchmarks.checks.covered [-- words for pytest]`.
+"""Which lines does no test run? `make coverage`, or `python -m benchmarks.checks.covered [--more] [-- words for pytest]`.
 
 Runs the tests with every line counted, in child processes as well, and tells of the files in which a mistake would cost
 most (settings, memory, data, devices, checkpoints) the lines that nothing ran. Exit code 1 where one of them has less
-than `LEAST` of its lines run.
+than `LEAST` of its lines run. With `--more` it adds to what earlier calls have counted, so that a long suite may be run
+folder by folder; without, it begins anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from benchmarks.parts.results import ROOT, write_figures
 
+COUNTED = ROOT / "data" / "cache" / "coverage"
 LEAST = 90.0  # percent of the lines of each file
 WATCHED = (
     "settings/*.py", "units.py", "config.py", "limits.py", "screen.py", "memory/*.py", "data/*.py",
@@ -28,15 +30,17 @@ WATCHED = (
 
 
 def measured(words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run the tests and return what `coverage json` says."""
+    """Run the tests and return what `coverage json` says, of earlier ones in the same folder as well."""
     environment = {**os.environ, "COVERAGE_FILE": str(folder / "data"), "OMP_NUM_THREADS": "1"}
 
     def coverage(*rest: str) -> int:
         return subprocess.run([sys.executable, "-m", "coverage", *rest], cwd=ROOT, env=environment).returncode
 
     if coverage("run", "-m", "pytest", *words):
+        for part in folder.glob("data.*"):
+            part.unlink()
         raise SystemExit("the tests failed; what they ran says nothing")
-    coverage("combine", "--quiet", str(folder))
+    coverage("combine", "--quiet", "--append", str(folder))
     coverage("json", "--quiet", "-o", str(folder / "coverage.json"))
     return dict(json.loads((folder / "coverage.json").read_text(encoding="utf8")))
 
@@ -57,9 +61,11 @@ def watched(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    words = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
-    with tempfile.TemporaryDirectory() as folder:
-        report = measured(words, Path(folder))
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    if "--more" not in sys.argv[1:at]:
+        shutil.rmtree(COUNTED, ignore_errors=True)
+    COUNTED.mkdir(parents=True, exist_ok=True)
+    report = measured(sys.argv[at + 1 :], COUNTED)
     files = watched(report)
     for file, entry in files.items():
         if entry["missing"]:

@@ -38,7 +38,8 @@ TARGETS = (
 )  # fmt: skip
 TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
 MOST_TEST_FILES = 2  # of a mutant
-PROCESSOR_SECONDS = 300
+SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer
+PROCESSOR_SECONDS = 120
 NOTES = ROOT / "data" / "cache" / "mutants.jsonl"
 UNCHANGED = -1  # the number of no node
 PASSED, NO_TESTS, NOT_RUN = 0, 5, 70
@@ -125,7 +126,10 @@ def imported(path: Path) -> frozenset[str]:
 
 @cache
 def noticed_by(file: str) -> tuple[str, ...]:
-    """The tests that import a file's module, its own first; where there are none, those of the files that import it."""
+    """The tests that import a file's module, its own first and those that start other processes last.
+
+    Where there are none, those of the files that import it; of what is imported by name, those beside it.
+    """
     module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     tests = sorted(path for wing in TESTS for path in (ROOT / "tests" / wing).rglob("test_*.py"))
     own = f"test_{module.rpartition('.')[2]}.py"
@@ -133,8 +137,9 @@ def noticed_by(file: str) -> tuple[str, ...]:
     if not found:
         users = [path for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)]
         through = {test for user in users for test in noticed_by(user.relative_to(ROOT).as_posix())}
-        found = [path for path in tests if path.relative_to(ROOT).as_posix() in through]
-    first = sorted(found, key=lambda path: path.name != own)[:MOST_TEST_FILES]
+        beside = sorted((ROOT / "tests" / file).parent.glob("test_*.py"))
+        found = [path for path in tests if path.relative_to(ROOT).as_posix() in through] or beside
+    first = sorted(found, key=lambda path: (path.name != own, not SLOW.isdisjoint(imported(path))))[:MOST_TEST_FILES]
     return tuple(path.relative_to(ROOT).as_posix() for path in first)
 
 

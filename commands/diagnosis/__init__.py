@@ -1,4 +1,4 @@
 """What `doctor` looks at, works out and shows.
-`inventory` and `trials` find facts, `advice` makes sentences of them, `page` and `chart` show them.
+`inventory` and `trials` find facts, `advice` makes sentences of them, `page` shows them.
 Only `commands.doctor` imports from here.
 """

@@ -1,4 +1,4 @@
-"""How does the report of `doctor` look? Tables that fit a terminal of 80 columns, and a picture of the trials."""
+"""How does the report of `doctor` look? Tables that fit a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commands.diagnosis.chart import Bars, bar_chart
+from memory.cost.precision import COMPUTE_DTYPES, WORDS
 from screen import raw
 from settings.fields import counted
 from units import format_size
 
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -60,34 +59,15 @@ def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "variable", f"{name}={value}"
 
 
-def trial_chart(report: dict[str, Any]) -> str:
-    """The trials as an SVG document: predicted beside measured peak memory."""
-    lines = []
-    for trial in report["trials"]:
-        if trial["predicted_bytes"] is None:
-            words = trial["outcome"]
-        elif trial["measured_bytes"] is None:
-            words = f"{format_size(trial['predicted_bytes'])}: {trial['outcome']}"
-        else:
-            words = ", ".join(
-                word for word in (_size(trial["measured_bytes"]), _deviation(trial), _speed(trial)) if word
-            )
-        values = trial["predicted_bytes"], trial["measured_bytes"]
-        lines.append(Bars(trial["kind"], trial["label"], values, words, bool(trial["outcome"])))
-    title = f"peak memory of {report['model']}, predicted and measured"
-    budget = report["budget_bytes"]
-    return bar_chart(title, ("predicted", "measured"), lines, (budget, f"budget {format_size(budget)}"))
-
-
 def _device_table(devices: list[dict[str, Any]]) -> Table:
     table = Table(title="devices, measured", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("device", *(f"{short} FLOP/s" for short in DTYPES.values()), "copy B/s", "computes in"):
+    for name in ("device", *(f"{WORDS[dtype]} FLOP/s" for dtype in COMPUTE_DTYPES), "copy B/s", "computes in"):
         table.add_column(name, overflow="fold")
     for device in devices:
         if device["missing"]:
             continue
-        rates = [_metric(device["rates"][dtype]) for dtype in DTYPES]
-        table.add_row(_device_words(device), *rates, _metric(device["copy_rate"]), DTYPES[device["compute"]])
+        rates = [_metric(device["rates"][dtype]) for dtype in COMPUTE_DTYPES]
+        table.add_row(_device_words(device), *rates, _metric(device["copy_rate"]), WORDS[device["compute"]])
     table.caption = "\n".join(f"{d['name']} is missing: {d['missing']}" for d in devices if d["missing"])
     table.caption_justify = "left"
     return table

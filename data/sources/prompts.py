@@ -7,7 +7,6 @@ one by one, in order, and are numbered, so that a run that was killed can pass o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from data.sources.files import JSONL, TABLES, TEXT, Source
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, numbered_lines
-from data.sources.reading import column_names, read_source
+from data.sources.lines import BadRows
+from data.sources.reading import column_names, json_objects, read_source
 from data.sources.tables import broken_file_is_user_error, check_types, record_batches, table_columns
 from settings.fields import UserError, listed
 
@@ -73,29 +72,13 @@ def _column_of(source: Source, column: str, other: str) -> str:
 def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
     """Every row with its place."""
     if source.kind == JSONL:
-        return _json_rows(source, bad_rows)
+        return ((f"line {number}", value) for number, value in json_objects(source, bad_rows))
     if source.kind in TABLES:
         return _table_rows(source, name)
     names = [PROMPT] if source.kind == TEXT else column_names(source)
     batches = read_source(source, names, bad_rows, text_unit="line")
     rows = (row for batch in batches for row in batch)
     return ((f"row {number}", dict(zip(names, row, strict=True))) for number, row in enumerate(rows, 1))
-
-
-def _json_rows(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
-    for number, line in numbered_lines(source):
-        place = f"line {number}"
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line) if len(line) < LONGEST_LINE_BYTES else None
-        except (ValueError, RecursionError) as error:
-            bad_rows.add(source.path, place, f"is not JSON ({error})")
-            continue
-        if isinstance(value, dict):
-            yield place, value
-        else:
-            bad_rows.add(source.path, place, "is no JSON object of at most 16 MiB; write one object a line")
 
 
 def _table_rows(source: Source, name: str) -> Iterator[tuple[str, Columns]]:

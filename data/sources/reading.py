@@ -40,7 +40,7 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
     if source.kind in TABLES:
         return table_columns(source)
     if source.kind == JSONL:
-        first = next(_objects(source, BadRows(skip=True)), None)
+        first = next(json_objects(source, BadRows(skip=True)), None)
         if first is None:
             raise UserError(
                 f'{source.path}: no line is a JSON object; write one object a line, such as {{"text": "..."}}'
@@ -142,7 +142,8 @@ def _grouped(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file with the numbers of their lines."""
     too_long = 0
     for number, line in numbered_lines(source):
         if number == too_long or not line.strip():
@@ -165,7 +166,7 @@ def _objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, dict[str,
 
 
 def _jsonl_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
-    for number, value in _objects(source, bad_rows):
+    for number, value in json_objects(source, bad_rows):
         try:
             row = tuple(_cell(value, name) for name in columns)
             check_pair(columns, row)

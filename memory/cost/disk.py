@@ -15,8 +15,9 @@ from typing import Any
 
 from config import Config
 from language import say
+from memory.cost.precision import dtype_bytes
 from memory.cost.trained import trained_counts
-from memory.cost.work import Work, dtype_bytes, state_bytes
+from memory.cost.work import Work, state_bytes
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from units import MIB, format_size
@@ -82,9 +83,7 @@ def free_bytes(folder: str | Path) -> int:
 
 def bytes_below(folder: Path) -> int:
     """What the files below a folder take; 0 where there is none."""
-    return sum(
-        os.lstat(os.path.join(base, name)).st_size for base, _, names in os.walk(folder) for name in names
-    )  # fmt: skip
+    return sum(os.lstat(os.path.join(base, name)).st_size for base, _, names in os.walk(folder) for name in names)
 
 
 def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tuple[list[str], list[str]]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from config import PREFERENCES, Config
 from limits import SAMPLE_TOKENS
 from memory.cost.generation import MOST_ROWS
+from memory.cost.precision import dtype_bytes
 from memory.cost.speed import PACES, Pace, evaluation_seconds, typical_seconds, writing_seconds
-from memory.cost.work import Choice, Machine, Work, dtype_bytes, state_bytes
+from memory.cost.work import Choice, Machine, Work, state_bytes
 from settings.fields import AUTO
 
 RENEWED_STEPS = 20  # after so many steps the time is told again

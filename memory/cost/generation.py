@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from config import T5ModelConfig
 from limits import ENCODER_TOKENS
 from memory.cost.blocks import Blocks
+from memory.cost.precision import dtype_bytes
 from memory.cost.shapes import Tokens
-from memory.cost.work import dtype_bytes
 from model.shapes import inner_width, weight_counts
 from units import MIB
 

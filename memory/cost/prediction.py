@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from limits import DRAWN_ELEMENTS, FILE_CHUNK_BYTES
 from memory.cost.heap import Heap
+from memory.cost.precision import dtype_bytes
 from memory.cost.sharing import share_out
 from memory.cost.speed import predict_seconds, step_flops, typical_seconds
 from memory.cost.step_peaks import StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
-from memory.cost.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, dtype_bytes, state_bytes
+from memory.cost.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, state_bytes
 
 __all__ = [
-    "BASE_BYTES", "Choice", "Machine", "Work", "dtype_bytes", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
+    "BASE_BYTES", "Choice", "Machine", "Work", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
     "state_bytes", "step_flops", "typical_seconds",
 ]  # fmt: skip
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from config import T5ModelConfig
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
+from memory.cost.precision import dtype_bytes
 from memory.cost.shapes import Shapes
 from memory.cost.sharing import communication_seconds
 from memory.cost.step_peaks import offloaded_bytes
-from memory.cost.work import Choice, Machine, Work, dtype_bytes
+from memory.cost.work import Choice, Machine, Work
 from model.shapes import inner_width, is_gated, weight_counts
 
 

@@ -14,13 +14,13 @@ import math
 
 from limits import KERNEL_WIDTHS, SAMPLE_TOKENS, SLAB_BYTES, UPDATE_ELEMENTS, WIDENED_ELEMENTS, loss_chunk_tokens
 from memory.cost.blocks import Blocks
+from memory.cost.precision import dtype_bytes
 from memory.cost.shapes import Sizes
-from memory.cost.work import Choice, Machine, Work, dtype_bytes
+from memory.cost.work import Choice, Machine, Work
 from model.shapes import inner_width
+from optimizers import OPTIMIZERS
 
-# Buffers of an update for each of its elements, and those of the random bits of rounding to bf16.
-UPDATE_BYTES = {"adafactor": 10, "adamw_rms": 10, "adamw": 10, "adamw_8bit": 28, "sinkgd": 10}
-ROUNDING_BYTES = 21
+ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 
 
@@ -41,7 +41,7 @@ class StepPeaks:
 
     def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
         self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
-        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.between_blocks)
+        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.precision.between_blocks)
         self.counts, self.learns = work.counts, work.learns
         self.blocks = blocks_of(work, choice, machine)
         # of all micro-batches that pass through a block together
@@ -156,12 +156,11 @@ class StepPeaks:
         return {"gradients": self._gradients(0), "one update": update}
 
     def _update_bytes(self, elements: int) -> int:
-        rounding = ROUNDING_BYTES if self.choice.storage != "float32" else 0
+        facts = OPTIMIZERS[self.work.optimizer]
         if self.choice.kernels and self.work.rounding == "stochastic":
-            if self.work.optimizer == "adafactor":
-                return 0  # one pass, a row at a time
-            rounding = 0
-        return elements * (UPDATE_BYTES[self.work.optimizer] + rounding)
+            compiled = facts.compiled_update_bytes
+            return elements * (facts.update_bytes if compiled is None else compiled)
+        return elements * (facts.update_bytes + (ROUNDING_BYTES if self.choice.storage != "float32" else 0))
 
 
 def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int:
@@ -229,7 +228,7 @@ def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
         return 0
     c, tokens = work.model, blocks_of(work, choice, machine).tokens
     width, saved_decoder_blocks = (
-        c.d_model * dtype_bytes(choice.between_blocks),
+        c.d_model * dtype_bytes(choice.precision.between_blocks),
         min(choice.saved_blocks, c.num_decoder_layers),
     )
     encoder = c.num_layers + 1 - (choice.saved_blocks - saved_decoder_blocks)  # the norm after the encoder among them

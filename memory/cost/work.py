@@ -9,10 +9,12 @@ from typing import Any
 
 from config import T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
-from limits import EVALUATION_ROWS, STATE_BLOCK
+from limits import EVALUATION_ROWS
+from memory.cost.precision import Precision
 from memory.cost.shapes import Shapes
 from memory.cost.trained import Trained
 from model.shapes import STACKS, block_weights, weight_counts, weights
+from optimizers import OPTIMIZERS
 from units import MIB
 
 BASE_BYTES = 199 * MIB  # interpreter, libraries and data, where they cannot be measured
@@ -170,9 +172,9 @@ class Choice:
         return self.source_sizes, self.target_sizes
 
     @property
-    def between_blocks(self) -> str:
-        """Dtype name of what passes between blocks: as narrow as the weights at rest, so that fp32 products cost less."""
-        return "bfloat16" if (self.storage, self.compute) == ("bfloat16", "float32") else self.compute
+    def precision(self) -> Precision:
+        """Its dtypes, and the words for them."""
+        return Precision.of(self.storage, self.compute)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -190,16 +192,9 @@ def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in content.items()}
 
 
-def dtype_bytes(name: str) -> int:
-    """Bytes of one number."""
-    return {"float32": 4, "int8": 1}.get(name, 2)
-
-
 def state_bytes(work: Work, storage: str) -> int:
     """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
     learning = work.learning
     remainder = learning.total if work.rounding == "compensated" and storage == "bfloat16" else 0
-    if work.optimizer in ("adafactor", "sinkgd"):
-        return 4 * (learning.factors if work.optimizer == "adafactor" else learning.shared_factors) + remainder
-    per_weight = 2 + 8 / STATE_BLOCK if work.optimizer == "adamw_8bit" else 8
-    return int(per_weight * learning.total) + remainder
+    state = OPTIMIZERS[work.optimizer].state_bytes(learning.total, learning.factors, learning.shared_factors)
+    return state + remainder

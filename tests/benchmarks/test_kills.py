@@ -101,12 +101,13 @@ def test_power_takes_what_was_not_waited_for(tmp_path: Path, undoes: bool) -> No
 
 
 def test_figures_tell_every_problem() -> None:
-    one, other = Series("one"), Series("other")
+    one, other = Series("one", is_done=True), Series("other")
     one.add("before a", Verdict(repeated=2))
     one.add("before c", None)
     other.add("after b", Verdict(["torn"], 3))
-    text = body([one, other])
+    text = body([one, other, Series("third")])
     assert "2 kills" in text and "| one | 1 | 2 | 0 |" in text and "- other, after b: torn" in text
+    assert "| other (not at its end) | 1 | 3 | 1 |" in text and "Not yet run: third." in text
 
 
 def test_every_part_that_is_killed_inside_is_there(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from benchmarks.quality import (
     tuned_rate,
 )
 from config import load
-from engine.optimizers import OPTIMIZERS, PEAK_LEARNING_RATES
+from optimizers import OPTIMIZERS
 
 SMALL, NEAREST = TIERS[4], TIERS[-1]
 
@@ -122,8 +122,8 @@ def test_finished_runs_are_not_run_again(tmp_path: Path, child: Child) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 0.1, 9.0])
 def test_sweep_ends_where_the_best_has_neighbours(tmp_path: Path, child: Child, factor: float) -> None:
-    child.best = factor * PEAK_LEARNING_RATES["adafactor"]
-    rate = tuned_rate(Runs(Study(size="tiny", folder=tmp_path)), SMALL, PEAK_LEARNING_RATES["adafactor"])
+    child.best = factor * OPTIMIZERS["adafactor"].learning_rate
+    rate = tuned_rate(Runs(Study(size="tiny", folder=tmp_path)), SMALL, OPTIMIZERS["adafactor"].learning_rate)
     assert rate == pytest.approx(child.best, rel=0.2)
     assert min(child.rates) < rate < max(child.rates) and len(child.rates) <= 5
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.soak import Sample, body, left_behind, problems_of, quarters_of
+from benchmarks.faults.soak import Sample, body, left_behind, problems_of, quarters_of, stepping_seconds
 from units import MIB
 
 
@@ -31,6 +32,15 @@ def test_other_programs_do_not_count_and_a_slower_step_does() -> None:
     assert "a step takes +3.0% (± 0.0%) processor time" in told
     text = body(flat, [], 41)
     assert text.count("\n| ") == 4 and "Flat: a step of the last quarter takes +0.0% (± 0.0%)" in text
+
+
+def test_threads_that_watch_do_not_count(tmp_path: Path) -> None:
+    for thread, spent in ((41, "2500000000 7 3\n"), (42, "9000000000 7 3\n")):
+        (tmp_path / "41" / "task" / str(thread)).mkdir(parents=True)
+        (tmp_path / "41" / "task" / str(thread) / "schedstat").write_text(spent)
+    assert stepping_seconds(41, tmp_path) == 2.5
+    if Path("/proc/self/schedstat").is_file():
+        assert stepping_seconds(os.getpid()) > 0
 
 
 def test_what_noise_hides_is_not_told_as_growth() -> None:

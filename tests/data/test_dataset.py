@@ -99,6 +99,21 @@ def test_a_file_that_changed_is_a_user_error(tmp_path: Path, mode: str) -> None:
         dataset[1]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="an open file cannot be cut there")
+@pytest.mark.parametrize(("damage", "told"), [("cut", "ends within a row"), ("filled", "points outside")])
+def test_a_file_that_changes_while_it_is_open_is_a_user_error(tmp_path: Path, damage: str, told: str) -> None:
+    path = write(tmp_path / "a.arrow", "file")
+    dataset = LowMemDataset(path, ["text"], mode="file")
+    assert [dataset[999] for _ in range(2)] == [{"text": "row 999 " * 4}] * 2, "read by its range, and kept open"
+    with path.open("r+b") as file:
+        if damage == "cut":
+            file.truncate(1000)
+        else:
+            file.write(b"\x7f" * path.stat().st_size)
+    with pytest.raises(UserError, match=rf"a\.arrow.*{told}"):
+        dataset[999]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_large_row_group_is_not_decoded_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str

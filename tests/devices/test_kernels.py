@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import devices
 from devices import processor
 from devices.kernels import build, calls
 from devices.kernels.build import NoKernels
@@ -58,6 +59,26 @@ def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(NoKernels, match="apt install gcc"):
         build.compiler_of({})
     assert not build.is_possible({})
+
+
+def test_without_the_runtime_of_torch_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NoKernels, match="no GNU OpenMP runtime"):
+        build.openmp_runtime()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="compiles under Linux alone")
+def test_a_place_where_they_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NoKernels, match=r"cannot be kept: .*(Not a directory|File exists)"):
+        build._compile("cc", (), Path("libgomp.so"), tmp_path / "file" / "kernels.so")
+
+
+def test_a_kernel_without_memory_for_its_scratch_is_out_of_memory() -> None:
+    calls._check(0)
+    with pytest.raises(MemoryError, match="scratch"):
+        calls._check(1)
+    assert devices.pick("cpu").is_out_of_memory(MemoryError("a kernel found no memory for its scratch"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compiles under Linux alone")

@@ -75,7 +75,7 @@ def test_metrics_hold_what_programs_read(pretrained: World) -> None:
 
 def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
     log = min(pretrained.place.logs.glob("chat_trainer_low_mem_*.log"))
-    assert re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}\.log", log.name)
+    assert re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}_\w+\.log", log.name)
     lines = [line for line in log.read_text("utf8").splitlines() if "内存监控" in line]
     records = [event for event in pretrained.place.events("whole") if event["event"] == "memory"]
     assert len(lines) == len(records) >= 3

@@ -141,7 +141,7 @@ def test_the_heap_is_trimmed_where_the_walk_holds_most(saved: int, monkeypatch: 
     model, batch, seen = small_model(), Rectangle(), []
     walk = Walk(
         model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), 0.0, trim=lambda: seen.append("trim")
-    )  # fmt: skip
+    )
     for place, name in ((Passage, "forward"), (Walk, "_loss"), (Passage, "backward")):
         inner = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *words, inner=inner, name=name: (seen.append(name), inner(*words))[1])

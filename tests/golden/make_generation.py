@@ -30,7 +30,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"num_beams": 3, "early_stopping": "True", "length_penalty": 2.0, "min_new_tokens": 3},
     {"num_beams": 4, "repetition_penalty": 1.5},
     {"num_beams": 4, "no_repeat_ngram_size": 2, "repetition_penalty": 0.8},
-)  # fmt: skip
+)
 
 
 def rows_of(vocab_size: int, seed: int = 0) -> list[list[int]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from config import UserError, load
+from memory.cost.precision import Precision
 from memory.cost.prediction import Choice, Machine
 from memory.plan import Plan, plan
 from units import GIB, MIB
@@ -81,5 +82,5 @@ def test_fp16_is_not_trained_in_where_the_device_has_none() -> None:
 def test_a_smaller_way_within_a_run_keeps_its_dtypes() -> None:
     config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16})
     for dtypes in (NARROW, MIXED, WIDE):
-        made = plan(config, Machine(8 * GIB, 8 * GIB, rates=SLOW), dtypes=dtypes)
+        made = plan(config, Machine(8 * GIB, 8 * GIB, rates=SLOW), precision=Precision.of(*dtypes))
         assert (made.choice.storage, made.choice.compute) == dtypes

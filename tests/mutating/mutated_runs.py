@@ -104,7 +104,7 @@ def run_folder(folder: Path) -> None:
 
 
 def use_settings(folder: Path) -> None:
-    from training.start.startup import resumed_config
+    from training.start.resuming import resumed_config
 
     asked = load("train", {"run_name": "a", "output_dir": str(folder), "is_keep_training": "True"})
     resumed_config(asked, folder / "a")

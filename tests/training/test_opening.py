@@ -14,8 +14,7 @@ from settings.fields import UserError
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run
 from training.opening import _reopen
-from training.start.resuming import goes_on
-from training.start.startup import resumed_config, unused_places
+from training.start.resuming import goes_on, resumed_config, unused_places
 
 
 def saved_run(folder: Path, **settings: Any) -> Path:
@@ -57,6 +56,37 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
     told = unused_places(config, run_dir)
     assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "s3://theirs/runs" in told[0] + told[1]
+
+
+DEFINED = {
+    "label_smoothing": 0.1, "weight_decay": 0.01, "z_loss": 1e-4, "response_column": "answer", "skip_bad_rows": True,
+    "is_finetune": True, "d_ff": 8, "dropout_rate": 0.3, "optimizer": "adamw", "lora_rank": 4,
+}  # fmt: skip
+FREE = {
+    "learning_rate": 0.5,
+    "max_steps": 9,
+    "warmup_steps": 3,
+    "max_grad_norm": 1.0,
+    "batch_size_per_gpu": 1,
+    "eval_rows": 7,
+}
+
+
+@pytest.mark.parametrize("name", DEFINED)
+def test_what_defines_a_run_stays_as_it_began(tmp_path: Path, name: str) -> None:
+    run_dir = saved_run(tmp_path)
+    with pytest.raises(UserError, match=f"--{name} = .* the run to resume has"):
+        resumed_config(now(tmp_path, **{name: str(DEFINED[name])}), run_dir)
+
+
+def test_what_does_not_may_change_and_auto_is_what_the_run_has(tmp_path: Path) -> None:
+    run_dir = saved_run(tmp_path, effective_batch_size="6", max_target_len="30")
+    config = now(
+        tmp_path, effective_batch_size="auto", max_target_len="auto", **{name: str(FREE[name]) for name in FREE}
+    )
+    values = resumed_config(config, run_dir).as_dict()
+    assert {name: values[name] for name in FREE} == FREE
+    assert (values["effective_batch_size"], values["max_target_len"]) == (6, 30)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs links")

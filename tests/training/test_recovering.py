@@ -24,9 +24,10 @@ class Live:
         self.asked: list[Any] = []
         choice = SimpleNamespace(compute="float32")
         self.keeper = SimpleNamespace(
-            exhausted=exhausted, plan=SimpleNamespace(effective_batch_size=2, choice=choice),
+            exhausted=exhausted,
+            plan=SimpleNamespace(effective_batch_size=2, choice=choice),
             after_out_of_memory=lambda *facts: self.asked.append(facts),
-        )  # fmt: skip
+        )
         self.accelerator = SimpleNamespace(num_processes=1)
         self.divergence, self.state = Divergence(), SimpleNamespace(step=4)
         self.last_good, self.has_saved, self.is_main = last_good, True, True

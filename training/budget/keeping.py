@@ -72,12 +72,11 @@ class Keeper:
         self.plan, self.budget = plan, budget
         self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
         self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
-        stored, choice = {"float32": "no"}, plan.choice
-        precision = "fp16" if choice.compute == "float16" else stored.get(choice.storage, "bf16")
-        self._config = config.changed(mixed_precision=precision, shard_weights=choice.shards > 1)
-        if config.lora.lora_rank:
-            base = {"float32": "fp32", "int8": "int8"}.get(plan.choice.storage, "bf16")
-            self._config = self._config.changed(lora_base=base)
+        precision = plan.choice.precision
+        base = {"lora_base": precision.lora_base} if config.lora.lora_rank else {}
+        self._config = config.changed(
+            mixed_precision=precision.mixed_precision, shard_weights=plan.choice.shards > 1, **base
+        )
         self._make_plan = make_plan
         self._device, self._monitor, self._journal = device, monitor, journal
         self._shape, self._local_processes, self._clock = shape, local_processes, clock

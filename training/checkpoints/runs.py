@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.durable import make_folder, sync, sync_folder
+from data.durable import make_folder, sync, sync_folder, writing
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings.fields import UserError
 from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
@@ -91,7 +91,7 @@ def create_run(
     if problems:
         raise UserError(*problems)
     fresh, aside = _beside(run_dir)
-    try:
+    with writing("output_dir", output_dir):
         remove(fresh)
         remove(aside)
         make_folder(fresh.parent)
@@ -104,10 +104,6 @@ def create_run(
         os.replace(fresh, run_dir)
         sync_folder(run_dir.parent)
         remove(aside)
-    except OSError as error:
-        raise UserError(
-            f"--output_dir = {output_dir}, cannot be written: {error.strerror}; name another folder"
-        ) from error
     return run_dir
 
 
@@ -119,12 +115,10 @@ def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
     """
     run_dir = Path(run_dir)
     if is_main:
-        try:
+        with writing("output_dir", run_dir.parent):
             for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
                 remove(path)
             _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": _now(run_dir.parent)})
-        except OSError as error:
-            raise UserError(f"--output_dir = {run_dir.parent}, cannot be written: {error.strerror}") from error
     return run_dir
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
+from memory.cost.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.cost.work import JSON_NAMES, Choice
 from model import hf_format
 from model.formats.checksums import STATE
@@ -31,8 +32,7 @@ TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 # fields with a default that came later: a checkpoint of before lacks them, and means that default
 LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes", "kernels")
 NO_NAMES: Mapping[str, str] = {}
-COMPUTE = ("float32", "bfloat16", "float16")
-NAMES = {"storage": (*COMPUTE, "int8"), "compute": COMPUTE, "malloc": ("small", "fast")}  # of a choice
+NAMES = {"storage": REST_DTYPES, "compute": COMPUTE_DTYPES, "malloc": ("small", "fast")}  # of a choice
 
 
 @dataclass(frozen=True)

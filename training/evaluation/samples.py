@@ -14,6 +14,7 @@ from data.batches.loader import StepLoader
 from data.tokenizers.published import EOS
 from data.tokenizers.tokenizer import Tokenizer
 from engine.walk import Walk
+from language import say
 from limits import SAMPLE_TOKENS
 from memory.cost.generation import Weights, Writing, most_rows, predict_generation
 from model.decoding.generation import generate
@@ -110,7 +111,7 @@ def show_samples(
     prompts = [_whole(tokenizer.decode(source, skip_special=False).removesuffix(EOS)) for source, _ in rows]
     if count and rows:
         answers = _answers(walk, [source for source, _ in rows], GenerateConfig(max_new_tokens=SAMPLE_TOKENS))
-        progress.note("samples")
+        progress.note(say("samples"))
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
             text = tokenizer.decode(answer, skip_special=False)
             reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(EOS))

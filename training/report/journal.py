@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,11 +27,12 @@ from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
 from settings.fields import counted
+from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress, Reading
 from training.report.results import Evaluation, Sample, named_rows
 from training.report.summary import Summary, next_commands, plan_rows, recomputed, summary_rows
-from training.report.tracking import MetricsFile, open_log
+from training.report.tracking import Listener, MetricsFile, open_log
 from training.report.wording import about, duration
 
 
@@ -40,7 +42,8 @@ class Journal:
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
         monitor: whose records go into metrics.jsonl.
-        is_main: other processes tell nothing. clock: seconds that only grow.
+        is_main: other processes tell nothing. listeners: hear of each event, as it stands in metrics.jsonl; one that returns
+            "stop" or "save" wishes for that behind the step. clock: seconds that only grow.
     Raises:
         UserError: `log_dir` cannot be written.
     """
@@ -52,6 +55,7 @@ class Journal:
         monitor: Monitor,
         is_main: bool,
         *,
+        listeners: Sequence[Listener] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         run, train = config.run, config.train
@@ -63,8 +67,10 @@ class Journal:
         )
         self._log = open_log(run.log_dir, run.run_name, is_main, console=self.progress.warn)
         self.metrics = MetricsFile(
-            f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main
-        )
+            f"{run.log_dir}/{run.run_name}/metrics.jsonl", train.is_keep_training is True, is_main,
+            [partial(self._ask, listener) for listener in listeners],
+        )  # fmt: skip
+        self._wish = ""
         if train.is_keep_training:
             self.metrics.truncate_after(start_step)
         monitor.report_to(lambda record: self.metrics.write("memory", **record))
@@ -89,8 +95,15 @@ class Journal:
         logger.info(english(text))
 
     def wish(self) -> str:
-        """What somebody has asked for from outside since the last call; see `training.report.heartbeat`."""
-        return self._heartbeat.wish()
+        """What a listener, or somebody from outside, has asked for since the last call; see `training.report.heartbeat`."""
+        wish, self._wish = self._wish, ""
+        return wish or self._heartbeat.wish()
+
+    def _ask(self, listener: Listener, event: dict[str, Any]) -> None:
+        """Let a listener hear of an event; a wish to stop is kept whatever others wish."""
+        wish = listener(dict(event))
+        if wish in (STOP, SAVE) and self._wish != STOP:
+            self._wish = wish
 
     def _facts(self) -> dict[str, Any]:
         """What each sign of life tells."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from language import join, say
 from memory.cost.prediction import Choice
 from memory.plan import Plan
 from settings.fields import counted
+from training.report.history import history
 from training.report.wording import about, duration
 from units import format_size
 
@@ -35,6 +37,11 @@ class Summary:
     model_dir: str
     skipped_batches: int = 0  # whose loss or gradient was not finite
     rate_factor: float = 1.0  # what is left of the learning rate
+    metrics_file: str = ""
+
+    def history(self, event: str = "step") -> dict[str, list[Any]]:
+        """The run's events of one kind as columns, which `pandas.DataFrame` takes; see `training.report.history`."""
+        return history(self, event)
 
 
 def plan_rows(plan: Plan, weights: int) -> Rows:
@@ -49,7 +56,7 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
         ),
         (say("effective batch"), _batch(counted(plan.effective_batch_size, "row"), choice, total > 1)),
         (say("activation checkpointing"), recomputed(choice.saved_blocks, plan.num_blocks)),
-        (say("predicted peak"), _of(plan.peak_bytes, plan.budget_bytes)),
+        (say("predicted peak"), say("{peak} of {budget}", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes))),
     ]  # fmt: skip
     shown = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
     rows += [(join("", ["  ", say(name)]), format_size(size)) for name, size in shown.items()]
@@ -65,10 +72,6 @@ def _batch(rows: str, choice: Choice, is_cut: bool) -> str:
         "{rows} = micro-batch {micro} x accumulation {times}",
         rows=rows, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
     )  # fmt: skip
-
-
-def _of(part: int, whole: int) -> str:
-    return say("{part} of {whole}", part=format_size(part), whole=format_size(whole))
 
 
 def recomputed(saved: int, total: int) -> str:

@@ -7,15 +7,16 @@ Only the main process writes.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from loguru import logger
 
@@ -23,7 +24,9 @@ from language import english
 from screen import visible
 from settings.fields import UserError
 
+Listener = Callable[[dict[str, Any]], Any]  # takes an event
 LOG_PREFIX = "chat_trainer_low_mem_"
+MOST_STARTS = 60  # of one run in one second
 LINE = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <7} | {message}"
 _open_log: Path | None = None
 
@@ -35,11 +38,11 @@ def open_log(
 
     Args:
         log_dir: folder of the logs; made if missing.
-        run_name: told in the first line.
+        run_name: ends the file's name, and is told in the first line.
         is_main: other processes log nothing.
         console: takes one line of text for the screen, e.g. `Progress.note`; by default standard error.
     Returns:
-        the log file, `chat_trainer_low_mem_<YYYYmmdd_HHMMSS>.log`; None if this process is not the main one.
+        the log file, `chat_trainer_low_mem_<YYYYmmdd_HHMMSS>_<run>.log`; None if this process is not the main one.
     Raises:
         UserError: the folder cannot be written.
     """
@@ -47,25 +50,35 @@ def open_log(
     logger.remove()
     if not is_main:
         return None
-    path = Path(log_dir) / f"{LOG_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}.log"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Path(log_dir).mkdir(parents=True, exist_ok=True)
+        file = _new_file(Path(log_dir), run_name)
         # diagnose would write the values of variables, texts of the user among them
-        logger.add(_LogFile(path), level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
+        logger.add(_LogFile(file), level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
     except OSError as error:
         raise _unwritable(log_dir, error) from None
     tell = console or (lambda text: print(text, file=sys.stderr))
     logger.add(lambda message: tell(str(message).rstrip("\n")), level="WARNING", format="{level.name}: {message}")
-    _open_log = path
+    _open_log = Path(file.name)
     logger.info("run {}", run_name)
-    return path
+    return _open_log
+
+
+def _new_file(folder: Path, run_name: str) -> TextIO:
+    """A log that no other start writes to: where one of this second and name is there, it is named by the next second."""
+    now = time.mktime(time.localtime())
+    for second in range(MOST_STARTS):
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now + second))
+        with suppress(FileExistsError):
+            return (folder / f"{LOG_PREFIX}{stamp}_{run_name}.log").open("x", encoding="utf8")
+    raise FileExistsError(errno.EEXIST, f"{MOST_STARTS} logs of {run_name} begin in this minute")
 
 
 class _LogFile:
     """Where loguru's lines go: a full disk is told as such, where loguru would show a traceback for each line and go on."""
 
-    def __init__(self, path: Path) -> None:
-        self._folder, self._file = path.parent, path.open("a", encoding="utf8")
+    def __init__(self, file: TextIO) -> None:
+        self._folder, self._file = Path(file.name).parent, file
 
     def write(self, line: str) -> None:
         """Append a line and flush it."""
@@ -113,13 +126,16 @@ class MetricsFile:
         path: usually `log_dir/run_name/metrics.jsonl`; its folder is made if missing.
         resume: keep what the file holds (call `truncate_after` before writing); otherwise it starts empty.
         is_main: other processes write nothing.
+        listeners: called with each event once it is written, as it stands in the file.
     Raises:
         UserError: the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, resume: bool = False, is_main: bool = True) -> None:
+    def __init__(
+        self, path: str | Path, resume: bool = False, is_main: bool = True, listeners: Sequence[Listener] = ()
+    ) -> None:
         self.path = Path(path)
-        self._is_main = is_main
+        self._is_main, self._listeners = is_main, listeners
         if is_main:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +153,8 @@ class MetricsFile:
             self._file.flush()
         except OSError as error:
             raise _unwritable(self.path.parent, error) from None
+        for listener in self._listeners:
+            listener(record)
 
     def truncate_after(self, step: int, spared: str | None = None) -> int:
         """Drop the events of later steps, and lines that are no event, such as the torn last line of a killed run.

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from devices.base import Device
+from devices.base import Device, dtype_of
 from devices.kernels.calls import use
 from engine.anomaly import checks_of
 from engine.checkpointing import Checkpointing
@@ -43,7 +43,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.
     """
-    config, storage = begin.config, getattr(torch, choice.storage)
+    config, (storage, compute, between_blocks) = begin.config, map(dtype_of, choice.precision)
     use(choice.kernels)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
@@ -61,14 +61,13 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
             load_optimizer_share(begin.base, optimizer, device.torch_device, shards)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
-    compute = getattr(torch, choice.compute)
     tables = (model.embedding, model.output_weight)
     weight_store = weight_store_for(storage, compute, tables) if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
     checks = checks_of(model, shards, config.train.detect_anomaly)
     walk = Walk(
         model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, checkpointed_of(choice, device), getattr(torch, choice.between_blocks), trim_of(choice, device), checks.loss,
+        scaling, checkpointed_of(choice, device), between_blocks, trim_of(choice, device), checks.loss,
     )  # fmt: skip
     update = Update(optimizer, config.train.max_grad_norm, scaling)
     if accelerator is None:

@@ -13,8 +13,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from data.batches.loader import StepLoader
 from data.cache import fingerprint
-from data.durable import make_folder
+from data.durable import make_folder, writing
 from data.shards.store import Manifest
 from devices.base import Device
 from engine.micro_batches import to_micro_batch
@@ -41,6 +40,7 @@ from training.report.wording import duration
 from training.start.adapters import base_of
 from training.start.building import build
 from training.start.preference import stores_reference
+from training.start.schedules import Steps
 from training.start.startup import Start
 
 FORMAT = 1  # raise it when the same rows would get other numbers
@@ -52,13 +52,12 @@ Tell = Callable[[str], None]
 
 
 def attach_reference(
-    begin: Start, choice: Choice, device: Device, accelerator: Accelerator, effective_batch_size: int, tell: Tell
+    begin: Start, steps: Steps, choice: Choice, device: Device, accelerator: Accelerator, tell: Tell
 ) -> None:
     """Give both loaders of a run the reference log-probabilities of the rows it will see; computed where not stored.
 
     Args:
-        begin: its settings have `max_steps` resolved; the run's folder exists.
-        choice: micro-batch of evaluation, and dtypes.
+        begin: the run's folder exists. steps: whose rows it will see. choice: micro-batch of evaluation, and dtypes.
     Raises:
         UserError: the reference model has changed or is gone, and rows are missing; or the disk is full.
     Memory: the model and one micro-batch of evaluation; 1 byte a row; 8 bytes a row on disk.
@@ -68,9 +67,8 @@ def attach_reference(
     if not is_recorded and not stores_reference(begin.config):
         return
     record = _record(begin, choice, accelerator)
-    steps = int(begin.config.train.max_steps)
     wanted = {
-        "train": _seen_rows(begin.loader, steps, effective_batch_size),
+        "train": _seen_rows(begin.loader, steps.max_steps, steps.effective_batch_size),
         "validation": np.arange(begin.validation.num_rows) < begin.config.train.eval_rows,
     }
     walk: Walk | None = None
@@ -103,7 +101,7 @@ class ReferenceStore:
     def __init__(self, path: Path, num_rows: int, is_writer: bool = True) -> None:
         self.path, self.num_rows, self.is_writer = path, num_rows, is_writer
         if is_writer and not path.is_file():
-            with _told_as_user_error(path):
+            with writing("cache_dir", path.parent):
                 self._create()
 
     def _create(self) -> None:
@@ -141,23 +139,12 @@ class ReferenceStore:
         """Put values (n, 2) at rows (n,), ascending."""
         if not self.is_writer:
             return
-        with _told_as_user_error(self.path), self.path.open("r+b") as file:
+        with writing("cache_dir", self.path.parent), self.path.open("r+b") as file:
             offset = self.path.stat().st_size - 8 * self.num_rows
             breaks = np.flatnonzero(np.diff(rows) != 1) + 1
             for run, part in zip(np.split(rows, breaks), np.split(values.astype("<f4"), breaks), strict=True):
                 file.seek(offset + 8 * int(run[0]))
                 file.write(part.tobytes())
-
-
-@contextmanager
-def _told_as_user_error(path: Path) -> Iterator[None]:
-    """Turn a disk that cannot be written into a sentence for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--cache_dir: {path.parent} cannot be written ({error.strerror}); free space or name another folder"
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Does this start continue with an earlier run? As asked, or because a launcher has started the same command again.
+"""Does this start continue with an earlier run, which one, and with which settings?
 
-torchrun restarts all processes of a run when one fails or a machine joins again, with the very same command line, and a
+As asked, or because a launcher has started the same command again: torchrun restarts
+all processes of a run when one fails or a machine joins again, with the very same command line, and a
 batch system does the same a day later. So the command itself has to be able to go on: `--is_keep_training=auto`.
 Under torchrun's own restarts a run that has a name continues without being asked to.
 """
@@ -9,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config import Config
-from settings.fields import AUTO
+from config import PREFERENCES, Config, UserError, load, places, settings_by_name, training_command
+from settings.fields import AUTO, read_settings_file
 from training.checkpoints.mirror import Mirror
-from training.checkpoints.runs import SETTINGS_FILE
+from training.checkpoints.runs import SETTINGS_FILE, newest_run
 from training.processes.launch import restarts
 
 
@@ -34,3 +35,71 @@ def goes_on(config: Config, brings: bool = True) -> bool:
     if brings and run.checkpoint_mirror is not None:
         Mirror(run.checkpoint_mirror, run.run_name).restore(folder, config.train.keep_latest_n_ckp)
     return asked is True or (folder / SETTINGS_FILE).is_file()
+
+
+def find_run_to_resume(config: Config) -> Path:
+    """The folder of the run that `--is_keep_training=True` means.
+
+    Raises:
+        UserError: there is none.
+    """
+    output_dir = Path(config.run.output_dir)
+    if config.run.run_name != AUTO:
+        folder = output_dir / config.run.run_name
+        if not (folder / SETTINGS_FILE).is_file():
+            raise UserError(
+                f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
+            )
+        return folder
+    run = newest_run(output_dir)
+    if run is None:
+        raise UserError(
+            f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one"
+        )
+    return run
+
+
+def resumed_config(config: Config, run_dir: Path) -> Config:
+    """The saved settings of a run, with the flags of now over them; places are those of now alone.
+
+    Raises:
+        UserError: a flag differs in what defines the run, or its settings cannot be read.
+    """
+    ours, settings = config.as_dict(), settings_by_name()
+    defining = [name for name, (_, member) in settings.items() if member.metadata["defines"]]
+    # auto, where it defines the run, is what the run has decided
+    flags = {name: ours[name] for name in ours if config.given(name) and not (name in defining and ours[name] == AUTO)}
+    path = run_dir / SETTINGS_FILE
+    try:
+        command = training_command(read_settings_file(path))
+    except UserError as error:
+        raise UserError(
+            *error.problems,
+            f"--run_name = {run_dir.name}, cannot be resumed without its settings; copy {path} again, or "
+            "start again with --overwrite=True",
+        ) from None
+    here = {name: ours[name] for name in places()}
+    theirs = load(command, {"config": str(path), **here}).as_dict()
+    problems = [
+        f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; leave it out, or start another run"
+        for name in defining
+        if name in flags and ours[name] != theirs[name]
+    ]
+    if config.data.objective == PREFERENCES and command != "dpo":
+        problems.append(
+            f"--is_keep_training = True, the run {run_dir.name} learns no preferences; resume it with {command}"
+        )
+    if problems:
+        raise UserError(*problems)
+    now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
+    return load(command, {"config": str(path), **flags, **here, **now})
+
+
+def unused_places(config: Config, run_dir: Path) -> list[str]:
+    """Tell of the folders and addresses that a run has used and this start does not name."""
+    saved = read_settings_file(run_dir / SETTINGS_FILE)
+    return [
+        f"{name} = {value}: the run was started with {saved[name]}, which counts only where it is named again"
+        for name, value in config.as_dict().items()
+        if name in places() and name != "output_dir" and not config.given(name) and saved.get(name) not in (None, value)
+    ]

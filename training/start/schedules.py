@@ -8,32 +8,76 @@ Smith & Topin 2018, with the shape and the constants of torch's OneCycleLR.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from config import Config, TrainConfig
+from config import PREFERENCES, Config
+from optimizers import OPTIMIZERS
 from settings.fields import AUTO
 
+ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
+# preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
+PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
 
-def resolve_steps(config: Config, effective_batch_size: int, rows: int) -> Config:
-    """The settings with every `auto` of steps replaced by its number.
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a run.
 
     Args:
-        rows: of the training data.
+        effective_batch_size: rows of each. max_steps: how many there are. warmup_steps: of them, until the highest learning
+            rate. eval_steps, save_steps: from one evaluation, or checkpoint, to the next.
+        learning_rate: the highest. lr_schedule: its course.
     """
-    train = config.train
-    epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
-    of_epochs = max(1, math.ceil(rows * epochs / effective_batch_size))
-    steps = of_epochs if train.max_steps == AUTO else int(train.max_steps)
-    decided = {
-        "warmup_steps": min(10_000, steps // 10),
-        "eval_steps": max(1, min(1000, steps // 5)),
-        "save_steps": max(1, min(1000, steps // 10)),
-    }
-    left = {name: value for name, value in decided.items() if getattr(train, name) == AUTO}
-    return config.changed(effective_batch_size=effective_batch_size, max_steps=steps, **left)
+
+    effective_batch_size: int
+    max_steps: int
+    warmup_steps: int
+    eval_steps: int
+    save_steps: int
+    learning_rate: float
+    lr_schedule: str
+
+    @classmethod
+    def of(cls, config: Config, effective_batch_size: int, rows: int) -> Steps:
+        """What the settings name; what is auto follows from the rows of the training data."""
+        train, steps = config.train, config.train.max_steps
+        if steps == AUTO:
+            epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
+            steps = max(1, math.ceil(rows * epochs / effective_batch_size))
+        steps = int(steps)
+
+        def either(asked: int | str, otherwise: int) -> int:
+            return otherwise if asked == AUTO else int(asked)
+
+        return cls(
+            effective_batch_size, steps, either(train.warmup_steps, min(10_000, steps // 10)),
+            either(train.eval_steps, max(1, min(1000, steps // 5))),
+            either(train.save_steps, max(1, min(1000, steps // 10))), _highest_rate(config), train.lr_schedule,
+        )  # fmt: skip
+
+    def put_into(self, config: Config) -> Config:
+        """The settings with these numbers in them."""
+        return config.changed(**dataclasses.asdict(self))
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 1."""
+        return learning_rate(
+            step, schedule=self.lr_schedule, peak=self.learning_rate, warmup_steps=self.warmup_steps, max_steps=self.max_steps
+        )  # fmt: skip
+
+
+def _highest_rate(config: Config) -> float:
+    train, adapts = config.train, config.lora.lora_rank > 0
+    if train.learning_rate != AUTO:
+        return float(train.learning_rate)
+    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else OPTIMIZERS[train.optimizer].learning_rate
+    if config.data.objective == PREFERENCES:
+        rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
+    return rate
 
 
 def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:
@@ -61,14 +105,6 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     if schedule == "cosine":
         return _half_cosine(peak, 0.0, (step - warmup) / (max_steps + 1 - warmup))
     raise ValueError(f"no such schedule: {schedule}")
-
-
-def planned_rate(step: int, train: TrainConfig) -> float:
-    """The same as the settings of a run ask for it, with no auto left in them."""
-    return learning_rate(
-        step, schedule=train.lr_schedule, peak=float(train.learning_rate),
-        warmup_steps=int(train.warmup_steps), max_steps=int(train.max_steps),
-    )  # fmt: skip
 
 
 def _one_cycle(step: int, peak: float, warmup: int, max_steps: int) -> float:

@@ -1,4 +1,4 @@
-"""What does a run start from? Settings, data, an earlier run or a checkpoint are turned into decided facts.
+"""What does a run start from? Settings, data, an earlier run or a checkpoint are opened, and fitted to each other.
 
 Every refusal happens here, before the run's folder exists. What is decided once for a run (effective batch, steps,
 schedule) is written into its settings, so that a resumed run does not decide again on a machine with other memory.
@@ -10,40 +10,23 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from config import PREFERENCES, Config, T5ModelConfig, UserError, load, training_command
+from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
-from engine.optimizers import PEAK_LEARNING_RATES
 from model import hf_format
 from model.formats.checksums import refuse_damaged
-from settings.fields import AUTO, counted, read_settings_file
+from settings.fields import AUTO, counted
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
+from training.checkpoints.runs import ADAPTER_FILES, model_folder, newest_run
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.scores import metric_names
 from training.start.adapters import check_trained, home_of
-from training.start.schedules import resolve_steps
+from training.start.resuming import find_run_to_resume, resumed_config, unused_places
 
-# what defines the numbers of a run: a resumed run may not differ in these
-DEFINING = (
-    "train_file", "validation_file", "objective", "max_seq_len", "max_target_len", "noise_density", "mean_noise_span_length",
-    "max_samples", "is_finetune", "effective_batch_size", "optimizer", "seed", "mixed_precision", "group_by_length", "bf16_rounding",
-    "freeze", "layerwise_decay", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lora_scaling", "use_dora", "lora_base",
-    "clean", "min_chars", "max_chars", "min_letters", "max_repetition", "dedup",
-    "prompt_template", "source_prefix", "messages_column", "history_column", "expand_turns",
-    "preference_loss", "beta", "preference_label_smoothing", "orpo_lambda",
-    "mixture_weights", "mixture_temperature", "shuffle_block_rows", "batch_tokens",
-)  # fmt: skip
-# where this start reads and writes: never taken from a run's folder, which may be someone else's
-PLACES = ("output_dir", "log_dir", "checkpoint_mirror", "cache_dir")
-ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
-# preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
-PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
 FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
@@ -73,71 +56,6 @@ class Start:
     def run_dir(self) -> Path:
         """Folder of this run under `output_dir`."""
         return Path(self.config.run.output_dir) / self.config.run.run_name
-
-
-def find_run_to_resume(config: Config) -> Path:
-    """The folder of the run that `--is_keep_training=True` means.
-
-    Raises:
-        UserError: there is none.
-    """
-    output_dir = Path(config.run.output_dir)
-    if config.run.run_name != AUTO:
-        folder = output_dir / config.run.run_name
-        if not (folder / SETTINGS_FILE).is_file():
-            raise UserError(
-                f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
-            )
-        return folder
-    run = newest_run(output_dir)
-    if run is None:
-        raise UserError(
-            f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one"
-        )
-    return run
-
-
-def resumed_config(config: Config, run_dir: Path) -> Config:
-    """The saved settings of a run, with the flags of now over them; places are those of now alone.
-
-    Raises:
-        UserError: a flag differs in what defines the run, or its settings cannot be read.
-    """
-    flags: dict[str, Any] = {name: value for name, value in config.as_dict().items() if config.given(name)}
-    path = run_dir / SETTINGS_FILE
-    try:
-        command = training_command(read_settings_file(path))
-    except UserError as error:
-        raise UserError(
-            *error.problems, f"--run_name = {run_dir.name}, cannot be resumed without its settings; copy {path} again, or "
-            "start again with --overwrite=True"
-        ) from None  # fmt: skip
-    places = {name: config.as_dict()[name] for name in PLACES}
-    saved = load(command, {"config": str(path), **places})
-    ours, theirs = config.as_dict(), saved.as_dict()
-    problems = [
-        f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; leave it out, or start another run"
-        for name in (*DEFINING, *MODEL_FIELDS)
-        if config.given(name) and ours[name] != theirs[name] and name != "is_finetune"
-    ]
-    if config.data.objective == PREFERENCES and command != "dpo":
-        problems.append(
-            f"--is_keep_training = True, the run {run_dir.name} learns no preferences; resume it with {command}"
-        )
-    if problems:
-        raise UserError(*problems)
-    now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
-    return load(command, {"config": str(path), **flags, **places, **now})
-
-
-def unused_places(config: Config, run_dir: Path) -> list[str]:
-    """Tell of the folders and addresses that a run has used and this start does not name."""
-    saved = read_settings_file(run_dir / SETTINGS_FILE)
-    return [
-        f"{name} = {value}: the run was started with {saved[name]}, which counts only where it is named again"
-        for name, value in config.as_dict().items()
-        if name in PLACES[1:] and not config.given(name) and saved.get(name) not in (None, value)
-    ]
 
 
 def start(config: Config, available_bytes: int) -> Start:
@@ -287,15 +205,3 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
             )
         model = dataclasses.replace(model, pad_token_id=tokenizer.pad_id, eos_token_id=tokenizer.eos_id)
     return dataclasses.replace(config, model=model)
-
-
-def resolve_schedule(config: Config, effective_batch_size: int, rows: int) -> Config:
-    """The settings with every `auto` of steps and schedule replaced by its number."""
-    config = resolve_steps(config, effective_batch_size, rows)
-    train, adapts = config.train, config.lora.lora_rank > 0
-    if train.learning_rate != AUTO:
-        return config
-    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else PEAK_LEARNING_RATES[train.optimizer]
-    if config.data.objective == PREFERENCES:
-        rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
-    return config.changed(learning_rate=rate)

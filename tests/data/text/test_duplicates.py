@@ -17,6 +17,7 @@ from data.sources.files import find
 from data.text import duplicates
 from data.text.conversations import Examples
 from data.text.duplicates import EXACT, NEAR, find_duplicates, minhash
+from settings.fields import UserError
 
 WORDS = [
     f"{a}{b}" for a in ("lo", "mi", "ra", "tu", "ke", "sno", "fi") for b in ("ba", "der", "gon", "pit", "sal", "wex")
@@ -71,6 +72,12 @@ def test_near_works_without_spaces_and_on_short_texts(tmp_path: Path) -> None:
     text = "预算是一份合同，速度是我们在其中赢得的东西。一次只读一行，读完就放下，所以多大的文件都可以处理，而且结果每次都一样。"
     texts = [text, text.replace("合同", "合约"), "你好", "你好", "再见", text[::-1]]
     assert doubles_of(write(tmp_path / "a.jsonl", texts), NEAR, tmp_path / "work") == [1, 3]
+
+
+def test_without_its_package_near_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    with pytest.raises(UserError, match=r"--dedup = near, needs the package rensa; .* --dedup=exact"):
+        minhash(["a text"])
 
 
 def test_signatures_estimate_similarity() -> None:

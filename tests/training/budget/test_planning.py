@@ -15,12 +15,13 @@ from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from devices import machine_file
 from devices.base import Device
+from memory.first_guess import effective_batch
 from memory.observe.budget import FLAG, Budget
 from memory.plan import Plan
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from settings.fields import DoesNotFit
 from training.budget import planning
-from training.budget.planning import make_plan
+from training.budget.planning import resolve_here
 from training.checkpoints.state import TrainingState
 from training.report.summary import plan_rows
 from training.report.wording import about
@@ -51,7 +52,9 @@ def changed(begin: Start, **settings: object) -> Start:
 
 
 def plan_of(begin: Start, budget: int, base: int = BASE, **flags: Any) -> Any:
-    return make_plan(begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), base, 1, **flags)
+    return resolve_here(
+        begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), base, 1, **flags
+    ).plan
 
 
 def measured(bytes_above: int) -> Any:
@@ -67,7 +70,7 @@ def measured(bytes_above: int) -> Any:
 
 def test_short_batches_are_planned_short(begin: Start) -> None:
     machine = planning.machine_of(devices.pick("cpu", 0), Budget(GIB, None, GIB, (), "flag", 0), BASE, 1)
-    shapes, evaluation = planning.shapes_of(begin, machine)
+    rows = planning.rows_of(begin, machine)
     most = max(
         sum(
             int(n)
@@ -76,8 +79,8 @@ def test_short_batches_are_planned_short(begin: Start) -> None:
         )
         for step in range(2)
     )
-    assert shapes.step.source == most < 8 * begin.loader.longest[0]
-    assert evaluation.longest_row.source <= begin.validation.longest[0]
+    assert rows.lengths.step.source == most < 8 * begin.loader.longest[0]
+    assert rows.evaluation.longest_row.source <= begin.validation.longest[0]
 
 
 def test_a_plan_becomes_what_was_measured(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +203,7 @@ def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(begin: 
     for available in (12 * 10**9, 5 * 10**9):
         budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=16 * 10**9)
         machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
-        assert planning.effective_batch(begin.config, machine) == rows
+        assert effective_batch(begin.config, machine) == rows
 
 
 def test_the_time_of_the_run_is_told(begin: Start) -> None:

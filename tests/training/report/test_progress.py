@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
 
+from language import speak
 from training.report.progress import Progress, Reading
-from training.report.wording import about, aligned, duration
+from training.report.wording import about, aligned, duration, folded, width
 
 
 def reading(step: int, **changes: Any) -> Reading:
@@ -85,6 +87,47 @@ def test_a_terminal_gets_a_live_line_that_notes_do_not_break(monkeypatch: pytest
     assert "  python train_low_mem.py " + "--max_steps=1 " * 9 in text, "commands can be copied whole"
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
     progress.stop()  # twice is once
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_no_line_is_wider_than_80_columns(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    speak(language)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    out, clock, tib = Terminal(), Clock(), 2**40
+    sizes = dict(memory_bytes=1023 * 2**20 + 2**19, peak_bytes=3 * tib, budget_bytes=3 * tib, loss=12345.678)
+    with Progress(1_000_000, stream=out, clock=clock) as progress:
+        for step in (1, 2, 3, 999_998):
+            clock.now += 90_000.0
+            progress.step(reading(step, **sizes))
+        progress.table(
+            "计划", [("预计峰值", "能用编译内核之处，用编译内核计算。" * 6), ("why", "words between them " * 9)]
+        )
+        progress.sample("a prompt of many words " * 8, "回答" * 60)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert max(width(line.rstrip()) for line in shown.replace("\r", "\n").split("\n")) <= 80
+    assert not re.search(r"\x1b\[[0-9;]*[39][0-9]", out.getvalue()), "NO_COLOR is heeded"
+    assert {"en": "step    ", "zh": "步    "}[language] in shown and {"en": " left", "zh": "还需"}[language] in shown
+
+
+def test_lines_are_broken_between_words() -> None:
+    assert folded("  one  two three", 14, 7) == ["  one  two", "       three"]
+    assert folded("一二三四五六", 6) == ["一二三", "四五六"]
+    assert folded("一二，三四。", 5) == ["一", "二，", "三", "四。"], "no line begins with a mark that closes"
+    assert folded("model_save/a_name_that_is_copied", 10, 4) == ["model_save/a_name_that_is_copied"]
+    assert folded("", 10) == [""] and folded("fits", 4) == ["fits"]
+
+
+def test_quiet_shows_warnings_alone() -> None:
+    out = io.StringIO()
+    with Progress(2, is_quiet=True, log_steps=1, stream=out) as progress:
+        progress.step(reading(1))
+        progress.note("x")
+        progress.table("t", [("a", "b")])
+        progress.lines("t", ["x"])
+        progress.sample("a", "b")
+        progress.warn("the disk is nearly full")
+    assert out.getvalue() == "the disk is nearly full\n"
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

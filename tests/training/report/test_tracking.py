@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def test_unwritable_folders_are_named(tmp_path: Path) -> None:
 def test_the_log_takes_everything_and_the_screen_warnings(tmp_path: Path) -> None:
     shown: list[str] = []
     path = open_log(tmp_path / "logs", "my_run", console=shown.append)
-    assert path is not None and re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}\.log", path.name)
+    assert path is not None and re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}_my_run\.log", path.name)
     logger.debug("quiet detail {}", 1)
     logger.info("内存监控 phase train")
     logger.warning("less memory than asked")
@@ -124,6 +125,16 @@ def test_the_log_takes_everything_and_the_screen_warnings(tmp_path: Path) -> Non
         assert part in text
     assert len([line for line in text.splitlines() if "内存监控" in line]) == 1
     assert shown == ["WARNING: less memory than asked"]
+
+
+def test_starts_of_one_second_have_logs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = time.struct_time((2026, 1, 2, 3, 4, 59, 4, 2, 0))
+    later = time.localtime
+    monkeypatch.setattr(tracking.time, "localtime", lambda *given: later(*given) if given else moment)
+    names = [str(open_log(tmp_path, name)) for name in ("one", "two", "one", "one")]
+    monkeypatch.undo()
+    begin = f"{tmp_path}/chat_trainer_low_mem_20260102_03"
+    assert names == [f"{begin}{end}.log" for end in ("0459_one", "0459_two", "0500_one", "0501_one")]
 
 
 def test_a_crash_goes_into_the_open_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +152,7 @@ def test_a_full_disk_is_told_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     full = Path("/dev/full")
-    monkeypatch.setattr(tracking.Path, "__truediv__", lambda *_: full)
+    monkeypatch.setattr(tracking, "_new_file", lambda *_: full.open("a", encoding="utf8"))
     with pytest.raises(UserError, match=r"--log_dir = .*, cannot be written: No space left on device; free space"):
         open_log("/dev", "a run")
     close_log()

@@ -23,7 +23,8 @@ from training.evaluation.losses import evaluate, mean_metrics
 from training.report.results import Evaluation
 from training.start.building import Engine, build
 from training.start.reference import attach_reference
-from training.start.startup import Start, resolve_schedule, start
+from training.start.schedules import Steps
+from training.start.startup import Start, start
 
 CHOICE = Choice(4, 2, 1, 1, 3, "float32", "float32", 1 << 20)
 ROWS, STEPS = 8, 6
@@ -45,17 +46,20 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
         }  # fmt: skip
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
         begin = start(config, 1 << 40)
-        begin = dataclasses.replace(begin, config=resolve_schedule(begin.config, ROWS, begin.loader.num_rows))
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
         return begin
 
     return make
 
 
+def steps_of(begin: Start) -> Steps:
+    return Steps.of(begin.config, ROWS, begin.loader.num_rows)
+
+
 def train(begin: Start, choice: Choice = CHOICE) -> tuple[Engine, list[float], list[Evaluation], dict[str, float]]:
     """The loop of the trainer: losses of the steps, evaluations before and after, and the metrics of the last step."""
     device, accelerator = devices.pick("cpu"), Accelerator(cpu=True)
-    attach_reference(begin, choice, device, accelerator, ROWS, lambda text: None)
+    attach_reference(begin, steps_of(begin), choice, device, accelerator, lambda text: None)
     engine = build(begin, choice, device)
     walk, losses, metrics = engine.walk, [], {}
 
@@ -115,7 +119,7 @@ def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # t
     """Both ways to the reference give the same log-probabilities, after some steps too."""
     engine, *_ = train(begun(lora_rank=4, learning_rate=1e-2, run_name="adapters"))
     full = begun()
-    attach_reference(full, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), ROWS, lambda text: None)
+    attach_reference(full, steps_of(full), CHOICE, devices.pick("cpu"), Accelerator(cpu=True), lambda text: None)
     (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
     part = to_micro_batch(batch, 0, torch.device("cpu"))
     asked = dataclasses.replace(part, reference=None)

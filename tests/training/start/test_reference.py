@@ -22,7 +22,8 @@ from training.checkpoints.runs import create_run
 from training.start import reference as reference_module
 from training.start.preference import objective_of, stores_reference
 from training.start.reference import RECORD, ReferenceStore, attach_reference, model_digest
-from training.start.startup import Start, resolve_schedule, start
+from training.start.schedules import Steps
+from training.start.startup import Start, start
 
 CHOICE = Choice(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
 BATCH = 4
@@ -51,7 +52,6 @@ def configure(tmp_path: Path) -> Configure:
 def begun(config: Config) -> Start:
     """A run whose folder exists, and nothing else."""
     begin = start(config, 1 << 40)
-    begin = replace(begin, config=resolve_schedule(begin.config, BATCH, begin.loader.num_rows))
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
     return begin
 
@@ -59,7 +59,8 @@ def begun(config: Config) -> Start:
 def attach(begin: Start) -> list[str]:
     """Attach, and give what was told."""
     told: list[str] = []
-    attach_reference(begin, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), BATCH, told.append)
+    steps = Steps.of(begin.config, BATCH, begin.loader.num_rows)
+    attach_reference(begin, steps, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), told.append)
     return told
 
 
@@ -195,6 +196,7 @@ def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
 
 
 def test_they_take_small_steps(configure: Configure) -> None:
-    assert begun(configure()).config.train.learning_rate == pytest.approx(1e-4)
-    with_adapters = begun(configure(lora_rank=2, run_name="adapters")).config.train
-    assert (with_adapters.optimizer, with_adapters.learning_rate) == ("adamw", pytest.approx(1e-4))
+    assert Steps.of(configure(), BATCH, 9).learning_rate == pytest.approx(1e-4)
+    with_adapters = configure(lora_rank=2)
+    assert with_adapters.train.optimizer == "adamw"
+    assert Steps.of(with_adapters, BATCH, 9).learning_rate == pytest.approx(1e-4)

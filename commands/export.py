@@ -1,0 +1,129 @@
+"""How does a trained model get into other programs? Written as GGUF, CTranslate2 or ONNX, with a card, and checked there.
+
+An adapter is merged in first. Where the other program's package can run what was written, it does, on the same ids as
+here, and the numbers must agree before the folder appears; where it cannot, what was written is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from commands.convert import DTYPES, TOLERANCES
+from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
+from commands.exporting.ctranslate2_folder import write_ctranslate2
+from commands.exporting.gguf_file import write_gguf
+from commands.exporting.onnx_folder import write_onnx
+from commands.exporting.vocabulary import Vocabulary, read_vocabulary
+from commands.loading import find_model
+from commands.merge import open_adapted
+from commands.new_folder import new_folder
+from config import Config, UserError
+from data.tokenizers.tokenizer import Tokenizer
+from language import say
+from model.lora.adapter import merge as merge_adapters
+from model.quantization import is_int8
+from model.shapes import is_matrix
+from model.t5 import T5
+from training.report.card import push_command, write_card
+from training.report.progress import Progress
+from training.start.adapters import tokenizer_folder
+from units import format_size
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        folder: where. size: bytes of its files. difference: of the numbers here and there, as a share of their size;
+            None: nothing here runs the file, it was read back.
+    """
+
+    folder: Path
+    size: int
+    difference: float | None
+
+
+@dataclass(frozen=True)
+class Format:
+    """One program: writes a model into a folder; runs what was written, or reads it back; how it is used."""
+
+    write: Callable[[T5, Vocabulary, Path, str], Path]
+    check: Callable[[T5, Vocabulary, Path], float | None]
+    use: str
+
+
+FORMATS = {
+    "gguf": Format(write_gguf, check_gguf, 'llama-cli -m {file} -p "..."'),
+    "ctranslate2": Format(
+        lambda model, vocabulary, folder, name: write_ctranslate2(model, vocabulary, folder), check_ctranslate2,
+        "python -c 'import ctranslate2; ctranslate2.Translator(\"{folder}\")'",
+    ),
+    "onnx": Format(
+        lambda model, vocabulary, folder, name: write_onnx(model, folder), check_onnx,
+        "python -c 'import onnxruntime; onnxruntime.InferenceSession(\"{file}\")'",
+    ),
+}  # fmt: skip
+
+
+def export(config: Config) -> Exported:
+    """Write `--model`, an adapter merged in, for the program of `--format` into the folder `--output`.
+
+    Raises:
+        UserError: the package is missing, the model is none that the program knows, its numbers come out otherwise there,
+            or the folder cannot be written.
+    Memory: the model, and for ctranslate2 and the checks once more what they hold.
+    """
+    if config.export.format is None:
+        raise UserError(f"--format = none, is needed: the program to write for; allowed: {', '.join(FORMATS)}")
+    how, folder = FORMATS[config.export.format], find_model(config)
+    model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+    if is_int8(model.embedding):
+        raise UserError(f"--model = {home}, has int8 weights; name the model that it was made from")
+    merge_adapters(model)
+    model.adapter_info = None
+    _cast(model, config.convert.dtype)
+    texts = tokenizer_folder(adapters[0] if adapters else folder, home)
+    with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+        Tokenizer.load(texts).save(made)
+        vocabulary = read_vocabulary(made, model.config.vocab_size)
+        file = how.write(model, vocabulary, made, folder.name)
+        write_card(folder, made, config.export.format)
+        difference = how.check(model, vocabulary, made)
+        allowed = TOLERANCES[model.embedding.dtype] + SLACK
+        if difference is not None and not difference <= allowed:
+            raise UserError(
+                f"--format = {config.export.format}, its numbers differ by {difference:.1e} there, allowed: {allowed:.0e}; "
+                "try --dtype=fp32, and report the model's config.json"
+            )
+    output = Path(str(config.answer.output))
+    done = Exported(output, sum(path.stat().st_size for path in output.iterdir()), difference)
+    _show(done, how.use.format(folder=output, file=output / file.name))
+    return done
+
+
+SLACK = 1e-3  # other orders of sums, and tables of GELU
+
+
+def _cast(model: T5, named: str) -> None:
+    """Matrices in the dtype that is named; norms and bias tables stay fp32."""
+    target = DTYPES.get(named)
+    for name, parameter in model.named_parameters():
+        if target is not None and is_matrix(name, parameter.shape):
+            parameter.data = parameter.data.to(target)
+
+
+def _show(done: Exported, use: str) -> None:
+    if done.difference is None:
+        checked = say("read back, name by name")
+    else:
+        checked = say("run there: numbers differ by {difference}", difference=f"{done.difference:.1e}")
+    rows = [
+        (say("folder"), f"{done.folder}, {format_size(done.size)}"),
+        (say("checked"), checked),
+    ]
+    progress = Progress(1)
+    progress.table(say("exported"), rows)
+    progress.lines(say("next"), [use, push_command(done.folder)])

@@ -1,0 +1,80 @@
+"""Does another program compute the same? Fixed ids through what was written and through the model, side by side.
+
+CTranslate2 and ONNX run here; a GGUF is read back with llama.cpp's own reader, which runs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from commands.convert import fixed_ids, probe_logits
+from commands.exporting.ctranslate2_folder import distinct
+from commands.exporting.gguf_file import gguf_name
+from commands.exporting.onnx_folder import DECODER_FILE, ENCODER_FILE
+from commands.exporting.vocabulary import Vocabulary
+from model.shapes import weights
+from model.t5 import T5
+from settings.fields import UserError
+from settings.packages import needs
+
+
+def check_onnx(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
+    """Largest distance of a logit, as a share of the largest; None where onnxruntime is not installed."""
+    if find_spec("onnxruntime") is None:
+        return None
+    runtime = needs("onnxruntime", "--format = onnx")
+    expected, (sources, steps) = probe_logits(model).numpy(), fixed_ids(model.config)
+    ids, seen = _padded(sources)
+    providers = ["CPUExecutionProvider"]
+    encoder = runtime.InferenceSession(str(folder / ENCODER_FILE), providers=providers)
+    (states,) = encoder.run(None, {"input_ids": ids, "attention_mask": seen})
+    del encoder
+    decoder = runtime.InferenceSession(str(folder / DECODER_FILE), providers=providers)
+    answers = torch.stack(steps, dim=1).numpy()
+    asked = {"input_ids": answers, "encoder_hidden_states": states, "encoder_attention_mask": seen}
+    (logits,) = decoder.run(None, asked)
+    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+def check_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
+    """Largest distance of a log-probability of fixed answers, as a share of the largest."""
+    ctranslate2 = needs("ctranslate2", "--format = ctranslate2")
+    sources, steps = fixed_ids(model.config)
+    answers = torch.stack(steps[1:], dim=1)
+    scores = torch.log_softmax(probe_logits(model), dim=-1)[:, :-1].gather(-1, answers[..., None])[..., 0].numpy()
+    translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, compute_type="float32")
+    names = distinct(vocabulary.pieces)
+    asked = [[names[number] for number in row[:-1]] for row in sources]  # the end of a source is added there
+    results = translator.score_batch(asked, [[names[number] for number in row] for row in answers.tolist()])
+    found = np.array([result.log_probs[: answers.shape[1]] for result in results])
+    return float(np.abs(found - scores).max() / np.abs(scores).max())
+
+
+def check_gguf(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
+    """Read the file back: every tensor is there under llama.cpp's name, in its shape, and so is every piece; None.
+
+    Raises:
+        UserError: something is missing, as after a disk that was full.
+    """
+    gguf = needs("gguf", "--format = gguf")
+    (path,) = folder.glob("*.gguf")
+    reader = gguf.GGUFReader(str(path))
+    found = {tensor.name: tuple(reversed(tensor.shape.tolist())) for tensor in reader.tensors}
+    wanted = {gguf_name(weight): weight.shape for weight in weights(model.config)}
+    if found != wanted or len(reader.fields["tokenizer.ggml.tokens"].data) != len(vocabulary.pieces):
+        raise UserError(f"--output = {path}, does not hold what was written; check the disk")
+    return None
+
+
+def _padded(rows: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows filled up to the longest, and 1 where there is a token."""
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    seen = np.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)], seen[number, : len(row)] = row, 1
+    return ids, seen

@@ -1,0 +1,110 @@
+"""What does another program need to know of a tokenizer? Its pieces by id, what kind each is, and how text is cut.
+
+Read from `tokenizer.json`, the one file that all our folders have.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from data.tokenizers.published import FILE_NAME
+from data.tokenizers.tokenizer import Tokenizer
+from settings.fields import UserError
+
+Kind = Literal["normal", "unknown", "control", "named", "unused", "byte"]  # named: stands for itself in a text
+UNUSED_SCORE, NAMED_SCORE = -10000.0, -1000.0
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer, as others read it.
+
+    Args:
+        model: BPE, Unigram or another of the library's. pieces, kinds, scores: by id, as many as the embedding has rows.
+        merges: of BPE, the most frequent first. pad_id, eos_id, unk_id: of the special tokens.
+        charsmap: SentencePiece's compiled normalization; empty: none. collapses_spaces, adds_space: before pieces are sought.
+        is_bytewise: whether pieces are written in GPT-2's alphabet of bytes.
+    """
+
+    model: str
+    pieces: list[str]
+    kinds: list[Kind]
+    scores: list[float]
+    merges: list[str]
+    pad_id: int
+    eos_id: int
+    unk_id: int
+    charsmap: bytes
+    collapses_spaces: bool
+    adds_space: bool
+    is_bytewise: bool
+
+
+def read_vocabulary(folder: Path, size: int) -> Vocabulary:
+    """The tokenizer of a folder for a model with `size` embedding rows; rows beyond it become unused pieces.
+
+    Raises:
+        UserError: there is none, or it has more ids than the model has rows.
+    """
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.size > size:
+        raise UserError(
+            f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {size}: they do not match"
+        )
+    written: dict[str, Any] = json.loads((folder / FILE_NAME).read_text(encoding="utf8"))
+    model = written["model"]
+    pieces, scores = [f"[PAD{i}]" for i in range(size)], [UNUSED_SCORE] * size
+    kinds: list[Kind] = ["unused"] * size
+    for number, piece, score in _learnt(model):
+        pieces[number], kinds[number], scores[number] = piece, "normal", score
+        if piece.startswith("<0x") and model.get("byte_fallback"):
+            kinds[number] = "byte"
+    for added in written.get("added_tokens", []):
+        number = added["id"]
+        pieces[number], scores[number] = added["content"], NAMED_SCORE
+        kinds[number] = "named" if number in tokenizer.sentinel_ids or not added.get("special") else "control"
+    kinds[tokenizer.unk_id] = "unknown"
+    steps = list(_steps(written))
+    return Vocabulary(
+        model["type"], pieces, kinds, scores, [_merge(merge) for merge in model.get("merges", [])], tokenizer.pad_id,
+        tokenizer.eos_id, tokenizer.unk_id, _charsmap(steps), any(_collapses(step) for step in steps),
+        any(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps),
+        any(step["type"] == "ByteLevel" and step.get("use_regex", True) for step in steps),
+    )  # fmt: skip
+
+
+def _learnt(model: Mapping[str, Any]) -> Iterator[tuple[int, str, float]]:
+    """Id, piece and score of what was learnt."""
+    vocabulary = model.get("vocab", {})
+    if isinstance(vocabulary, Mapping):
+        yield from ((number, piece, 0.0) for piece, number in vocabulary.items())
+    else:
+        yield from ((number, piece, score) for number, (piece, score) in enumerate(vocabulary))
+
+
+def _merge(merge: Any) -> str:
+    return merge if isinstance(merge, str) else " ".join(merge)
+
+
+def _steps(written: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What is done to a text before pieces are sought, one after the other."""
+    waiting = [written.get("normalizer"), written.get("pre_tokenizer")]
+    while waiting:
+        step = waiting.pop(0)
+        if step is not None:
+            yield step
+            waiting = [*step.get("normalizers", []), *step.get("pretokenizers", []), *waiting]
+
+
+def _charsmap(steps: list[Mapping[str, Any]]) -> bytes:
+    return b"".join(base64.b64decode(step["precompiled_charsmap"]) for step in steps if step["type"] == "Precompiled")
+
+
+def _collapses(step: Mapping[str, Any]) -> bool:
+    """Whether runs of spaces become one, as published T5 tokenizers have it."""
+    return step["type"] == "WhitespaceSplit" or (step["type"] == "Replace" and " {2,}" in str(step.get("pattern")))

@@ -1,0 +1,82 @@
+"""In which dtype do weights rest, are products computed, and waits what passes between blocks? Every word for it, in one place.
+
+A user asks for a precision by `mixed_precision`, and for that of the frozen weights under adapters by `lora_base`; the device says
+which products are fast. Here the words become dtype names, and these become words again, in which a run that goes on asks
+for what it has. `devices.base.dtype_of` makes torch's dtypes of the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from config import Config, UserError
+from settings.fields import AUTO
+
+FLOAT32, BFLOAT16, FLOAT16, INT8 = "float32", "bfloat16", "float16", "int8"
+COMPUTE_DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
+REST_DTYPES = (*COMPUTE_DTYPES, INT8)
+WORDS = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16", INT8: "int8"}  # as users write them
+
+
+class Precision(NamedTuple):
+    """Dtype names of a run.
+
+    Args:
+        rest: of the weights between their uses. compute: of products.
+        between_blocks: of what passes from block to block.
+    """
+
+    rest: str
+    compute: str
+    between_blocks: str
+
+    @classmethod
+    def of(cls, rest: str, compute: str) -> Precision:
+        """What passes between blocks is as narrow as the weights at rest, so that fp32 products cost less."""
+        return cls(rest, compute, BFLOAT16 if (rest, compute) == (BFLOAT16, FLOAT32) else compute)
+
+    @property
+    def mixed_precision(self) -> str:
+        """The word that asks for this one."""
+        return "fp16" if self.compute == FLOAT16 else "no" if self.rest == FLOAT32 else "bf16"
+
+    @property
+    def lora_base(self) -> str:
+        """The word that asks for this one under adapters."""
+        return WORDS[self.rest]
+
+
+def dtype_bytes(name: str) -> int:
+    """Bytes of one number."""
+    return {FLOAT32: 4, INT8: 1}.get(name, 2)
+
+
+def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[Precision]:
+    """Those that the settings allow, the one to be preferred first.
+
+    Args:
+        multiplies_fast: whether products in a dtype of 16 bits pay on the machine.
+    Raises:
+        UserError: what is asked for is not faster there.
+    """
+    asked = config.memory.mixed_precision
+    if asked == "fp16" and not multiplies_fast(FLOAT16):
+        raise UserError(
+            "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
+            "(bf16 halves the weights and computes in what is fast)"
+        )
+    fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
+    wide, narrow, int8 = (
+        Precision.of(rest, compute) for rest, compute in ((FLOAT32, FLOAT32), (BFLOAT16, fast), (INT8, fast))
+    )
+    ways = {
+        "no": [wide],
+        "bf16": [narrow],
+        "fp16": [Precision.of(FLOAT32, FLOAT16)],
+        AUTO: [narrow] if fast == BFLOAT16 or config.memory.memory_mode == "ultra" else [wide, narrow],
+    }[asked]
+    base = config.lora.lora_base
+    if not config.lora.lora_rank:
+        return ways
+    return [*ways, int8] if base == AUTO else [{"fp32": wide, "bf16": narrow, "int8": int8}[base]]

@@ -1,0 +1,69 @@
+"""Which optimizers are there, and what does each take? The one table that settings, plan and engine read; without torch.
+
+A new optimizer is an entry here and a file in `engine/optimizers/` with the class that the entry names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from limits import STATE_BLOCK
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """What is known of an optimizer before it is made.
+
+    Args:
+        made_by: the class, `file:Class` in `engine/optimizers/`. help: a few words for users.
+        learning_rate: the highest, where it is left auto.
+        weight_bytes: of state for each weight. factor_bytes: for each row and column of a matrix, and each number of a vector.
+        has_block_state: whether matrices of blocks have state; else only embedding, head, bias tables and vectors.
+        update_bytes: buffers of an update for each of its elements, without those of the rounding.
+        compiled_update_bytes: the same where a compiled kernel rounds as well; None: no kernel of its own.
+    """
+
+    made_by: str
+    help: str
+    learning_rate: float
+    weight_bytes: float = 0.0
+    factor_bytes: int = 0
+    has_block_state: bool = True
+    update_bytes: int = 10
+    compiled_update_bytes: int | None = None
+
+    def state_bytes(self, weights: int, factors: int, shared_factors: int) -> int:
+        """Bytes of the state of so many weights.
+
+        Args:
+            factors: rows and columns of their matrices, and numbers of their vectors; shared_factors: outside of the
+                matrices of blocks.
+        """
+        counted = factors if self.has_block_state else shared_factors
+        return int(self.weight_bytes * weights) + self.factor_bytes * counted
+
+
+OPTIMIZERS = {
+    "adafactor": OptimizerFacts("adafactor:Adafactor", "T5's own", 1e-2, factor_bytes=4, compiled_update_bytes=0),
+    "adamw_rms": OptimizerFacts("adamw:AdamWRMS", "scaled by each weight's RMS", 2e-2, weight_bytes=8),
+    "adamw_8bit": OptimizerFacts(
+        "adamw:AdamW8bit", "the same in 8 bits", 2e-2, weight_bytes=2 + 8 / STATE_BLOCK, update_bytes=28
+    ),
+    "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8),
+    "sinkgd": OptimizerFacts("sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_state=False),
+}
+DEFAULT = "adafactor"
+
+
+def described() -> str:
+    """All of them, in a line: `adafactor (T5's own), ... or sinkgd (no state for the blocks)`."""
+    words = [f"{name} ({facts.help})" if facts.help else name for name, facts in OPTIMIZERS.items()]
+    return f"{', '.join(words[:-1])}, or {words[-1]}"
+
+
+def rates_described() -> str:
+    """The learning rates that they take by themselves: `1e-2 for adafactor and sinkgd, 3e-4 for adamw`."""
+    names: dict[float, list[str]] = {}
+    for name, facts in OPTIMIZERS.items():
+        names.setdefault(facts.learning_rate, []).append(name)
+    return ", ".join(f"{rate:.0e} for {' and '.join(them)}".replace("e-0", "e-") for rate, them in names.items())

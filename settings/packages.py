@@ -1,0 +1,28 @@
+"""Which optional package is needed, and how does the user get it? Imported on use; missing, its `pip install` line is told."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from language import say
+from settings.fields import UserError
+
+
+def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
+    """Import an optional package.
+
+    Args:
+        package: its name for pip. setting: what asked for it, such as `--format = gguf`. module: its name in Python.
+    Raises:
+        UserError: it is not installed, or does not load.
+    """
+    try:
+        return import_module(module or package)
+    except ImportError as error:
+        raise UserError(
+            say(
+                "{setting}, needs the package {package}, which does not load here ({reason}); run: pip install {package}",
+                setting=setting, package=package, reason=" ".join(str(error).split())[:200],
+            )
+        ) from None  # fmt: skip

@@ -1,0 +1,32 @@
+"""Words become dtypes and dtypes words: who asks for what a run has gets it."""
+
+from __future__ import annotations
+
+import pytest
+
+from config import UserError, load
+from memory.cost.precision import Precision, dtype_bytes, precisions
+
+FAST, SLOW = (lambda dtype: dtype == "bfloat16"), (lambda dtype: False)
+
+
+@pytest.mark.parametrize("is_fast", [FAST, SLOW])
+@pytest.mark.parametrize("flags", [{}, {"lora_rank": "4", "is_finetune": "True"}])
+def test_asking_for_what_a_run_has_gives_it(is_fast: object, flags: dict[str, str]) -> None:
+    config = load("train", {"train_file": "x", **flags})
+    for precision in precisions(config, is_fast):  # type: ignore[arg-type]
+        asked = config.changed(mixed_precision=precision.mixed_precision)
+        if flags:
+            asked = asked.changed(lora_base=precision.lora_base)
+        assert precisions(asked, is_fast) == [precision]  # type: ignore[arg-type]
+
+
+def test_fp32_products_of_narrow_weights_pass_narrow_activations() -> None:
+    assert Precision.of("bfloat16", "float32").between_blocks == "bfloat16"
+    assert Precision.of("int8", "float32").between_blocks == "float32"
+    assert [dtype_bytes(name) for name in Precision.of("float32", "float16")] == [4, 2, 2]
+
+
+def test_fp16_where_it_is_slow_is_refused() -> None:
+    with pytest.raises(UserError, match="mixed_precision = fp16"):
+        precisions(load("train", {"train_file": "x", "mixed_precision": "fp16"}), SLOW)

@@ -1,0 +1,134 @@
+"""Who hears of a run in Python: callbacks, columns, a picture, and TensorBoard's event file."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from settings.fields import UserError
+from tests.training.small_runs import configuration
+from trainer_low_mem import LowMemTrainer, plot
+from training.report.card import CARD_FILE, MARK, push_command, write_card
+from training.report.endings import Interrupted
+from training.report.history import history
+from training.report.summary import Summary
+from training.report.trackers import tracker_names
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("told")
+    (folder / "text.txt").write_text("".join(f"line {n}: a river runs under bridge {n % 7}\n\n" for n in range(200)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
+    """A run that two listen to: a function, and TensorBoard where it is installed."""
+    pytest.importorskip("tensorboard")
+    heard: list[dict[str, Any]] = []
+    config = configuration(folder, "heard", log_with="tensorboard", quiet=True)
+    return LowMemTrainer(config, callbacks=[heard.append]).train(), heard
+
+
+Told = tuple[Summary, list[dict[str, Any]]]
+
+
+def test_a_callback_hears_what_the_file_holds(told: Told) -> None:
+    summary, heard = told
+    lines = Path(summary.metrics_file).read_text(encoding="utf8").splitlines()
+    assert heard == [json.loads(line) for line in lines]
+    assert {event["event"] for event in heard} >= {"start", "plan", "step", "memory", "eval", "checkpoint", "end"}
+
+
+def test_columns_of_one_length(told: Told) -> None:
+    summary, heard = told
+    steps = summary.history()
+    assert steps["step"] == [1, 2, 3, 4, 5, 6] and {len(values) for values in steps.values()} == {6}
+    assert steps["loss"] == [event["loss"] for event in heard if event["event"] == "step"]
+    assert summary.history("eval")["step"] == [0, 3, 6] and summary.history("nothing") == {}
+    with pytest.raises(UserError, match="run = no_such_run, has no"):
+        history("no_such_run")
+
+
+def test_an_event_that_lacks_a_figure_leaves_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "step", "step": 1}\n{"event": "step", "step": 2, "x": 5}\n{"event": "st')
+    assert history(tmp_path) == {"step": [1, 2], "x": [None, 5]} == history(path)
+
+
+def test_pandas_takes_the_columns(told: Told) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(told[0].history())
+    assert len(table) == 6 and table["loss"].notna().all()
+
+
+def test_a_run_as_a_picture(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    figure = plot(told[0])
+    loss, memory, _ = figure.axes
+    assert [line.get_label() for line in loss.lines] == ["training", "evaluation"]
+    assert [line.get_label() for line in memory.lines] == ["in use", "peak", "budget"]
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    assert picture.getvalue().startswith(b"\x89PNG")
+    (tmp_path / "metrics.jsonl").write_text('{"event": "step", "step": 1, "loss": null}\n')
+    assert plot(tmp_path).axes[0].lines, "a loss that is no number is a gap"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match="pip install matplotlib"):
+        plot(told[0])
+
+
+def test_tensorboard_reads_what_was_written(told: Told, folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    summary, _ = told
+    events = EventAccumulator(str(folder / "logs" / "heard" / "frugalt5"))
+    events.Reload()
+    losses = events.Scalars("train/loss")
+    assert [point.step for point in losses] == [1, 2, 3, 4, 5, 6]
+    assert [point.value for point in losses] == pytest.approx(summary.history()["loss"])
+    assert [point.step for point in events.Scalars("eval/loss")] == [0, 3, 6]
+    assert {"memory/peak_bytes", "train/learning_rate"} <= set(events.Tags()["scalars"])
+
+
+def test_a_callback_ends_a_run(folder: Path) -> None:
+    def stops(event: dict[str, Any]) -> str | None:
+        return "stop" if event["event"] == "step" and event["step"] == 2 else None
+
+    with pytest.raises(Interrupted, match="stopped after step 2, saved"):
+        LowMemTrainer(configuration(folder, "ended"), callbacks=[stops]).train()
+    assert (folder / "runs" / "ended" / "checkpoints" / "step_00000002").is_dir()
+
+
+def test_trackers_are_named_and_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracker_names(configuration(folder, "x")) == []
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError) as refused:
+        tracker_names(configuration(folder, "x", log_with="wandb,tensorbord"))
+    lacking, unknown = refused.value.problems
+    assert lacking.endswith("run: pip install wandb") and "did you mean tensorboard?" in unknown
+
+
+def test_the_card_of_a_run(told: Told) -> None:
+    folder = Path(told[0].model_dir)
+    card = (folder / CARD_FILE).read_text(encoding="utf8")
+    assert card.startswith("---\nlibrary_name: transformers\n") and f"# {folder.name}" in card
+    for part in (
+        "- training: text.txt",
+        "| planned peak |",
+        "| measured peak |",
+        "| time |",
+        "| loss |",
+        "held-out rows",
+    ):
+        assert part in card
+    assert str(folder.parent) not in card, "folders are nobody else's business"
+    assert push_command(folder).startswith(f"hf upload YOUR_NAME/heard {folder} . --exclude 'checkpoints/*'")
+    (folder / CARD_FILE).write_text(card.replace(MARK, "mine"), encoding="utf8")
+    assert not write_card(folder, folder) and "mine" in (folder / CARD_FILE).read_text(encoding="utf8")

@@ -1,0 +1,76 @@
+"""What was left auto is decided once, alike for a run, for one that goes on, and for the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import Config, load
+from data.batches.loader import StepLoader
+from data.prepare.preparing import prepare
+from memory.cost.prediction import Machine
+from settings.fields import AUTO
+from training.start.resolving import Rows, resolve
+from units import GIB
+
+MACHINE = Machine(2 * GIB, 16 * GIB)
+SMALL = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    lines = [json.dumps({"prompt": "p" * (5 + n % 40), "response": "r" * 9}) for n in range(200)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    flags = {
+        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "cache_dir": tmp_path / "cache",
+        "prepare_workers": 0, **SMALL,
+    }  # fmt: skip
+    return load("train", {name: str(value) for name, value in flags.items()})
+
+
+def values_of(thing: Any) -> list[Any]:
+    if dataclasses.is_dataclass(thing):
+        return [value for member in dataclasses.fields(thing) for value in values_of(getattr(thing, member.name))]
+    if isinstance(thing, dict):
+        return [value for one in thing.values() for value in values_of(one)]
+    return [value for one in thing for value in values_of(one)] if isinstance(thing, (list, tuple)) else [thing]
+
+
+def test_nothing_decided_is_auto(config: Config) -> None:
+    prepare(config)
+    spec = resolve(config, MACHINE)
+    parts = [getattr(spec, member.name) for member in dataclasses.fields(spec) if member.name != "asked"]
+    assert not [value for value in values_of(parts) if isinstance(value, str) and value == AUTO]
+    decided = spec.settings.train
+    assert AUTO not in (decided.max_steps, decided.learning_rate, decided.warmup_steps, decided.eval_steps)
+    assert spec.settings.memory == config.memory, "a machine that comes later decides these anew"
+
+
+def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
+    """What the command plan looks up by itself is what a run has in its hands."""
+    assert resolve(config, MACHINE).rows.count is None
+    made = prepare(config)
+    train, validation = (StepLoader(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
+    run = resolve(config, MACHINE, Rows.ahead(config, MACHINE, made, train, validation))
+    planned = resolve(config, MACHINE)
+    assert (planned.plan, planned.steps) == (run.plan, run.steps)
+    assert planned.rows.count == train.num_rows and planned.plan.seconds_total is not None
+
+
+def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
+    prepare(config)
+    first = resolve(config, MACHINE)
+    later = resolve(first.settings, dataclasses.replace(MACHINE, budget_bytes=GIB), done=3, earlier=first.plan.choice)
+    assert later.steps == first.steps and later.plan.choice == first.plan.choice
+    assert (later.plan.seconds_total or 0) < (first.plan.seconds_total or 0)
+
+
+def test_without_rows_a_run_has_as_many_steps_as_are_named(config: Config) -> None:
+    assert resolve(config, MACHINE).steps is None
+    spec = resolve(config.changed(max_steps=40), MACHINE)
+    assert spec.counted.max_steps == 40 and spec.plan.seconds_total is not None
+    assert spec.rows.source_tokens == 64

@@ -1,0 +1,194 @@
+"""What does a published model say of itself? A README.md: what it is, its data, plan, measured peak, time and scores.
+
+Written from the run's own files (`settings.json`, `metrics.jsonl`) when a run ends and when a model is exported. Files are
+told by name, without their folders. A card that its owner has changed is left alone. Nothing is uploaded: the command that
+would is told.
+Source: Hugging Face's model cards, YAML between two lines of dashes, then Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from config import T5ModelConfig
+from model.shapes import weight_counts
+from settings.fields import AUTO
+from training.report.wording import duration
+from units import format_size
+
+CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
+OWN_FILES = ("checkpoints/*", "run.json", "settings.json")  # not for others
+TOLD = (
+    "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
+    "dropout_rate", "lora_rank", "mixed_precision", "seed",
+)  # fmt: skip
+_USE = {
+    "transformers": '''```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), AutoModelForSeq2SeqLM.from_pretrained("FOLDER")
+answer = model.generate(**tokenizer("...", return_tensors="pt"), max_new_tokens=64)
+print(tokenizer.decode(answer[0], skip_special_tokens=True))
+```''',
+    "gguf": '```\nllama-cli -m FOLDER/model-*.gguf -p "..."\n```',
+    "ctranslate2": '''```python
+import ctranslate2, tokenizers
+
+translator = ctranslate2.Translator("FOLDER", compute_type="int8")
+tokenizer = tokenizers.Tokenizer.from_file("FOLDER/tokenizer.json")
+pieces = tokenizer.encode("...", add_special_tokens=False).tokens
+answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
+print(tokenizer.decode([tokenizer.token_to_id(piece) for piece in answer]))
+```''',
+    "onnx": '''```python
+import onnxruntime
+
+encoder = onnxruntime.InferenceSession("FOLDER/encoder_model.onnx")
+decoder = onnxruntime.InferenceSession("FOLDER/decoder_model.onnx")
+```
+
+`encoder` takes `input_ids` and `attention_mask`; `decoder` takes `input_ids` (the answer so far, from `pad_token_id` on),
+`encoder_hidden_states` and `encoder_attention_mask`, and gives `logits`.''',
+}  # fmt: skip
+
+
+def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
+    """Write the card of a model into a folder, unless its owner has written one.
+
+    Args:
+        model: the run, or another folder with a model. folder: gets the card; may be the same. form: what is in it.
+    Returns:
+        whether it was written.
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = folder / CARD_FILE
+    if path.exists() and MARK not in path.read_text(encoding="utf8", errors="replace"):
+        return False
+    path.write_text(card(model, form), encoding="utf8")
+    return True
+
+
+def push_command(folder: Path) -> str:
+    """The command that uploads a folder, for the user to type: nothing here does."""
+    left_out = "".join(f" --exclude '{name}'" for name in OWN_FILES if any(folder.glob(name)))
+    return f"hf upload YOUR_NAME/{folder.name} {folder} .{left_out}"
+
+
+def card(model: Path, form: str = "transformers") -> str:
+    """The text of a model's card.
+
+    Args:
+        model: a run's folder, whose log folder its settings name; of any other folder little is known.
+    Memory: one event at a time.
+    """
+    settings = _read(model / "settings.json")
+    events = _events(Path(str(settings.get("log_dir", "")), model.name, "metrics.jsonl")) if settings else {}
+    library = "transformers" if form == "transformers" else form
+    head = [
+        "---",
+        f"library_name: {library}",
+        "pipeline_tag: text2text-generation",
+        "tags:",
+        "- t5",
+        "- frugalt5",
+        "---",
+        MARK,
+    ]
+    parts = [
+        "\n".join(head), f"# {model.name}", _about(_read(model / "config.json"), settings), *_data(settings),
+        *_training(settings, events), *_scores(events), f"## Use\n\n{_USE[form].replace('FOLDER', model.name)}",
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    fields = {name: shape[name] for name in vars(T5ModelConfig()) if name in shape}
+    count = weight_counts(T5ModelConfig(**fields))["total"]
+    base = settings.get("finetune_from")
+    kind = (
+        "finetuned"
+        if settings.get("is_finetune")
+        else "trained with preferences"
+        if base not in (None, AUTO)
+        else "pretrained from scratch"
+    )
+    told = f", {kind}" + (f" from {Path(str(base)).name}" if base not in (None, AUTO) else "") if settings else ""
+    return f"A T5 of {count:,} weights{told}, made with FrugalT5. Its licence is for its owner to name."
+
+
+def _data(settings: Mapping[str, Any]) -> list[str]:
+    if not settings:
+        return []
+    names = {role: settings.get(f"{role}_file") for role in ("train", "validation")}
+    told = {role: ", ".join(Path(part).name for part in str(name).split(",")) for role, name in names.items() if name}
+    lines = [
+        f"- training: {told.get('train', 'the built-in sample: documentation and sources of the Python standard library')}"
+    ]
+    lines.append(f"- evaluation: {told.get('validation', 'one row in a hundred, held out')}")
+    return ["## Data\n\n" + "\n".join(lines)]
+
+
+def _training(settings: Mapping[str, Any], events: Mapping[str, Any]) -> list[str]:
+    rows = [(name, settings[name]) for name in TOLD if settings.get(name) not in (None, AUTO, 0)]
+    end, plan = events.get("end"), events.get("plan")
+    if plan:
+        rows.append(("planned peak", f"{format_size(plan['peak_bytes'])} of {format_size(plan['budget_bytes'])}"))
+    if end:
+        rows.append(("measured peak", format_size(end["measured_peak_bytes"])))
+        rows.append(("time", f"{duration(end['seconds']).english}, {end['tokens_per_second']:,.0f} tokens/s"))
+        rows.append(("steps", end["step"]))
+    lines = [f"| {name} | {value} |" for name, value in rows]
+    return ["## Training\n\n| | |\n|---|---|\n" + "\n".join(lines)] if rows else []
+
+
+def _scores(events: Mapping[str, Any]) -> list[str]:
+    """The numbers of the best evaluation, and the loss at the beginning."""
+    best, end = events.get("best"), events.get("end")
+    if not best:
+        return []
+    first = end.get("first_eval_loss") if end else None
+    known = ("event", "step", "rows", "tokens")
+    rows = [
+        (name, f"{value:.4f}") for name, value in best.items() if name not in known and isinstance(value, (int, float))
+    ]
+    lines = [f"| {name} | {value} |" for name, value in rows]
+    began = f"; loss before training {first:.4f}" if first is not None else ""
+    return [
+        f"## Scores\n\nOn {best['rows']:,} held-out rows, at step {best['step']}{began}.\n\n| | |\n|---|---|\n"
+        + "\n".join(lines)
+    ]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _events(path: Path) -> dict[str, Any]:
+    """The first plan, the best evaluation and the last end of a run."""
+    found: dict[str, Any] = {}
+    try:
+        with path.open(encoding="utf8") as file:
+            for line in file:
+                if line.startswith(('{"event": "plan"', '{"event": "eval"', '{"event": "end"')):
+                    _keep(found, json.loads(line))
+    except (OSError, ValueError, RecursionError):
+        return found
+    return found
+
+
+def _keep(found: dict[str, Any], event: dict[str, Any]) -> None:
+    name, loss = event["event"], event.get("loss")
+    if name == "plan":
+        found.setdefault("plan", event)
+    elif name == "end":
+        found["end"] = event
+    elif loss is not None and loss <= found.get("best", {}).get("loss", loss):
+        found["best"] = event

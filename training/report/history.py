@@ -1,0 +1,116 @@
+"""What has a run told so far, as columns and as a picture? Read from its metrics.jsonl, while it runs or after.
+
+Columns are lists of one length, which `pandas.DataFrame` takes; what an event did not tell is None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from settings.fields import UserError
+from settings.packages import needs
+from units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from training.report.summary import Summary
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[Any]]:
+    """All events of one kind as columns, by step.
+
+    Args:
+        run: what `train` returned, a run's log folder, its metrics.jsonl, or its name under `logs`.
+        event: step, eval, memory, cleanup, checkpoint, sample, ...; `docs/notebook.md` lists them.
+    Returns:
+        name -> values, as many as there were events.
+    Raises:
+        UserError: there is no such run.
+    Memory: the columns; of 100,000 steps about 50 MB.
+    """
+    columns: dict[str, list[Any]] = {}
+    count = 0
+    with metrics_file(run).open(encoding="utf8") as file:
+        for line in file:
+            record = _event(line)
+            if record is None or record.pop("event") != event:
+                continue
+            for name in record:
+                columns.setdefault(name, [None] * count)
+            count += 1
+            for name, values in columns.items():
+                values.append(record.get(name))
+    return columns
+
+
+def plot(run: Summary | str | Path) -> Figure:
+    """Loss, memory against the budget, and speed of a run, by step; a notebook shows it, `savefig` writes it.
+
+    Args:
+        run: as for `history`.
+    Raises:
+        UserError: there is no such run, or matplotlib is not installed.
+    """
+    needs("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    steps, evaluations, memory = (history(run, event) for event in ("step", "eval", "memory"))
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    loss, used, speed = figure.subplots(3, sharex=True)
+    _draw(loss, steps, "loss", "training")
+    _draw(loss, evaluations, "loss", "evaluation", marker="o")
+    for name, label in (("memory_bytes", "in use"), ("peak_bytes", "peak")):
+        _draw(used, _in_gib(steps, name), name, label)
+    budgets = [size for size in memory.get("budget_bytes", []) if size]
+    if budgets:
+        used.axhline(budgets[-1] / GIB, color="black", linestyle="--", label="budget")
+    _draw(speed, steps, "tokens_per_second", "tokens/s")
+    for axes, title in ((loss, "loss"), (used, "memory, GiB"), (speed, "tokens a second")):
+        axes.set_ylabel(title)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    used.set_ylim(bottom=0)
+    speed.set_xlabel("step")
+    return figure
+
+
+def metrics_file(run: Summary | str | Path) -> Path:
+    """Where a run writes its events.
+
+    Raises:
+        UserError: nowhere.
+    """
+    named = Path(run) if isinstance(run, (str, Path)) else Path(run.metrics_file)
+    places = (named, named / METRICS_FILE, Path("logs") / named / METRICS_FILE)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UserError(f"run = {named}, has no {METRICS_FILE}; name a folder under --log_dir, such as logs/my_run")
+    return found
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """The event of a line; None of the torn last line of a run that was killed."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
+def _in_gib(columns: Mapping[str, Sequence[Any]], name: str) -> dict[str, list[Any]]:
+    sizes = [None if size is None else size / GIB for size in columns.get(name, [])]
+    return {"step": list(columns.get("step", [])), name: sizes}
+
+
+def _draw(axes: Any, columns: Mapping[str, Sequence[Any]], name: str, label: str, **style: Any) -> None:
+    """One line; a value that is no number leaves a gap."""
+    if columns.get(name):
+        values = [float("nan") if value is None else value for value in columns[name]]
+        axes.plot(columns["step"], values, label=label, **style)

@@ -1,0 +1,172 @@
+"""What will a run do? `resolve(config, machine)` decides all that was left auto; torch is not imported.
+
+Three things meet here: what was asked for (`Config`), what there is (`Machine`), and the rows that will be read (`Rows`). A
+run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is planned is what is done.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from config import PREFERENCES, Config, UserError
+from data.batches.loader import StepLoader
+from data.batches.objectives import lengths_of
+from data.batches.step_lengths import StepLengths, evaluation_lengths, step_lengths
+from data.prepare.preparing import Prepared, find_prepared
+from data.prepare.task import decide
+from memory.cost.duration import predict_times, schedule_of
+from memory.cost.precision import Precision
+from memory.cost.shapes import Shapes
+from memory.cost.work import Choice, Machine, Work
+from memory.first_guess import effective_batch
+from memory.plan import Plan, make_work, plan
+from settings.fields import AUTO
+from training.start.schedules import Steps
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that a run reads, as far as they are known.
+
+    Args:
+        objective: what they teach. source_tokens, target_tokens: of the longest that can come, all answers of a row together.
+        answer_tokens: of the longest that an evaluation may write.
+        count: of the training data; None: nothing is prepared yet. held_out: of the validation data.
+        lengths, evaluation: tokens of the rows of all steps to come, and of an evaluation; None: all are the longest.
+    """
+
+    objective: str
+    source_tokens: int
+    target_tokens: int
+    answer_tokens: int
+    count: int | None
+    held_out: int
+    lengths: Shapes | None = None
+    evaluation: Shapes | None = None
+
+    @classmethod
+    def as_set(cls, config: Config) -> Rows:
+        """Of data that is not prepared: as long as the settings allow."""
+        objective = config.data.objective if config.data.objective != AUTO else _objective(config)
+        lengths = lengths_of(config.data, objective)
+        answers = lengths.target_tokens * (2 if objective == PREFERENCES else 1)
+        return cls(objective, lengths.input_tokens, answers, answers, None, config.train.eval_rows)
+
+    @classmethod
+    def ahead(
+        cls, config: Config, machine: Machine, data: Prepared, train: StepLoader, validation: StepLoader, done: int = 0
+    ) -> Rows:
+        """Of prepared data, as they come after `done` steps."""
+        batch, processes = effective_batch(config, machine), machine.num_processes
+        last = Steps.of(config, batch, train.num_rows).max_steps
+        found = step_lengths(train, data.train_dir, range(done, max(done + 1, last)), batch, processes)
+        evaluation = evaluation_lengths(validation, config.train.eval_rows, processes)
+        source, target = map(max, train.longest, validation.longest)
+        return cls(
+            data.objective, source, target, validation.longest[1], train.num_rows, validation.num_rows,
+            _shapes(found, config.data.batch_tokens or None), _shapes(evaluation, None),
+        )  # fmt: skip
+
+    @classmethod
+    def known(cls, config: Config, machine: Machine) -> Rows:
+        """Of the data that the settings name, where it is prepared; else as long as they allow."""
+        if config.data.train_file is not None:
+            with suppress(UserError):  # a plan may be made for data that is elsewhere
+                if (data := find_prepared(config)) is not None:
+                    train = StepLoader(data.train_dir, data.objective, config)
+                    validation = StepLoader(data.validation_dir, data.objective, config)
+                    return cls.ahead(config, machine, data, train, validation)
+        return cls.as_set(config)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run in which nothing is left to decide: beside `asked`, no value here is auto.
+
+    Args:
+        asked: the settings. machine, rows: what they were decided for. done: steps that were done before.
+        plan: how its steps go, in how much memory. steps: how many there are, and their learning rates; None: that cannot be
+            known, since the rows are not counted and no number of steps is named.
+    """
+
+    asked: Config
+    machine: Machine
+    rows: Rows
+    plan: Plan
+    steps: Steps | None
+    done: int = 0
+
+    @property
+    def work(self) -> Work:
+        """What one of its steps has to do, on one process."""
+        work = make_work(self.asked, self.machine, self.rows.source_tokens, self.rows.target_tokens)
+        return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation)
+
+    @property
+    def settings(self) -> Config:
+        """The settings with what was decided for the whole run in them. What the machine decides stays as it was asked for:
+        where the run goes on, it may be another."""
+        return self.counted.put_into(self.asked)
+
+    @property
+    def counted(self) -> Steps:
+        """The steps of a run whose rows are there."""
+        assert self.steps is not None, "a run knows its rows"
+        return self.steps
+
+    def by(self, chosen: Plan) -> RunSpec:
+        """The same run, its steps done as another plan says."""
+        return replace(self, plan=chosen, steps=_steps(self.asked, chosen, self.rows))
+
+    def timed(self) -> RunSpec:
+        """The same run, its plan with how long all of it takes from here on."""
+        if self.steps is None:
+            return self
+        config, rows = self.settings, self.rows
+        left = schedule_of(config, self.done, rows.held_out, rows.answer_tokens, self.machine.num_processes)
+        total = predict_times(self.work, self.plan.choice, self.machine, left).total()
+        timed = replace(self.plan, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
+        return replace(self, plan=timed)
+
+
+def resolve(
+    config: Config,
+    machine: Machine,
+    rows: Rows | None = None,
+    *,
+    done: int = 0,
+    earlier: Choice | None = None,
+    precision: Precision | None = None,
+) -> RunSpec:
+    """Decide all that a run needs.
+
+    Args:
+        rows: that it reads; None: those of prepared data, or as long as the settings allow.
+        done: steps so far. earlier: how they were done; kept where it still fits.
+        precision: of a run that continues in another way; None: as settings and machine say.
+    Raises:
+        DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
+    """
+    rows = rows or Rows.known(config, machine)
+    chosen = plan(
+        config, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
+        evaluation=rows.evaluation, earlier=earlier, precision=precision,
+    )  # fmt: skip
+    return RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done).timed()
+
+
+def _steps(config: Config, chosen: Plan, rows: Rows) -> Steps | None:
+    if rows.count is None and config.train.max_steps == AUTO:
+        return None
+    return Steps.of(config, chosen.effective_batch_size, rows.count or 0)
+
+
+def _objective(config: Config) -> str:
+    if config.data.train_file is None:
+        return "pairs" if config.train.is_finetune else "span"
+    return decide(config).objective
+
+
+def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:
+    return Shapes(lengths.sources, lengths.targets, lengths.is_complete, max_tokens)
