@@ -18,7 +18,7 @@ ORDER ?= 1
 .SILENT:
 
 help:
-	echo 'make train   install what is missing, train on the built-in sample; ARGS="--train_file=my.parquet --memory_budget=6G"'
+	echo 'make train   install what is missing, train a small model that reads dates; ARGS="--train_file=my.parquet --memory_budget=6G"'
 	echo 'make board   a page in the browser: start runs, watch them, talk with what was trained; ARGS="--port=8300"'
 	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 draws another order'
 	echo 'make coverage   the tests, and the lines that none of them runs'
@@ -28,7 +28,7 @@ help:
 	echo 'make bench   speed and memory beside Hugging Face T5; ARGS="--help"'
 
 train: $(INSTALLED)
-	$(PY) train_low_mem.py train $(ARGS)
+	$(PY) train_low_mem.py $(if $(strip $(ARGS)),train $(ARGS),demo)
 
 board: $(INSTALLED_BOARD)
 	$(PY) train_low_mem.py board $(ARGS)

@@ -301,6 +301,17 @@ class MemoryConfig:
     shard_weights: bool | str = setting(
         AUTO, "each process keeps a share of weights and optimizer state; auto: where whole ones do not fit", kind=bool, auto=True
     )  # fmt: skip
+    weights_in: str = setting(
+        AUTO, "where the weights of blocks rest that do not work: device, ram (beside a GPU) or file; auto: the first that fits, "
+        "of a file only the blocks that do not", kind=str, auto=True, choices=("device", "ram", "file"),
+    )  # fmt: skip
+    weights_dir: str = setting(
+        AUTO,
+        "folder on whose disk that file lies while the run lasts; auto: output_dir",
+        kind=str,
+        auto=True,
+        is_place=True,
+    )
     light_clean_steps: int = setting(50, "steps between light cleanings", kind=int, low=1)
     full_clean_steps: int = setting(200, "steps between full cleanings", kind=int, low=1)
     monitor_seconds: float = setting(
@@ -345,9 +356,9 @@ class TokenizerConfig:
 
     tokenizer_type: str = setting(
         "bpe",
-        "bpe (byte-level), unigram, or byte (ByT5, nothing to train)",
+        "bpe (byte-level), unigram, byte (ByT5, nothing to train), or words (what stands between spaces, such as phones)",
         kind=str,
-        choices=("bpe", "unigram", "byte"),
+        choices=("bpe", "unigram", "byte", "words"),
     )
     tokenizer_sample: int = setting(
         64 * 2**20, "most text a tokenizer is trained on, sampled over the corpus", kind="size"
@@ -649,6 +660,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
     "board": ("board", *SHARED),
+    "demo": (
+        "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
+        "language",
+    ),
     "serve": (
         "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
         "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len",

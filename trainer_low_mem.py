@@ -19,7 +19,7 @@ from config import Config
 from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
-from language import speak
+from language import say, speak
 from memory.observe.monitor import Monitor
 from settings.fields import AUTO
 from training.budget.keeping import Keeper
@@ -120,6 +120,7 @@ class LowMemTrainer:
                 attach_reference(start, self.steps, plan.choice, device, accelerator, journal.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
+        stack.callback(lambda: self.live.engine.close())
         self.saver = Saver(self.live, opening.mirror)
         self.recovery = Recovery(self.live, self.saver)
         self.evaluator = Evaluator(self.live, self.recovery.give_up)
@@ -152,9 +153,12 @@ class LowMemTrainer:
             if exhausted and not is_last:
                 self.recovery.give_up()
             if stop and not is_last:
-                told = f"stopped after step {number}, saved in {live.start.run_dir}; continue with\n  {resume_command(self.config)}"
+                told = say(
+                    "stopped after step {step}, saved in {folder}; continue with\n  {command}",
+                    step=number, folder=live.start.run_dir, command=resume_command(self.config),
+                )  # fmt: skip
                 if live.is_main:
-                    say_after_launcher(told)
+                    say_after_launcher(str(told))
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
             self.journal.tell(remark)

@@ -19,7 +19,9 @@ from commands.diagnosis.page import print_report
 from commands.diagnosis.trials import run_trials, trials_of
 from config import Config, T5ModelConfig, UserError
 from data.prepare.child import call_in_child
+from devices import machine_file
 from memory.cost.prediction import Machine
+from memory.homes import weights_folder
 from memory.machines import this_machine
 from settings.fields import AUTO
 
@@ -74,7 +76,11 @@ def examine(config: Config, measures: bool) -> dict[str, Any]:
     Returns:
         `machine`, `torch`, `devices`, `problem` ("" where torch works), `model`, `budget_bytes`, `trials`, `advice`.
     """
-    report: dict[str, Any] = {"machine": take_inventory(Path(config.run.output_dir))}
+    folder = weights_folder(config)
+    report: dict[str, Any] = {"machine": take_inventory(folder)}
+    disk = report["machine"]["disk"]
+    if disk["read_rate"] and disk["write_rate"]:
+        machine_file.keep_disk(folder, disk["read_rate"], disk["write_rate"])
     found, problem = look_at_devices(config.run.device)
     report |= {"torch": found.get("torch", {}), "devices": found.get("devices", []), "problem": problem, "trials": []}
     if measures and not problem:
@@ -115,7 +121,7 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
     if chosen is None:
         names = ", ".join(dict.fromkeys(device["name"] for device in here))
         raise UserError(f"--device = {asked}, is not here; here: {names}; use one of them or auto")
-    machine = this_machine(config.memory.memory_budget)
+    machine = this_machine(config.memory.memory_budget, folder=weights_folder(config))
     nominal = chosen["nominal"]
     machine = replace(
         machine,

@@ -28,6 +28,7 @@ from language import say, speak
 from memory.alternatives import Alternative, other_ways
 from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
+from memory.homes import weights_folder
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan
 from model.shapes import weight_counts
@@ -108,7 +109,8 @@ class _Found:
 
 def _found(config: Config) -> _Found:
     target, budget = config.plan.target, config.memory.memory_budget
-    machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
+    here, threads = weights_folder(config), config.run.num_threads
+    machine = this_machine(budget, threads, here) if target == AUTO else target_machine(target, budget)
     spec = _counted(resolve(config, machine))
     modes = {mode: _in_mode(spec, mode) for mode in MODES}
     changes = planned_changes(config, spec.plan, partial(_plan_of, spec), MOST_CHANGES)
@@ -145,7 +147,7 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     return {
         "plan": found.plan.as_dict(), "modes": modes,
         **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.spec.machine),
-        "disk": disk_need(config, found.plan.choice.storage).as_dict(),
+        "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),
     }  # fmt: skip
 
 
@@ -237,7 +239,7 @@ def _rows(config: Config) -> SeenRows:
 
 def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
     """What the run will write, and what stands against it on this machine."""
-    need = disk_need(config, chosen.choice.storage)
+    need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     if config.plan.target != AUTO:
         return "disk", need.describe()
     problems, notes = too_full(need, config.run.output_dir)

@@ -33,7 +33,8 @@ from memory.cost.prediction import (
 from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
 from memory.first_guess import effective_batch, table_guess
-from memory.reasons import dtype_reasons, kernel_reasons, size_reasons
+from memory.homes import Homes, homes_to_try, ways_at
+from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, size_reasons
 from settings.fields import AUTO
 from units import MIB
 
@@ -201,6 +202,7 @@ def plan(
     target_tokens: int | None = None,
     earlier: Choice | None = None,
     precision: Precision | None = None,
+    homes: Homes | None = None,
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
 ) -> Plan:
@@ -210,7 +212,7 @@ def plan(
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
             does not, its precision is, as long as any way in it fits.
-        precision: where it is settled; None: the plan chooses.
+        precision: where it is settled; None: the plan chooses. homes: likewise where weights rest.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
     Raises:
         DoesNotFit: no way fits; names the least peak and the cheapest changes.
@@ -221,12 +223,9 @@ def plan(
     if earlier is not None:
         earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine))
     began = _precision_of(config, machine, earlier) if earlier else None
-    goes_on = earlier and began and _fits(work, earlier, machine) and _shares_as_asked(config, machine, earlier)
-    ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or precision))
-    fastest = _fastest(work, machine, ways)
-    if fastest is None and began and not goes_on:
-        ways = list(choices(config, machine, work))
-        fastest = _fastest(work, machine, ways)
+    bases = [[earlier]] if earlier and began and _goes_on(config, machine, work, earlier) else []
+    bases += [list(choices(config, machine, work, each)) for each in ([began, None] if began else [precision])]
+    ways, fastest = _first_that_fits(config, machine, work, bases, homes)
     if fastest is None:
         least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
         raise DoesNotFit(*refusal(config, work, machine, least))
@@ -237,11 +236,25 @@ def plan(
         best,
         reasons=(
             *size_reasons(best.choice, machine),
+            *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
             *_fp16_reasons(config, machine, best.choice),
             *kernel_reasons(best.choice, had_kernels),
         ),
     )
+
+
+def _first_that_fits(
+    config: Config, machine: Machine, work: Work, bases: list[list[Choice]], homes: Homes | None
+) -> tuple[list[Choice], Choice | None]:
+    """The first home and list of ways of which one fits, with the fastest of them; else the last ones tried, and None."""
+    ways: list[Choice] = []
+    for home in homes_to_try(config, machine, homes):
+        for base in bases:
+            ways = ways_at(home, config, machine, work, base, homes) or ways
+            if (fastest := _fastest(work, machine, ways)) is not None:
+                return ways, fastest
+    return ways, None
 
 
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
@@ -278,8 +291,8 @@ def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest:
 def _smallest(ways: list[Choice]) -> list[Choice]:
     """Of ways that differ only in what always takes more, those that take the least."""
 
-    def size(way: Choice) -> tuple[int, int, bool]:
-        return way.saved_blocks, way.loss_chunk_bytes, way.malloc == "fast"
+    def size(way: Choice) -> tuple[int, int, int, bool]:
+        return -way.away_blocks, way.saved_blocks, way.loss_chunk_bytes, way.malloc == "fast"
 
     found: dict[tuple[object, ...], Choice] = {}
     for way in ways:
@@ -316,11 +329,12 @@ def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     return choice.shards, choice.storage == "int8", predict_seconds(work, choice, machine)
 
 
-def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
-    _, peak = peak_of(predict(work, choice, machine))
+def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
+    """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
-    return is_beside and peak <= machine.budget_bytes and rows >= work.rows > rows - choice.batch_size_per_gpu
+    is_all = rows >= work.rows > rows - choice.batch_size_per_gpu
+    return is_beside and is_all and _shares_as_asked(config, machine, choice)
 
 
 def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:

@@ -16,6 +16,7 @@ PROGRAM = "python train_low_mem.py"
 ABOUT = {
     "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
     "dpo": "continue from a trained model with preferences: prompt, chosen and rejected answer (DPO, IPO, ORPO)",
+    "demo": "train a small model on prose and on dates in a few minutes, and let it answer: what `make train` runs",
     "plan": "predict peak memory and speed, and show the choice, its parts and what else could be done",
     "doctor": "what this machine offers and limits, measured; with --model_preset also what a model takes; advice last",
     "tokenizer": "train a tokenizer on --train_file in bounded memory",

@@ -78,10 +78,11 @@ class Opening:
             DoesNotFit: no way fits.
         """
         begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
-        settled = self.plan.choice.precision  # the weights are there, and computed with
+        chosen = self.plan.choice  # the weights are there, and computed with
         spec = resolve_here(
-            begin, self.device, budget, self.base_bytes, self.num_processes, rows=self.spec.rows, precision=settled
-        )
+            begin, self.device, budget, self.base_bytes, self.num_processes, rows=self.spec.rows,
+            precision=chosen.precision, homes=(chosen.weights_in, chosen.away_blocks),
+        )  # fmt: skip
         return spec.plan
 
 
@@ -205,7 +206,8 @@ def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:
         return []  # what is left is published, which takes no room
     with writing("output_dir", config.run.output_dir):
         held = bytes_below(begin.run_dir / "checkpoints")
-        problems, notes = too_full(disk_need(config, spec.plan.choice.storage), config.run.output_dir, held)
+        need = disk_need(config, spec.plan.choice.storage, spec.plan.choice)
+        problems, notes = too_full(need, config.run.output_dir, held)
     refuse(problems)
     return notes
 

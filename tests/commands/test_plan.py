@@ -76,7 +76,13 @@ def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[
 
 
 def test_several_targets_are_planned_in_one_go(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {**SHAPE, "model_preset": "t5-3b", "memory_budget": "auto", "target": "laptop_8gb, gpu_24gb"}
+    flags = {
+        **SHAPE,
+        "model_preset": "t5-3b",
+        "memory_budget": "auto",
+        "target": "laptop_8gb, gpu_24gb",
+        "weights_in": "device",
+    }
     plan_command.show(load("plan", flags))
     small, large = json.loads(capsys.readouterr().out)
     assert small["exit_code"] == 3 and "memory_budget" in small["problems"][0]

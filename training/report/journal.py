@@ -27,6 +27,7 @@ from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
 from settings.fields import counted
+from training.report.card import push_command
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress, Reading
@@ -140,7 +141,8 @@ class Journal:
             self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         rows = plan_rows(plan, weight_counts(config.model)["total"])
-        self.progress.table(say("plan"), [*rows, (say("disk"), disk_need(config, plan.choice.storage).describe())])
+        disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
+        self.progress.table(say("plan"), [*rows, (say("disk"), disk)])
 
     def plan(self, plan: Plan) -> None:
         """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
@@ -261,6 +263,6 @@ class Journal:
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
-        self.progress.lines(say("next"), lines)
+        self.progress.lines(say("next"), [*lines, push_command(Path(summary.model_dir))])
         if config.run.quiet:
             self.progress.warn(summary.model_dir)
