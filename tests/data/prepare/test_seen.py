@@ -34,9 +34,9 @@ def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> Non
     loader = StepLoader(prepared.train_dir, prepared.objective, config)
     stored = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 2)
     assert stored[0].texts == list(rows[0].texts) and len(stored) == 2
-    assert columns_of_shards(prepared) == task.columns and " rows (50" in cut_of_shards(config, prepared)
+    assert columns_of_shards(prepared) == task.columns and " rows (49.7%)" in cut_of_shards(config, prepared)
     table = told(stored, task.columns)
-    assert table[0] == ("columns", "question -> answer (others: --prompt_column, --response_column)")
+    assert table[0] == ("columns", "question -> answer (--prompt_column, --response_column)")
     assert table[1] == ("encoder", "question: qqq (14 tokens)") and table[2] == ("decoder", "a0 (3 tokens)")
 
 
