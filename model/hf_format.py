@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from config import T5ModelConfig
-from model.decoding.kv_cache import WithWeights, in_place
+from model.decoding.passing import WithWeights, in_place
 from model.formats.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
 from model.quantization import fill_int8, is_int8, scale_of
 from model.shapes import hf_names, weight_counts, weights

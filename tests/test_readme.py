@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plan_table
+from benchmarks.checks import plan_table
 from config import COMMANDS, ROOT, load
 
 PAGES = ("README.md", "README.zh-CN.md")
@@ -70,4 +70,4 @@ def test_links_and_files_named_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_table_of_models_and_machines_is_current(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf8")
-    assert plan_table.with_table(text) == text, "run: python -m benchmarks.plan_table"
+    assert plan_table.with_table(text) == text, "run: python -m benchmarks.checks.plan_table"

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.decoding.kv_cache import WithWeights, in_place
+from model.decoding.passing import WithWeights, in_place
 from model.dropout import Dropout
 from model.layers import Linear
 from model.lora.form import LoraSettings

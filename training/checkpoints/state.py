@@ -22,7 +22,7 @@ from engine.scaling import LossScaling
 from memory.cost.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.cost.work import HOMES, JSON_NAMES, Choice
 from model import hf_format
-from model.decoding.kv_cache import WithWeights, in_place
+from model.decoding.passing import WithWeights, in_place
 from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
 from model.t5 import T5

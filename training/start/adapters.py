@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from config import Config
-from model.decoding.kv_cache import WithWeights, in_place
+from model.decoding.passing import WithWeights, in_place
 from model.formats.peft import is_adapter, load_adapters, read_info
 from model.formats.tensor_files import TensorFolder, read_json
 from model.lora.adapter import LoraAdapter, add_adapters, resolve_targets, use_adapters

@@ -25,7 +25,7 @@ from engine.weights import WeightStore, weight_store_for
 from memory.cost.prediction import Choice
 from memory.homes import weights_folder
 from model import hf_format
-from model.decoding.kv_cache import in_place
+from model.decoding.passing import in_place
 from model.formats.checksums import STATE
 from model.loss import LossSettings
 from model.t5 import T5, in_memory
