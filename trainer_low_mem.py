@@ -16,6 +16,7 @@ from accelerate import Accelerator
 
 import devices
 from config import Config
+from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import speak
@@ -28,7 +29,7 @@ from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, agreed_budget, headline, open_run, writes
+from training.opening import agree_on_kernels, agreed_budget, headline, open_run
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
 from training.processes.launch import local_processes, local_rank
@@ -196,7 +197,7 @@ class LowMemTrainer:
         summary = self.recorder.summary()
         journal.end(summary, self.config, prompt or "...")
         if live.is_main and best is not None:
-            with writes(self.config.run.output_dir):
+            with writing("output_dir", self.config.run.output_dir):
                 write_card(start.run_dir, start.run_dir)
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
