@@ -19,7 +19,7 @@ from config import Config
 from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
-from language import speak
+from language import say, speak
 from memory.observe.monitor import Monitor
 from settings.fields import AUTO
 from training.budget.keeping import Keeper
@@ -32,6 +32,7 @@ from training.live import LiveRun
 from training.opening import agree_on_kernels, agreed_budget, headline, open_run
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
+from training.processes.last_word import say_after_launcher
 from training.processes.launch import local_processes, local_rank
 from training.processes.peers import Peers
 from training.recording import Recorder
@@ -40,12 +41,13 @@ from training.report.card import write_card
 from training.report.endings import Interrupted
 from training.report.history import plot
 from training.report.journal import Journal
-from training.report.summary import Summary
+from training.report.summary import Summary, resume_command
 from training.report.trackers import Trackers, tracker_names
 from training.report.tracking import Listener
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
+from training.start.seen import begun_rows
 
 __all__ = ["LowMemTrainer", "plot"]
 
@@ -103,8 +105,11 @@ class LowMemTrainer:
         self.journal = journal = Journal(
             config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks]
         )
-        for text in (*budget.warnings, *start.notes, headline(opening)):
+        journal.keep([*budget.warnings, *start.told])
+        for text in (*start.notes, headline(opening)):
             journal.tell(text)
+        if is_main and not self.config.train.is_keep_training:
+            journal.rows(begun_rows(start))
         journal.begin(config, plan, start.state.step)
         keeper = Keeper(
             config, plan, budget, opening.plan_again, device=device, monitor=monitor, journal=journal,
@@ -148,9 +153,13 @@ class LowMemTrainer:
             if exhausted and not is_last:
                 self.recovery.give_up()
             if stop and not is_last:
-                raise Interrupted(
-                    f"stopped after step {number}, saved in {live.start.run_dir}; continue with --is_keep_training=True"
-                )
+                told = say(
+                    "stopped after step {step}, saved in {folder}; continue with\n  {command}",
+                    step=number, folder=live.start.run_dir, command=resume_command(self.config),
+                )  # fmt: skip
+                if live.is_main:
+                    say_after_launcher(str(told))
+                raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
             self.journal.tell(remark)
 

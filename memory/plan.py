@@ -1,8 +1,8 @@
 """Will it fit, and what is the fastest way that does? Chooses how a run's steps are done.
 
 `plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
-drops those whose predicted peak is over the budget, and takes the fastest of the rest; in mode ultra the smallest of those
-that are nearly as fast. The effective batch is never touched. The formulas are in `memory.cost.prediction`.
+drops those whose predicted peak is over the budget, and takes the fastest of the rest; in modes low and ultra the smallest of
+those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.cost.prediction`.
 Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
 machine; those that were measured tell times. A run that is resumed computes in what it began with.
 """
@@ -17,9 +17,9 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
-from language import english
+from language import english, say
 from memory.alternatives import refusal
-from memory.cost.precision import FLOAT16, Precision, precisions
+from memory.cost.precision import FLOAT16, Precision, asked_precision, precisions
 from memory.cost.prediction import (
     Choice,
     Machine,
@@ -40,7 +40,8 @@ from units import MIB
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
-ULTRA_SECONDS = 1.05  # of the fastest step: what mode ultra gives for the least memory
+# of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
+SLOWER = {"low": 1.05, "ultra": 1.05}
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,12 @@ def _passes_and_shards(config: Config, machine: Machine, count: int) -> list[tup
     return [*whole, *sharded]
 
 
+def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:
+    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
+        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
+        yield say(told, compute=choice.compute)
+
+
 def _micro_batches(config: Config, work: Work) -> list[int]:
     train = config.train
     if train.batch_size_per_gpu != AUTO:
@@ -222,8 +229,8 @@ def plan(
     if fastest is None:
         least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
         raise DoesNotFit(*refusal(config, work, machine, least))
-    is_ultra = config.memory.memory_mode == "ultra"
-    chosen = _smallest_of_fast(work, machine, ways, fastest) if is_ultra else fastest
+    slower = SLOWER.get(config.memory.memory_mode, 1.0)
+    chosen = _smallest_of_fast(work, machine, ways, fastest, slower) if slower > 1 else fastest
     best = _priced(config, machine, work, chosen)
     return replace(
         best,
@@ -231,6 +238,7 @@ def plan(
             *size_reasons(best.choice, machine),
             *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
+            *_fp16_reasons(config, machine, best.choice),
             *kernel_reasons(best.choice, had_kernels),
         ),
     )
@@ -268,11 +276,15 @@ def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     return None if best is None else ways[best[1]]
 
 
-def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest: Choice) -> Choice:
-    """Of the ways that are nearly as fast as the fastest that fits, the one that takes the least."""
+def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest: Choice, slower: float) -> Choice:
+    """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least.
+
+    Args:
+        slower: times the seconds of the fastest that it may take.
+    """
     *kind, seconds = _rank(fastest, work, machine)
-    ranks = [(way, _rank(way, work, machine)) for way in ways]
-    fast = [way for way, (*other, slower) in ranks if other == kind and slower <= ULTRA_SECONDS * seconds]
+    ranks = [(way, _rank(way, work, machine)) for way in ways if way.storage == fastest.storage]
+    fast = [way for way, (*other, its) in ranks if other == kind and its <= slower * seconds]
     return min(fast, key=lambda way: _peak(work, way, machine))
 
 
@@ -328,7 +340,8 @@ def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bo
 def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:
     """That of the resumed run; None where another is asked for now."""
     precision = earlier.precision
-    if config.memory.mixed_precision not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
+    asked = asked_precision(config, machine.multiplies_fast)
+    if asked not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
         return None
     if precision.compute == FLOAT16 and not machine.rate("float16"):
         raise UserError(
