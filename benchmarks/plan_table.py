@@ -42,5 +42,6 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    page = ROOT / "README.md"
-    page.write_text(with_table(page.read_text(encoding="utf8")), encoding="utf8")
+    for name in ("README.md", "README.zh-CN.md"):
+        page = ROOT / name
+        page.write_text(with_table(page.read_text(encoding="utf8")), encoding="utf8")

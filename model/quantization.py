@@ -14,7 +14,7 @@ Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,12 @@ def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.de
     return made
 
 
-def fill_int8(model: nn.Module, chunks: Callable[[str], Iterator[Tensor]], device: torch.device | str = "cpu") -> None:
+def fill_int8(
+    model: nn.Module,
+    chunks: Callable[[str], Iterator[Tensor]],
+    device: torch.device | str = "cpu",
+    filling: Callable[[nn.Parameter], AbstractContextManager[None]] = lambda weight: nullcontext(),
+) -> None:
     """Give a model made on the meta device its weights: matrices and tables in int8, norms and position bias in fp32.
 
     Every matrix gets its memory before the first chunk is read, and all chunks are rounded in one place. Taken in turns, a
@@ -85,16 +90,18 @@ def fill_int8(model: nn.Module, chunks: Callable[[str], Iterator[Tensor]], devic
 
     Args:
         chunks: name of a weight -> its rows, in pieces.
+        filling: a context in which a weight is in memory to be filled. Matrices that are in int8 already have their place.
     Memory: the int8 model and one chunk.
     """
     for name, weight in list(model.named_parameters()):
-        if is_matrix(name, weight.shape):
+        if is_matrix(name, weight.shape) and not isinstance(weight, Int8Weight):
             rows, columns = weight.shape
             _replace(model, name, empty_int8(rows, columns, device))
     work = torch.empty(0, device=device)
     for name, weight in list(model.named_parameters()):
         if isinstance(weight, Int8Weight):
-            quantize_into(weight, chunks(name), work)
+            with filling(weight):
+                quantize_into(weight, chunks(name), work)
         else:
             whole = torch.cat([chunk.float() for chunk in chunks(name)]).to(device)
             _replace(model, name, nn.Parameter(whole, requires_grad=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,8 @@ class Api:
         return flow
 
     def _answers(self, asked: Asked, flow: Flow) -> list[Answer]:
-        how, made = asked.how, []
+        how = asked.how
+        made: list[Answer] = []
         penalties = Penalties(how.repetition_penalty, how.no_repeat_ngram_size, 0, self.eos)
         for ids in asked.prompts:
             prompt = Prompt(ids, asked.count)
@@ -221,7 +222,7 @@ async def _respond(api: Api, request: Request, asked: Asked, form: Form) -> Resp
     return JSONResponse(form.whole(finished, prompt_tokens))
 
 
-async def _told(api: Api, flow: Flow) -> AsyncIterator[tuple[int, Told]]:
+async def _told(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Told], None]:
     """What the answers of a request are told, until all have ended; whoever stops reading gives them up.
 
     Raises:

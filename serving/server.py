@@ -114,7 +114,7 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
     capacity, room = api.engine.capacity, trained.room
     longest, new = api.texts.longest, api.defaults.max_new_tokens
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size)
-    lines = [
+    lines: list[str] = [
         say("serving {name} at {address}/v1  (Ctrl-C or SIGTERM ends it)", name=api.name, address=address),
         say(
             "at once: {rows} answers, {tokens} tokens of prompts and answers together ({longest} of the longest, {prompt} + {answer}); "
