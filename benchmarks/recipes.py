@@ -69,7 +69,9 @@ def scores(model: Path, recipe: str, validation: str, eval_rows: str, work: Path
         if match:
             found[name] = float(match[1].replace(",", ""))
     if recipe.startswith("g2p"):
-        told = run(["-m", "benchmarks.pronunciation", "score", str(model), validation, "--max_seq_len=64"], ROOT).output
+        told = run(
+            ["-m", "benchmarks.parts.pronunciation", "score", str(model), validation, "--max_seq_len=64"], ROOT
+        ).output
         found[WER] = float(told.split()[-1])  # the mean stands last
     return found
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pronunciation
-from benchmarks.pronunciation import language_of, make_rows, prompt_of, read_words, word_error_rate
+from benchmarks.parts import pronunciation
+from benchmarks.parts.pronunciation import language_of, make_rows, prompt_of, read_words, word_error_rate
 
 
 def test_a_prompt_has_a_token_for_each_letter() -> None:

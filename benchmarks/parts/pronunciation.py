@@ -1,7 +1,7 @@
 """How are words pronounced? Rows for the recipes g2p_ten and g2p_english, and their word error rate.
 
-    python -m benchmarks.pronunciation rows FOLDER OUTPUT LANGUAGE ...       FOLDER/LANGUAGE_train.tsv and _dev.tsv
-    python -m benchmarks.pronunciation score MODEL FILE ... [--num_beams=N] [--FLAG=VALUE ...]
+    python -m benchmarks.parts.pronunciation rows FOLDER OUTPUT LANGUAGE ...       FOLDER/LANGUAGE_train.tsv and _dev.tsv
+    python -m benchmarks.parts.pronunciation score MODEL FILE ... [--num_beams=N] [--FLAG=VALUE ...]
 
 Files are those of the SIGMORPHON shared tasks: a word, a tab, its phones parted by spaces. `rows` writes OUTPUT/train.jsonl
 and OUTPUT/dev.jsonl, a token for each letter and phone: letters are decomposed (Unicode NFD, so that a Korean syllable
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 SPACE = "_"  # stands for one inside a word
 Pronunciations = dict[str, list[str]]  # word, or its prompt -> each as phones parted by spaces
 
