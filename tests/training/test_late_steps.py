@@ -15,11 +15,11 @@ from trainer_low_mem import LowMemTrainer
 from training.budget import keeping
 from training.budget.keeping import Keeper
 
-WINDOW = 48  # steps; a multiple of all that comes every few steps, within two light cleanings
+WINDOW = 16  # steps; a multiple of all that comes every few steps, within two light cleanings
 EARLY, LATE = 51, 151  # behind a light cleaning each
 SIZES = {
     "d_model": 16, "d_kv": 8, "d_ff": 16, "num_decoder_layers": 1, "max_seq_len": 32, "effective_batch_size": 1,
-    "max_steps": LATE + WINDOW + 2, "save_steps": 1000, "eval_steps": 1000, "log_steps": WINDOW // 4, "dropout_rate": 0,
+    "eval_rows": 2, "max_steps": LATE + WINDOW + 2, "save_steps": 1000, "eval_steps": 1000, "log_steps": WINDOW, "dropout_rate": 0,
 }  # fmt: skip
 
 
@@ -45,6 +45,7 @@ class Counter:
             self.calls[self._window] += 1
 
 
+@pytest.mark.slow
 def test_a_late_step_makes_the_calls_of_an_early_one_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +59,6 @@ def test_a_late_step_makes_the_calls_of_an_early_one_and_leaves_nothing(
     monkeypatch.setattr(Keeper, "before_step", before_step)
     monkeypatch.setattr(keeping, "LOOK_SECONDS", float("inf"))  # by the clock, not by steps
     LowMemTrainer(configuration(tmp_path, "late", **SIZES)).train()
-    assert counter.calls[EARLY] > 1000 * WINDOW / 4
-    print(counter.calls, counter.objects)
-    assert counter.calls[LATE] == pytest.approx(counter.calls[EARLY], abs=WINDOW), "less than one call a step more"
+    assert counter.calls[EARLY] > 100 * WINDOW
+    assert counter.calls[LATE] < counter.calls[EARLY] + WINDOW, "less than one call a step more"
     assert counter.objects[LATE] - counter.objects[EARLY] < (LATE - EARLY) / 2
