@@ -41,7 +41,7 @@ TRAINING = {
     "memory": ("memory_budget", "memory_mode", "batch_size_per_gpu", "mixed_precision"),
     "the run": ("run_name", "output_dir", "eval_steps", "save_steps"),
 }
-SHORT = {
+SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     "train": TRAINING,
     "dpo": {**TRAINING, "preferences": ("beta", "preference_loss", "chosen_column", "rejected_column")},
     "plan": {"what is planned": ("target", "json"), **TRAINING},
@@ -98,7 +98,9 @@ def command_help(name: str, everything: bool = False) -> str:
         lines += ["", f"{task}:", *(line for flag in flags for line in _briefly(name, flag))]
     more = len(flags_of(name)) - len(unlisted(name)) + 3 - sum(map(len, short.values()))
     also = (
-        "; the flags of train are taken too, so that its command line can be planned as it is" if unlisted(name) else ""
+        ";\nthe flags of train are taken too, so that its command line can be planned as it is"
+        if unlisted(name)
+        else ""
     )
     return "\n".join([*lines, "", f"{PROGRAM} {name} --help=all shows {more} more{also}"])
 

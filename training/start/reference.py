@@ -220,7 +220,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _reference_folder(begin: Start) -> Path:
     """The model that the run started from, which `start` has put into the settings."""
-    return Path(begin.config.train.finetune_from)
+    return Path(str(begin.config.train.finetune_from))
 
 
 def _reference_walk(begin: Start, choice: Choice, device: Device, record: _Record, accelerator: Accelerator) -> Walk:
