@@ -14,20 +14,21 @@ SHUFFLED = --random-order --random-order-seed=$(ORDER)
 # the order of the tests is drawn anew by another number: make test ORDER=7
 ORDER ?= 1
 
-.PHONY: help train test lint bench board coverage audit
+.PHONY: help train test lint bench board coverage audit docs
 .SILENT:
 
 help:
-	echo 'make train   install what is missing, train on the built-in sample; ARGS="--train_file=my.parquet --memory_budget=6G"'
+	echo 'make train   install what is missing, train a small model that reads dates; ARGS="--train_file=my.parquet --memory_budget=6G"'
 	echo 'make board   a page in the browser: start runs, watch them, talk with what was trained; ARGS="--port=8300"'
 	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 draws another order'
 	echo 'make coverage   the tests, and the lines that none of them runs'
 	echo 'make audit   known holes in the packages used'
 	echo 'make lint    ruff and mypy'
+	echo 'make docs    the pages of docs/ as a site'
 	echo 'make bench   speed and memory beside Hugging Face T5; ARGS="--help"'
 
 train: $(INSTALLED)
-	$(PY) train_low_mem.py train $(ARGS)
+	$(PY) train_low_mem.py $(if $(strip $(ARGS)),train $(ARGS),demo)
 
 board: $(INSTALLED_BOARD)
 	$(PY) train_low_mem.py board $(ARGS)
@@ -51,8 +52,14 @@ audit: $(PY)
 bench: $(INSTALLED_DEV)
 	$(PY) -m benchmarks.throughput $(ARGS)
 
+# the pages of docs/ as a site, in data/cache/site
+docs: $(INSTALLED_DEV)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	echo data/cache/site/index.html
+
 $(PY):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import platform, sys; sys.exit((platform.system(), platform.machine()) == ("Darwin", "x86_64") and "Intel Macs are not served: the wheels of torch for them end at 2.2.2, and 2.9 is needed; a Mac with Apple silicon and its own Python (arm64) is")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'venv is missing; on Debian and Ubuntu: apt install python3-venv'; exit 1; }
 
 # The stamps make pip run again only when the requirements have changed.

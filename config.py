@@ -79,8 +79,8 @@ class DataConfig:
     )
     expand_turns: bool = defining(False, "learn every answer of a conversation, not only the last", kind=bool)
     prompt_template: str = defining(
-        AUTO, "words around a prompt: plain, chat, alpaca, question, chat_zh, or a text with {prompt} (and {system}); "
-        "auto: those the model was trained with, else plain", kind="text", auto=True,
+        AUTO, "words around a prompt: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with {prompt} "
+        "(and {system}), or Jinja; auto: those the model was trained with, else the tokenizer's, else plain", kind="text", auto=True,
     )  # fmt: skip
     source_prefix: str | None = defining(
         AUTO, "text before every prompt, such as 'summarize: '; auto: the one the model was trained with",
@@ -129,8 +129,14 @@ class TrainConfig:
         False, "resume exactly where the last run of this output folder stopped; auto: where run_name exists, else start it",
         kind=bool, auto=True,
     )  # fmt: skip
-    finetune_from: str = setting(
-        AUTO, "model folder to start from; auto: the newest pretraining run", kind=str, auto=True
+    finetune_from: str | None = setting(
+        AUTO, "model folder to start from, or a name on the Hugging Face hub with allow_download; auto: the newest pretraining "
+        "run whose tokenizer suits the data, else none; none: random weights", kind=str, auto=True, optional=True,
+    )  # fmt: skip
+    allow_download: bool = setting(
+        False,
+        "fetch finetune_from from the Hugging Face hub, or the mirror that HF_ENDPOINT names, into models/",
+        kind=bool,
     )
     max_steps: int | str = setting(AUTO, "steps to train; auto: from epochs", kind=int, unit="steps", low=1, auto=True)
     epochs: float | str = setting(
@@ -159,7 +165,8 @@ class TrainConfig:
     )  # fmt: skip
     learning_rate: float | str = setting(
         AUTO,
-        f"highest learning rate; auto: {optimizers.rates_described()}, 1e-3 for its adapters; dpo: a hundredth, with adapters a tenth",
+        f"highest learning rate; auto: {optimizers.rates_described()}, 1e-3 for its adapters; from a trained model a tenth, so 1e-3 "
+        "for adafactor (as the T5 paper finetunes), but for adamw; dpo: a hundredth, with adapters a tenth",
         kind=float,
         above=0.0,
         auto=True,
@@ -266,7 +273,7 @@ class MemoryConfig:
         AUTO, "most memory for the process tree of one rank; auto: what is free here", kind="size", auto=True
     )
     memory_mode: str = setting(
-        AUTO, "standard (fast), low, ultra (least memory); auto: the first that fits",
+        AUTO, "standard (all graphs kept), low (least memory for 5% more time), ultra (least memory: recomputes all, weights in bf16); auto: the fastest that fits",
         kind=str, auto=True, choices=("standard", "low", "ultra"),
     )  # fmt: skip
     probe: bool | str = setting(
@@ -294,6 +301,17 @@ class MemoryConfig:
     shard_weights: bool | str = setting(
         AUTO, "each process keeps a share of weights and optimizer state; auto: where whole ones do not fit", kind=bool, auto=True
     )  # fmt: skip
+    weights_in: str = setting(
+        AUTO, "where the weights of blocks rest that do not work: device, ram (beside a GPU) or file; auto: the first that fits, "
+        "of a file only the blocks that do not", kind=str, auto=True, choices=("device", "ram", "file"),
+    )  # fmt: skip
+    weights_dir: str = setting(
+        AUTO,
+        "folder on whose disk that file lies while the run lasts; auto: output_dir",
+        kind=str,
+        auto=True,
+        is_place=True,
+    )
     light_clean_steps: int = setting(50, "steps between light cleanings", kind=int, low=1)
     full_clean_steps: int = setting(200, "steps between full cleanings", kind=int, low=1)
     monitor_seconds: float = setting(
@@ -338,9 +356,9 @@ class TokenizerConfig:
 
     tokenizer_type: str = setting(
         "bpe",
-        "bpe (byte-level), unigram, or byte (ByT5, nothing to train)",
+        "bpe (byte-level), unigram, byte (ByT5, nothing to train), or words (what stands between spaces, such as phones)",
         kind=str,
-        choices=("bpe", "unigram", "byte"),
+        choices=("bpe", "unigram", "byte", "words"),
     )
     tokenizer_sample: int = setting(
         64 * 2**20, "most text a tokenizer is trained on, sampled over the corpus", kind="size"
@@ -368,6 +386,9 @@ class PrepareConfig:
 
     shards_dir: str = setting(AUTO, "folder for the token shards; auto: under cache_dir", kind=str, auto=True)
     shard_rows: int = setting(65536, "rows of one shard file", kind=int, unit="rows", low=64)
+    preview: int = setting(
+        0, "show so many rows as the model will see them, and write no shards", kind=int, unit="rows", low=0
+    )
     prepare_workers: int | str = setting(
         AUTO, "processes that encode, 0: none of their own; auto: one a core, at most 4", kind=int, low=0, high=256, auto=True
     )  # fmt: skip
@@ -449,7 +470,10 @@ class AnswerConfig:
     """What is answered, and where to."""
 
     input: str | None = setting(
-        None, "a text, or a file of prompts (text, JSONL, CSV, Parquet, Arrow)", kind=str, optional=True
+        None,
+        "a text, a file of prompts (text, JSONL, CSV, Parquet, Arrow), or - for the lines of standard input",
+        kind=str,
+        optional=True,
     )
     output: str | None = setting(
         None,
@@ -487,26 +511,44 @@ class ChatConfig:
     """How a conversation in the terminal is led."""
 
     system_prompt: str | None = setting(None, "instructions for the whole conversation", kind=str, optional=True)
-    history_turns: int = setting(
-        0, "questions before the newest, with their answers, that the model sees; more than it was trained with rarely help",
-        kind=int, low=0,
+    history_turns: int | str = setting(
+        AUTO, "questions before the newest, with their answers, that the model sees; auto: all that fit where it learnt "
+        "conversations, else none", kind=int, low=0, auto=True,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BoardConfig:
-    """Where the page is, and which files it may show."""
+    """Where the page or the API is, and which files the page may show."""
 
     host: str = setting(
-        "127.0.0.1", "address to listen at; another than this machine's own makes the page ask for a token", kind=str
+        "127.0.0.1", "address to listen at; one that others can reach is served with a token alone", kind=str
     )
-    port: int = setting(8300, "port to listen at; 0: any that is free", kind=int, low=0, high=65535)
+    port: int | str = setting(
+        AUTO, "port to listen at; 0: any that is free; auto: 8300 of the page, 8400 of the API",
+        kind=int, low=0, high=65535, auto=True,
+    )  # fmt: skip
     token: str | None = setting(
-        AUTO, "word that opens the page; auto: none on this machine alone, else one is drawn and printed",
+        AUTO, "word that opens the page, key of the API; auto: none on this machine alone, else one is drawn and printed",
         kind=str, auto=True, optional=True,
     )  # fmt: skip
     data_dir: str = setting("data/files", "folder that data files are picked from and uploaded to", kind=str)
     upload_limit: int = setting(8 * 2**30, "largest file that may be uploaded", kind="size")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """How many requests the API holds, and how long."""
+
+    max_queue: int = setting(
+        64, "answers that may wait to be written; a request that would be one more is told to come again", kind=int, low=0, high=4096
+    )  # fmt: skip
+    request_timeout: float = setting(
+        600.0, "longest time of a request, waiting included", kind=float, unit="seconds", above=0.0, high=86400.0
+    )
+    shutdown_timeout: int = setting(
+        30, "time that open requests have to be answered when the API is ended", kind=int, unit="seconds", low=0, high=3600
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -540,13 +582,23 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     board: BoardConfig = field(default_factory=BoardConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
-    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file" or "preset"; defaults are absent
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "preset" or "edited"; defaults are absent
 
     def origin(self, name: str) -> str | None:
         """Where the value of a setting came from: "flag", "file" or "preset"; None: it is the default."""
         return dict(self.origins).get(name)
+
+    def edited_notes(self) -> list[str]:
+        """What is to be told of defaults in this file that were edited, and so go before a preset."""
+        values = self.as_dict()
+        return [
+            f"{name} = {values[name]}, as config.py was edited; the preset says otherwise"
+            for name, origin in self.origins
+            if origin == "edited"
+        ]
 
     def given(self, name: str) -> bool:
         """Whether the user named this setting, by flag or by file."""
@@ -573,32 +625,61 @@ class Config:
 
 
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
-# command -> its groups and single settings
+# which rows are read, and how they become text
+ROWS = (
+    "train_file", "validation_file", "text_column", "prompt_column", "response_column", "chosen_column", "rejected_column",
+    "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
+    "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
+)  # fmt: skip
+SHARED = ("output_dir", "log_dir", "language")
+# where a trained model is used, and what it may take
+USE = ("memory_budget", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *SHARED)
+TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run")
+# command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "train": ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run"),
-    "plan": ("plan", "data", "model", "train", "lora", "memory", "tokenizer", "run"),
+    "train": TRAIN,
+    "plan": ("plan", *TRAIN),
     "doctor": (
-        "json", "model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
+        "json", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
         "max_grad_norm", "lora", "memory", "run",
     ),
-    "tokenizer": ("data", "vocab_size", "tokenizer", "run"),
-    "prepare": ("data", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "run"),
-    "evaluate": ("checkpoint", "metrics", "generate", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run"),
+    "tokenizer": (
+        *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
+        "is_finetune", "vocab_size", "tokenizer", "overwrite", *SHARED,
+    ),
+    "prepare": (
+        *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
+    ),
+    "evaluate": (
+        "checkpoint", "metrics", "generate", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
+    ),
     "generate": (
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
-        "skip_bad_rows", "max_seq_len", "memory", "run",
+        "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
-    "board": ("board", "output_dir", "log_dir", "language"),
-    "runs": ("listing", "json", "output_dir", "log_dir", "language"),
-    "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", "memory", "run"),
+    "board": ("board", *SHARED),
+    "demo": (
+        "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
+        "language",
+    ),
+    "serve": (
+        "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
+        "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len",
+        "memory", "run",
+    ),
+    "runs": ("listing", "json", *SHARED),
+    "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),
 }  # fmt: skip
-COMMANDS["merge"] = ("checkpoint", "output", "run")
-COMMANDS["check"] = ("checkpoint", "run")
-COMMANDS["convert"] = ("checkpoint", "output", "convert", "run")
+COMMANDS["merge"] = ("checkpoint", "output", "overwrite", *SHARED)
+COMMANDS["check"] = ("checkpoint", *SHARED)
+COMMANDS["convert"] = ("checkpoint", "output", "convert", "overwrite", *SHARED)
 COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "run")
-COMMANDS["quantize"] = ("checkpoint", "output", "data", "eval_rows", "eval_batch_size_per_gpu", "memory", "run")
-COMMANDS["dpo"] = ("preference", *COMMANDS["train"])
+COMMANDS["quantize"] = (
+    "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", *USE,
+)  # fmt: skip
+COMMANDS["dpo"] = ("preference", *TRAIN)
 
 
 @cache
@@ -622,7 +703,19 @@ def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     table, wanted = settings_by_name(), COMMANDS[command]
     ordered = sorted(table.items(), key=lambda item: _place(item[0], item[1][0], wanted))
     # "model" is a group and a setting: in a command's list it is the group
-    return {name: entry for name, entry in ordered if entry[0] in wanted or (name in wanted and name not in GROUPS)}
+    return {
+        name: entry
+        for name, entry in ordered
+        if entry[0] in wanted or (name in wanted and name not in GROUPS) or f"{entry[0]}.{name}" in wanted
+    }
+
+
+def unlisted(command: str) -> frozenset[str]:
+    """Settings that a command takes and does not show: `plan` takes a whole command line of `train` as it is."""
+    if command != "plan":
+        return frozenset()
+    unused = ("metrics", "cleaning", "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name")
+    return frozenset(name for name, (group, _) in flags_of(command).items() if group in unused or name in unused)
 
 
 def _place(name: str, group: str, wanted: tuple[str, ...]) -> int:

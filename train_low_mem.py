@@ -4,16 +4,14 @@ A mistake is answered before torch is imported. Fire dispatches, and gets nothin
 runs a command first and finds a mistyped flag after, takes `--x=false` for a true string, and loses the first two
 letters of `--noise_density` (python-fire issues 168, 222 and 461). So every argument is rewritten to `--name=value`.
 
-Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, 130 interrupted, 1 unforeseen.
+Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, or ended over it, 130 interrupted, 1 unforeseen.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import sys
-import textwrap
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -21,32 +19,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from config import COMMANDS, GROUPS, Config, DoesNotFit, UserError, flags_of, load
+from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from language import speak
 from screen import guard, visible
-from settings.fields import AUTO, allowed, counted, show
-from settings.precedence import model_presets, run_presets
+from settings.fields import AUTO, OverBudget, allowed, counted
+from settings.help import ABOUT, command_help, general_help, versions
 
-PROGRAM = "python train_low_mem.py"
-ABOUT = {
-    "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
-    "dpo": "continue from a trained model with preferences: prompt, chosen and rejected answer (DPO, IPO, ORPO)",
-    "plan": "predict peak memory and speed, and show the choice, its parts and what else could be done",
-    "doctor": "what this machine offers and limits, measured; with --model_preset also what a model takes; advice last",
-    "tokenizer": "train a tokenizer on --train_file in bounded memory",
-    "prepare": "turn text, JSONL, CSV, Parquet or Arrow into token shards",
-    "evaluate": "loss, perplexity and scored answers of a trained model on --validation_file",
-    "convert": "write a checkpoint of the T5 family, old or new, as a plain Hugging Face folder, and compare both",
-    "export": "write a trained model for llama.cpp (GGUF), CTranslate2 or ONNX runtimes, and check it",
-    "merge": "put adapters into the weights of their base: a plain model folder",
-    "quantize": "write a model with int8 weights, one byte each, and tell what that changes",
-    "check": "compare a folder's files with the sums they were written with: check FOLDER",
-    "generate": "answer a text, or a file of prompts, with a trained model",
-    "chat": "talk with a trained model in the terminal",
-    "runs": "list the runs, how they stand and what they take on the disk; --delete=NAME removes one",
-    "board": "a page in the browser: start runs, watch them, talk with what was trained",
-}
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
+VERSION_FLAGS = ("--version", "-version", "-V", "version")
 # The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
 # hold a NUL, so nothing typed is mistaken for it.
 NO_VALUE = "\0"
@@ -87,7 +67,11 @@ def _answered(arguments: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     name = _name_of(arguments)
     if any(word.partition("=")[0] in HELP_FLAGS for word in arguments) or arguments[:1] == ["help"]:
-        print(command_help(name) if name else general_help(), flush=True)
+        everything = any(word.rpartition("=")[2] == "all" for word in arguments)
+        print(command_help(name, everything) if name else general_help(), flush=True)
+        return 0
+    if arguments[:1] and arguments[0] in VERSION_FLAGS:
+        print(versions(), flush=True)
         return 0
     if not arguments:
         print(general_help(), file=sys.stderr)
@@ -96,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{arguments[0]}, is no command; the first word is one of: {', '.join(COMMANDS)}{hint}")
-    if name == "check" and len(arguments) > 1 and not _is_flag(arguments[1]):
+    if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire
 
@@ -150,20 +134,37 @@ def _run(name: str, config: Config) -> None:
     from devices.environment import prepare_environment
 
     prepare_environment()  # before torch is imported
+    for note in config.edited_notes():
+        _print_once(note)
     if name in ("train", "dpo"):
         from trainer_low_mem import LowMemTrainer
 
-        LowMemTrainer(config).train()
-    elif name in ("board", "runs"):
-        from board import commands as board_commands
+        if told := LowMemTrainer(config).train().over_budget():
+            raise OverBudget(told)
+    elif name in ("board", "serve"):
+        _serve(name, config)
+    elif name == "runs":
+        from board.commands import runs
 
-        getattr(board_commands, name)(config)
+        runs(config)
     elif name == "plan":
         from commands.plan import show
 
         show(config)
     else:
         getattr(import_module(f"commands.{name}"), name)(config)
+
+
+def _serve(name: str, config: Config) -> None:
+    """Commands that need packages of their own."""
+    try:
+        module = import_module("board.server" if name == "board" else "serving.server")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{name}, needs the package {error.name}; install it with "
+            "pip install -r requirements-board.txt -c constraints.txt, or start with make board"
+        ) from None
+    module.serve(config)
 
 
 def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:
@@ -199,43 +200,10 @@ def _may_be_empty(facts: Mapping[str, Any]) -> bool:
     return facts["kind"] == "text" and facts["optional"]
 
 
-def general_help() -> str:
-    """The commands, one line each."""
-    lines = [f"  {name:10} {ABOUT[name]}" for name in COMMANDS]
-    usage = f"usage: {PROGRAM} COMMAND [--flag=value ...]"
-    return "\n".join([usage, "", "commands:", *lines, "", f"{PROGRAM} COMMAND --help lists the flags of a command."])
-
-
-def command_help(name: str) -> str:
-    """Every flag of one command by group: default, allowed values, unit and a line of help."""
-    lines = [f"{name}: {ABOUT[name]}", "", f"usage: {PROGRAM} {name} [--flag=value ...]"]
-    lines += ["order: defaults < preset < file < flags; True and False also as yes, no, 1, 0; sizes as 6G, 512M", ""]
-    preset = "none; without train_file: sample" if name == "train" else "none"
-    lines += _flag_help("config", "none", "YAML or JSON file of settings", "a file")
-    lines += _flag_help("preset", preset, "settings by machine and goal", " | ".join(run_presets()))
-    lines += _flag_help("model_preset", Config().model_preset, "shape of the model", " | ".join(model_presets()))
-    group = ""
-    for flag, (its_group, member) in flags_of(name).items():
-        if its_group != group:
-            group = its_group
-            lines += ["", f"{group}: {_first_line(GROUPS[group])}"]
-        default = "none" if member.default is None else show(member, member.default)
-        lines += _flag_help(flag, default, member.metadata["help"], allowed(member.metadata))
-    return "\n".join(lines)
-
-
-def _first_line(group: object) -> str:
-    assert isinstance(group, type) and dataclasses.is_dataclass(group)
-    return (group.__doc__ or "").split("\n")[0]
-
-
-def _flag_help(flag: str, default: str, text: str, values: str) -> list[str]:
-    told = textwrap.wrap(f"{text} [{values}]", 100, break_long_words=False, break_on_hyphens=False)
-    return [f"  --{flag}  (default {default})", *(f"      {line}" for line in told)]
-
-
 def _print_refusal(name: str, error: UserError) -> None:
-    if isinstance(error, DoesNotFit):
+    if isinstance(error, OverBudget):
+        heading = "done, but over its memory budget"
+    elif isinstance(error, DoesNotFit):
         heading = "does not fit the memory budget"
     else:
         heading = counted(len(error.problems), "problem")

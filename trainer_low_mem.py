@@ -16,9 +16,10 @@ from accelerate import Accelerator
 
 import devices
 from config import Config
+from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
-from language import speak
+from language import say, speak
 from memory.observe.monitor import Monitor
 from settings.fields import AUTO
 from training.budget.keeping import Keeper
@@ -28,9 +29,10 @@ from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, agreed_budget, headline, open_run, writes
+from training.opening import agree_on_kernels, agreed_budget, headline, open_run
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
+from training.processes.last_word import say_after_launcher
 from training.processes.launch import local_processes, local_rank
 from training.processes.peers import Peers
 from training.recording import Recorder
@@ -39,12 +41,13 @@ from training.report.card import write_card
 from training.report.endings import Interrupted
 from training.report.history import plot
 from training.report.journal import Journal
-from training.report.summary import Summary
+from training.report.summary import Summary, resume_command
 from training.report.trackers import Trackers, tracker_names
 from training.report.tracking import Listener
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
+from training.start.seen import begun_rows
 
 __all__ = ["LowMemTrainer", "plot"]
 
@@ -102,8 +105,11 @@ class LowMemTrainer:
         self.journal = journal = Journal(
             config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks]
         )
-        for text in (*budget.warnings, *start.notes, headline(opening)):
+        journal.keep([*budget.warnings, *start.told])
+        for text in (*start.notes, headline(opening)):
             journal.tell(text)
+        if is_main and not self.config.train.is_keep_training:
+            journal.rows(begun_rows(start))
         journal.begin(config, plan, start.state.step)
         keeper = Keeper(
             config, plan, budget, opening.plan_again, device=device, monitor=monitor, journal=journal,
@@ -114,6 +120,7 @@ class LowMemTrainer:
                 attach_reference(start, self.steps, plan.choice, device, accelerator, journal.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
+        stack.callback(lambda: self.live.engine.close())
         self.saver = Saver(self.live, opening.mirror)
         self.recovery = Recovery(self.live, self.saver)
         self.evaluator = Evaluator(self.live, self.recovery.give_up)
@@ -146,9 +153,13 @@ class LowMemTrainer:
             if exhausted and not is_last:
                 self.recovery.give_up()
             if stop and not is_last:
-                raise Interrupted(
-                    f"stopped after step {number}, saved in {live.start.run_dir}; continue with --is_keep_training=True"
-                )
+                told = say(
+                    "stopped after step {step}, saved in {folder}; continue with\n  {command}",
+                    step=number, folder=live.start.run_dir, command=resume_command(self.config),
+                )  # fmt: skip
+                if live.is_main:
+                    say_after_launcher(str(told))
+                raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
             self.journal.tell(remark)
 
@@ -195,7 +206,7 @@ class LowMemTrainer:
         summary = self.recorder.summary()
         journal.end(summary, self.config, prompt or "...")
         if live.is_main and best is not None:
-            with writes(self.config.run.output_dir):
+            with writing("output_dir", self.config.run.output_dir):
                 write_card(start.run_dir, start.run_dir)
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()

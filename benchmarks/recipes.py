@@ -3,11 +3,14 @@
     python -m benchmarks.recipes summarise [--steps=N] [--rows=N] [--eval_rows=N] [--work=FOLDER] [--FLAG=VALUE ...]
 
 Runs `train --preset=recipe_NAME` in a child process, then the peer on the very same shards: same tokenizer, same rows,
-same shape, as many steps of as many rows. Both folders are measured by the same `evaluate` command on the same validation
-rows. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every 50 ms; the section of
-docs/benchmarks.md is written at the end.
+same shape, as many steps of as many rows; then the peer once more, with as many steps as it makes in the time that this
+project took. All folders are measured by the same `evaluate` command on the same validation rows, those of the recipes g2p_*
+by their word error rate too. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
+50 ms; the section of docs/benchmarks.md and its picture, memory over time beside the budget, are written at the end.
 
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
+--peer_micro_batch: rows of one of its forwards; 8, for words 256.
+--equal_time=False: without the second run of the peer.
 """
 
 from __future__ import annotations
@@ -20,11 +23,16 @@ from typing import Any
 
 from benchmarks.parts import children
 from benchmarks.parts.children import Child
-from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts.memory_picture import draw_memory, thinned
+from benchmarks.parts.results import ROOT, markdown, picture_place, write_section
 from benchmarks.parts.watched import events_of
 from units import format_size
 
-RECIPES = {"summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf"}
+RECIPES = {
+    "summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf",
+    "g2p_ten": "exact_match", "g2p_english": "exact_match",
+}  # fmt: skip
+WER = "wer"  # of the recipes for words
 PROGRAM = str(ROOT / "train_low_mem.py")
 TOLD = ("model_preset", "d_model", "d_ff", "num_layers", "num_decoder_layers", "vocab_size", "max_seq_len", "max_target_len",
         "effective_batch_size", "optimizer", "learning_rate", "mixed_precision", "seed")  # fmt: skip
@@ -35,6 +43,8 @@ OWN = {
     "work": "",
     "peer_optimizer": "adamw_torch",
     "peer_learning_rate": "1e-3",
+    "peer_micro_batch": "",
+    "equal_time": "True",
 }
 
 
@@ -58,6 +68,11 @@ def scores(model: Path, recipe: str, validation: str, eval_rows: str, work: Path
         match = re.search(rf"^\s*{name}\s+([\d.,]+)\s*$", told, re.MULTILINE)
         if match:
             found[name] = float(match[1].replace(",", ""))
+    if recipe.startswith("g2p"):
+        told = run(
+            ["-m", "benchmarks.parts.pronunciation", "score", str(model), validation, "--max_seq_len=64"], ROOT
+        ).output
+        found[WER] = float(told.split()[-1])  # the mean stands last
     return found
 
 
@@ -79,25 +94,40 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
     end = next(event for event in events if event["event"] == "end")
     settings = next(event for event in events if event["event"] == "start")["settings"]
     shards = max((work / "cache").glob("shards-*"), key=lambda path: path.stat().st_mtime)
-    words = ["-m", "benchmarks.parts.recipe_peer", str(shards / "train"), str(work / "runs" / "ours"), str(work / "peer"),
-             str(end["step"]), str(settings["effective_batch_size"]), options["peer_optimizer"],
-             options["peer_learning_rate"], str(settings["seed"])]  # fmt: skip
-    peer = run(words, ROOT)
-    validation = str(settings["validation_file"])
+    micro_batch = options["peer_micro_batch"] or ("256" if recipe.startswith("g2p") else "8")
+
+    def peer(steps: int, folder: Path) -> Child:
+        words = ["-m", "benchmarks.parts.recipe_peer", str(shards / "train"), str(work / "runs" / "ours"), str(folder),
+                 str(steps), str(settings["effective_batch_size"]), options["peer_optimizer"],
+                 options["peer_learning_rate"], str(settings["seed"]), micro_batch]  # fmt: skip
+        return run(words, ROOT)
+
+    runs = {"ours": (ours, work / "runs" / "ours"), "peer": (peer(end["step"], work / "peer"), work / "peer")}
     told = {name: settings[name] for name in TOLD}
     result: dict[str, Any] = {"steps": end["step"], "rows": settings["effective_batch_size"], "settings": told}
-    for name, child, folder in (("ours", ours, work / "runs" / "ours"), ("peer", peer, work / "peer")):
-        found = scores(folder, recipe, validation, options["eval_rows"], work)
-        result[name] = {"seconds": child.seconds, "peak_bytes": child.peak_bytes, **found}
-    result["planned_peak_bytes"] = end["planned_peak_bytes"]
-    return result
+    if options["equal_time"] == "True":
+        result["peer_steps"] = max(1, round(end["step"] * ours.seconds / runs["peer"][0].seconds))
+        runs["peer_equal_time"] = peer(result["peer_steps"], work / "peer_equal_time"), work / "peer_equal_time"
+    for name, (child, folder) in runs.items():
+        found = scores(folder, recipe, str(settings["validation_file"]), options["eval_rows"], work)
+        result[name] = {
+            "seconds": child.seconds,
+            "peak_bytes": child.peak_bytes,
+            "curve": thinned(child.curve),
+            **found,
+        }
+    plan = next(event for event in events if event["event"] == "plan")
+    return {**result, "planned_peak_bytes": end["planned_peak_bytes"], "budget_bytes": plan["budget_bytes"]}
 
 
 def table(recipe: str, figures: dict[str, Any]) -> str:
     """Both sides beside each other."""
-    names = ["loss", *(name for name in RECIPES[recipe].split(","))]
+    names = ["loss", *(name for name in RECIPES[recipe].split(",")), WER]
+    sides = {"ours": "this project", "peer": "Seq2SeqTrainer, equal rows"}
+    if "peer_equal_time" in figures:
+        sides["peer_equal_time"] = f"Seq2SeqTrainer, equal time ({figures['peer_steps']:,} steps)"
     rows = []
-    for name, shown in (("ours", "this project"), ("peer", "Seq2SeqTrainer")):
+    for name, shown in sides.items():
         side = figures[name]
         values = [f"{side[key]:.3f}" if key == "loss" else f"{side[key]:.1f}" for key in names if key in side]
         rows.append([shown, format_size(side["peak_bytes"]), f"{side['seconds'] / 60:.1f} min", *values])
@@ -128,6 +158,8 @@ def main(arguments: list[str]) -> None:
     figures = measure(names[0], options, flags, work)
     body = table(names[0], figures)
     print(body, flush=True)
+    body += f"\n\n![memory over time]({picture_place(f'recipe-{names[0]}')[1]})"
+    draw_memory(picture_place(f"recipe-{names[0]}")[0], figures)
     write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}, beside Seq2SeqTrainer on equal tokens", body, figures)
 
 

@@ -21,16 +21,17 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from board.form import form
-from board.guard import Guard
 from board.places import DATA_SUFFIXES, Outside, inside
 from board.runs import delete_run, size_of
 from board.service import Board
 from board.streams import overview_events, run_events
 from config import UserError, load
+from web.bodies import read_object
+from web.guard import Guard
 
 STATIC = Path(__file__).resolve().parent / "static"
 PAGES = ("/", "/run/{name}", "/new", "/plan", "/chat")
-BODY_BYTES, DISK_SPARE = 2**20, 2**28
+DISK_SPARE = 2**28
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -93,22 +94,6 @@ def _api(board: Board) -> list[Route]:
         return endpoint
 
     return [Route(path, bound(answer), methods=[method]) for path, (method, answer) in table.items()]
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """A JSON object of bounded size."""
-    held = b""
-    async for chunk in request.stream():
-        held += chunk
-        if len(held) > BODY_BYTES:
-            raise HTTPException(413, "too long")
-    try:
-        content = json.loads(held or b"{}")
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "no JSON") from None
-    if not isinstance(content, dict):
-        raise HTTPException(400, "no JSON object")
-    return content
 
 
 def _flags(body: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +161,7 @@ async def _compare(board: Board, request: Request) -> Response:
 
 
 async def _wish(board: Board, request: Request) -> Response:
-    name, asked = _known(board, request), await _body(request)
+    name, asked = _known(board, request), await read_object(request)
     word, problem = asked.get("word"), ""
     if word == "resume":
         more = asked.get("max_steps")
@@ -194,7 +179,7 @@ async def _wish(board: Board, request: Request) -> Response:
 
 
 async def _plan(board: Board, request: Request) -> Response:
-    return JSONResponse(await board.plan(_flags(await _body(request))))
+    return JSONResponse(await board.plan(_flags(await read_object(request))))
 
 
 async def _plans(board: Board, request: Request) -> Response:
@@ -207,7 +192,7 @@ async def _plans(board: Board, request: Request) -> Response:
 
 
 async def _start(board: Board, request: Request) -> Response:
-    flags = _flags(await _body(request))
+    flags = _flags(await read_object(request))
     return JSONResponse({"name": await asyncio.to_thread(board.start, flags)})
 
 
@@ -253,7 +238,7 @@ async def _models(board: Board, request: Request) -> Response:
 
 
 async def _talk(board: Board, request: Request) -> Response:
-    asked = await _body(request)
+    asked = await read_object(request)
     pane, model, text = (str(asked.get(key, ""))[:20_000] for key in ("pane", "model", "text"))
     given = asked.get("options") or {}
     options = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
@@ -271,5 +256,5 @@ async def _talk(board: Board, request: Request) -> Response:
 
 
 async def _forget(board: Board, request: Request) -> Response:
-    await board.talks.forget(str((await _body(request)).get("pane", "")))
+    await board.talks.forget(str((await read_object(request)).get("pane", "")))
     return JSONResponse({"done": True})

@@ -1,4 +1,4 @@
-"""What do `board` and `runs` do? Serve the page, and list or delete runs in the terminal."""
+"""What does `runs` do? List runs in the terminal, or delete one."""
 
 from __future__ import annotations
 
@@ -86,19 +86,3 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
     if problem:
         raise UserError(f"--delete = {name}, was not deleted: {problem}")
     print(f"{visible(name)} is deleted, {size} are free")
-
-
-def board(config: Config) -> None:
-    """Serve the page until Ctrl-C.
-
-    Raises:
-        UserError: its packages are missing, or the address cannot be listened at.
-    """
-    try:
-        from board.server import serve
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"board, needs the package {error.name}; install it with "
-            "pip install -r requirements-board.txt -c constraints.txt, or start with make board"
-        ) from None
-    serve(config, places_of(config))

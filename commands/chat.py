@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +17,25 @@ from typing import TextIO
 
 from commands.loading import Trained, check_one_process, find_model, load_trained, writing_of
 from config import Config, UserError
-from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
+from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
+from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from model.decoding.generation import stream
-from settings.fields import counted
+from settings.fields import AUTO, counted
+from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
 from training.start.adapters import AdapterSet
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for a letter whose bytes are not all there yet
-LONGEST_LETTER = 4  # bytes, so as many tokens at most
+ALL_TURNS = 1000  # the oldest leave where they do not fit
 HELP = """\
 /reset      forget the conversation
 /save FILE  write the conversation as one JSON line
 /adapter X  let the adapter of that name be on (none: the base alone)
 /help       this
-/exit       leave (or Ctrl-D); Ctrl-C stops an answer"""
+/exit       leave (also /q, /quit, exit, quit, 退出, or Ctrl-D); Ctrl-C stops an answer"""
+LEAVING = ("/exit", "/q", "/quit", "/bye")
+LEAVING_WORDS = ("exit", "quit", "退出", "结束", "再见")  # on a terminal; in a file they may be questions
+NOTHING = "(no answer: the model ended it at once)"
 
 
 def chat(config: Config) -> None:
@@ -43,14 +48,32 @@ def chat(config: Config) -> None:
     writing = writing_of(config, 1)
     trained = load_trained(config, find_model(config), writing)
     trained.rows_at_once(1, writing)
-    session = Session(Writer(trained, config), config.chat.system_prompt, config.chat.history_turns, trained.adapters)
+    asked = config.chat.history_turns
+    turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
+    session = Session(Writer(trained, config), config.chat.system_prompt, turns, trained.adapters)
     if config.plan.json:
         converse(session, sys.stdin, sys.stdout)
         return
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        Progress(1).note(f"{trained.folder}; /help lists commands, Ctrl-D leaves")
+        for text in greeting(trained, asked, turns):
+            Progress(1).note(text)
     run(session, _lines(is_terminal), sys.stdout, is_terminal)
+
+
+def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
+    """What is said before the first question: whose answers these are, and what is remembered."""
+    told = [f"{trained.folder}; /help lists commands, /q or Ctrl-D leaves"]
+    if only_pretrained(trained.folder):
+        told.append(
+            "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text and answers no question; finetune "
+            f"it first: python train_low_mem.py train --is_finetune=True --finetune_from={trained.folder} --train_file=pairs.jsonl"
+        )
+    elif trained.template.turns and turns:
+        told.append("it has learnt conversations: earlier questions and answers are remembered; /reset forgets them")
+    elif asked == AUTO:
+        told.append("it has learnt single questions: each is answered alone; --history_turns=3 shows it earlier ones")
+    return told
 
 
 def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool = True) -> None:
@@ -70,13 +93,13 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
         if line is None:
             return
         text = line.strip()
+        if text in LEAVING or (is_terminal and text.lower() in LEAVING_WORDS):
+            return
         if text.startswith("/"):
-            if text == "/exit":
-                return
             print(session.command(text), file=out, flush=True)
         elif text:
-            session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
-            print(file=out, flush=True)
+            answer = session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
+            print(NOTHING if is_terminal and not answer.strip() else "", file=out, flush=True)
 
 
 def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
@@ -149,7 +172,7 @@ class Session:
     turns: list[Turn] = field(default_factory=list)
     _saved: dict[Path, bytes] = field(default_factory=dict)  # file -> the line in it that is this conversation
 
-    def ask(self, text: str, show: Callable[[str], None]) -> None:
+    def ask(self, text: str, show: Callable[[str], None]) -> str:
         """Answer a question piece by piece, and remember both. An answer that is stopped is remembered as far as it went."""
         seen = self.turns[-2 * self.history_turns :] if self.history_turns else []
         pieces: list[str] = []
@@ -159,7 +182,9 @@ class Session:
                 show(piece)
         except KeyboardInterrupt:
             show(" ...")
-        self.turns += [(USER, text), (ASSISTANT, "".join(pieces))]
+        answer = "".join(pieces)
+        self.turns += [(USER, text), (ASSISTANT, answer)]
+        return answer
 
     def command(self, line: str) -> str:
         """Do what a line with a slash says; returns what to tell the user."""
@@ -240,36 +265,29 @@ class Writer:
     def _fitted(self, turns: list[Turn], system: str | None) -> list[int]:
         """The turns as token ids; the oldest leave until the rest fits, and a question alone is cut."""
         tokenizer, longest = self.trained.tokenizer, self.config.data.max_seq_len - 1
-        while True:
-            text = self.trained.template.prompt(turns, system)
-            ids = tokenizer.encode_batch([text], special=True)[0].tolist()
-            if len(ids) > longest and len(turns) < 3:
-                note = f"the question is longer than --max_seq_len={longest + 1} tokens and was cut"
-                print(note, file=sys.stderr, flush=True)
-            if len(ids) <= longest or len(turns) < 3:
-                return [*ids[:longest], tokenizer.eos_id]
-            turns = turns[2:]
+        ids = newest_turns(tokenizer, self.trained.template, turns, system, longest)
+        if len(ids) > longest:
+            note = f"the question is longer than --max_seq_len={longest + 1} tokens and was cut"
+            print(note, file=sys.stderr, flush=True)
+        return [*ids[:longest], tokenizer.eos_id]
 
 
-def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as its tokens come, never with a part of a letter; all pieces together are the decoded text.
+def newest_turns(
+    tokenizer: Tokenizer, template: Template, turns: list[Turn], system: str | None, longest: int
+) -> list[int]:
+    """As many of the newest turns as have at most `longest` tokens, beginning with a question; at least the newest question.
 
-    Memory: the tokens. Only those since the last piece are decoded, after the piece before, as a word's first token may
-    stand for a space that a text does not begin with.
+    Args:
+        turns: the last is the user's; no instructions among them.
     """
-    written: list[int] = []
-    before = shown = 0  # tokens after which the window begins, and those whose text was given
-    whole = stuck = 0  # letters of the window that are whole, and tokens since there were more of them
-    for token in tokens:
-        written.append(token)
-        known = tokenizer.decode(written[before:shown])
-        text = tokenizer.decode(written[before:])
-        now = len(text.rstrip(BROKEN))  # a token may end one letter and begin the next
-        whole, stuck = max(whole, now), 0 if now > whole else stuck + 1
-        is_whole = not text.endswith(BROKEN) or stuck > LONGEST_LETTER
-        if len(text) > len(known) and is_whole:
-            yield text[len(known) :]
-            before, shown, whole, stuck = shown, len(written), 0, 0
-    rest = tokenizer.decode(written[before:])[len(tokenizer.decode(written[before:shown])) :]
-    if rest:
-        yield rest
+
+    def encoded(first: int) -> list[int]:
+        ids: list[int] = tokenizer.encode_batch([template.prompt(turns[first:], system)], special=True)[0].tolist()
+        return ids
+
+    questions = [place for place, (role, _) in enumerate(turns) if role == USER]
+    if len(whole := encoded(questions[0])) <= longest or len(questions) == 1:
+        return whole
+    later = questions[1:-1]  # fewer turns have fewer tokens: the first that fits is found by halves
+    place = bisect_left(later, True, key=lambda first: len(encoded(first)) <= longest)
+    return encoded([*later, questions[-1]][place])

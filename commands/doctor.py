@@ -17,8 +17,11 @@ from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
 from commands.diagnosis.page import print_report
 from commands.diagnosis.trials import run_trials, trials_of
-from config import Config, UserError
+from config import Config, T5ModelConfig, UserError
+from data.prepare.child import call_in_child
+from devices import machine_file
 from memory.cost.prediction import Machine
+from memory.homes import weights_folder
 from memory.machines import this_machine
 from settings.fields import AUTO
 
@@ -36,11 +39,33 @@ DEVICE_SECONDS = 60.0
 
 def doctor(config: Config) -> None:
     """Examine, and print it: as tables, or as JSON for programs."""
-    report = examine(config, measures=config.given("model_preset"))
+    measures = config.given("model_preset") or config.checkpoint.model != AUTO
+    report = examine(_of_model(config), measures)
     if config.plan.json:
         print(json.dumps(report, indent=1))
     else:
         print_report(report)
+
+
+def _of_model(config: Config) -> Config:
+    """The settings with the shape of the model that was named.
+
+    Raises:
+        UserError: it is not there, or no model.
+    """
+    if config.checkpoint.model == AUTO:
+        return config
+    shape = call_in_child(shape_of, config)
+    return replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
+
+
+def shape_of(config: Config) -> T5ModelConfig:
+    """The shape of the model that the settings name; imports torch."""
+    from commands.loading import find_model
+    from model import hf_format
+    from training.start.adapters import base_of
+
+    return hf_format.read_config(base_of(find_model(config)))
 
 
 def examine(config: Config, measures: bool) -> dict[str, Any]:
@@ -51,13 +76,18 @@ def examine(config: Config, measures: bool) -> dict[str, Any]:
     Returns:
         `machine`, `torch`, `devices`, `problem` ("" where torch works), `model`, `budget_bytes`, `trials`, `advice`.
     """
-    report: dict[str, Any] = {"machine": take_inventory(Path(config.run.output_dir))}
+    folder = weights_folder(config)
+    report: dict[str, Any] = {"machine": take_inventory(folder)}
+    disk = report["machine"]["disk"]
+    if disk["read_rate"] and disk["write_rate"]:
+        machine_file.keep_disk(folder, disk["read_rate"], disk["write_rate"])
     found, problem = look_at_devices(config.run.device)
     report |= {"torch": found.get("torch", {}), "devices": found.get("devices", []), "problem": problem, "trials": []}
     if measures and not problem:
         machine = machine_of(config, report["devices"])
         trials = trials_of(config, machine)
-        report |= {"model": config.model_preset, "budget_bytes": machine.budget_bytes}
+        named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
+        report |= {"model": named, "budget_bytes": machine.budget_bytes}
         for number, result in enumerate(run_trials(trials, machine)):
             report["trials"].append(result.as_dict())
             if sys.stderr.isatty():  # a trial may take a minute
@@ -91,7 +121,7 @@ def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
     if chosen is None:
         names = ", ".join(dict.fromkeys(device["name"] for device in here))
         raise UserError(f"--device = {asked}, is not here; here: {names}; use one of them or auto")
-    machine = this_machine(config.memory.memory_budget)
+    machine = this_machine(config.memory.memory_budget, folder=weights_folder(config))
     nominal = chosen["nominal"]
     machine = replace(
         machine,

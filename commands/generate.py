@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TextIO
 
 from commands.loading import Trained, check_one_adapter, check_one_process, find_model, load_trained, writing_of
 from config import Config, UserError
@@ -25,12 +27,13 @@ from data.sources.prompts import PROMPT, Prompt, read_prompts
 from data.text.templates import USER
 from memory.cost.generation import MOST_ROWS
 from settings.fields import AUTO, counted
-from training.checkpoints.runs import check_writable
+from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
 from training.start.adapters import base_of
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
+STANDARD_INPUT = "-"
 UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 
@@ -53,6 +56,11 @@ def generate(config: Config) -> None:
         if done:
             Progress(1).note(f"{config.answer.output} holds {counted(done, 'answer')} already; continuing after them")
     asked = config.answer.generate_batch_size
+    if only_pretrained(folder) and "<extra_id_" not in given:
+        told = (
+            "the model has only been pretrained: it fills gaps such as <extra_id_0>, and answers once it is finetuned"
+        )
+        Progress(1, stream=sys.stderr).note(told)
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
     encoder = Encoder(trained, config)
     answered = answers(trained, config, encoder, prompts)
@@ -76,6 +84,8 @@ def answers(
     """
     asked = config.answer.generate_batch_size
     size = trained.rows_at_once(asked, writing_of(config, MOST_ROWS)) * WINDOW_BATCHES
+    if config.answer.input == STANDARD_INPUT and config.answer.output is None:
+        size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
         inputs = [encoder.encode(prompt) for prompt in window]
         yield from zip(window, answer_all(trained, config, inputs), strict=True)
@@ -139,13 +149,25 @@ class Encoder:
 
 
 def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
-    """The prompts of a file, or the text itself where no such file exists."""
+    """The prompts of a file, the lines of standard input, or the text itself where no such file exists."""
+    if given == STANDARD_INPUT:
+        return _typed(sys.stdin)
     if not is_file(given):
         if names_file(given):
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     return read_prompts(find(given, "--input"), data.prompt_column, data.text_column, bad_rows)
+
+
+def _typed(lines: TextIO) -> Iterator[Prompt]:
+    """A prompt a line, as they come; blank lines are passed over."""
+    try:
+        for number, line in enumerate(lines, 1):
+            if text := line.strip():
+                yield Prompt(f"standard input, line {number}", text, {PROMPT: text})
+    except UnicodeDecodeError:
+        raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
 
 
 def is_file(given: str) -> bool:
@@ -219,6 +241,8 @@ def _identity(config: Config, folders: list[Path], given: str) -> str:
     files = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
+    if given == STANDARD_INPUT:  # which nobody can read again: such an output is never continued
+        source = secrets.token_hex(8)
     data, answer = config.data, config.answer
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
     columns = [data.prompt_column, data.text_column, data.skip_bad_rows, answer.long_prompts]

@@ -21,9 +21,13 @@ from devices.base import Device, DtypeChoice, name_of
 from devices.kernels.calls import use
 from devices.malloc import tune_malloc
 from engine.checkpointing import Checkpointing
+from engine.homes.making import resting_store
 from engine.walk import Walk
 from engine.weights import weight_store_for
 from memory.cost.generation import Weights, Writing, most_rows, predict_generation
+from memory.cost.homes import away_bytes, slots_bytes
+from memory.cost.work import FILE, Choice, Machine, Work
+from memory.homes import weights_folder
 from memory.observe.budget import Budget, measure_budget
 from memory.observe.processes import ProcessTree
 from model import hf_format
@@ -31,6 +35,7 @@ from model.decoding.generation import generate
 from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
+from model.t5 import in_memory
 from settings.fields import AUTO, DoesNotFit, counted
 from training.checkpoints.runs import model_folder, newest_run
 from training.processes.launch import num_processes, rank
@@ -87,11 +92,27 @@ class Trained:
             least = replace(writing, rows=int(asked))
             rows = least.rows if self._fits(least) else 0
         if not rows:
-            raise _too_little(self, least)
+            raise self.too_little(least)
         return rows
 
     def _fits(self, writing: Writing) -> bool:
         return sum(self.predict(writing).values()) <= self.room.total_bytes
+
+    def too_little(self, writing: Writing) -> DoesNotFit:
+        """What writing would need, and the changes that help."""
+        parts = self.predict(writing)
+        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        hints = [f"--memory_budget={format_size(sum(parts.values()))} or more"]
+        hints += [f"--generate_batch_size={writing.rows // 2}"] if writing.rows > 1 else []
+        hints += [f"--num_beams={writing.beams // 2}"] if writing.beams > 1 else []
+        hints += [
+            f"--max_seq_len={max(8, writing.source_tokens // 2)}",
+            f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
+        ]
+        return DoesNotFit(
+            f"--memory_budget = {format_size(self.room.total_bytes)}, does not hold {counted(writing.rows, 'answer')} of up to "
+            f"{writing.new_tokens} tokens to prompts of up to {writing.source_tokens}: {shown}; try {', '.join(hints)}"
+        )
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
         """Token ids of the answers to prompts, by the settings of `config.generate`."""
@@ -183,17 +204,42 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"
         Progress(1, rank() == 0, stream=sys.stderr).note(told)
     compute = chosen.dtype
-    weights = _weights(shape, storage, compute)
-    if weights.bytes + room.base_bytes > room.total_bytes:
-        raise DoesNotFit(
-            f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model's {format_size(weights.bytes)} of "
-            f"weights beside {format_size(room.base_bytes)} of the program; raise it, or try --mixed_precision=bf16"
-        )
-    model = hf_format.load(home, dtype=storage, device=device.torch_device)
+    weights, homes = _fitting(config, shape, storage, compute, writing, room)
+    resting = resting_store(homes, device, weights_folder(config))
+    cut, filling = (None, in_memory) if resting is None else (resting.make, resting.filling)
+    model = hf_format.load(home, dtype=storage, device=device.torch_device, cut=cut, filling=filling)
     adapter_set = attach(model, adapters, home) if adapters else None
-    weight_store = weight_store_for(storage, compute, (model.embedding, model.output_weight))
+    weight_store = resting or weight_store_for(storage, compute, (model.embedding, model.output_weight))
     walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
     return Trained(folder, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
+
+
+def _fitting(
+    config: Config, shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype, writing: Writing, room: Room
+) -> tuple[Weights, Choice]:
+    """The weights that stay in memory, and where the others rest: in a file as few blocks as suffice, or all by `weights_in`.
+
+    Raises:
+        DoesNotFit: what is left does not fit either.
+    """
+    whole, blocks = _weights(shape, storage, compute), shape.num_layers + shape.num_decoder_layers
+    work, machine = Work(shape, 1, 1, 1, False, "adafactor"), Machine(room.total_bytes, room.total_bytes)
+    rest, products = (str(dtype).removeprefix("torch.") for dtype in (storage, compute))
+    here = Choice(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
+    asked, weights = config.memory.weights_in, whole
+    for away in {FILE: (blocks,), AUTO: range(blocks + 1)}.get(asked, (0,)):
+        choice = replace(here, away_blocks=away, weights_in=FILE if away else here.weights_in)
+        resident = whole.bytes - away_bytes(work, choice) + slots_bytes(work, choice, machine)
+        weights = replace(whole, bytes=resident)
+        if sum(predict_generation(shape, weights, writing, room.base_bytes).values()) <= room.total_bytes:
+            return weights, choice
+    for held, way in ((whole, here), (weights, choice)) if asked != FILE else ((weights, choice),):
+        if held.bytes + room.base_bytes <= room.total_bytes:
+            return held, way  # what writing lacks is told once the prompts are known
+    raise DoesNotFit(
+        f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model's {format_size(weights.bytes)} of "
+        f"weights beside {format_size(room.base_bytes)} of the program; raise it, or try --mixed_precision=bf16"
+    )
 
 
 def _choose_dtypes(
@@ -217,20 +263,3 @@ def _choose_dtypes(
 def _weights(shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype) -> Weights:
     count = weight_counts(shape)["total"]
     return Weights(count * storage.itemsize, storage != compute, name_of(compute))
-
-
-def _too_little(trained: Trained, writing: Writing) -> DoesNotFit:
-    """What writing would need, and the changes that help."""
-    parts = trained.predict(writing)
-    shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
-    hints = [f"--memory_budget={format_size(sum(parts.values()))} or more"]
-    hints += [f"--generate_batch_size={writing.rows // 2}"] if writing.rows > 1 else []
-    hints += [f"--num_beams={writing.beams // 2}"] if writing.beams > 1 else []
-    hints += [
-        f"--max_seq_len={max(8, writing.source_tokens // 2)}",
-        f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
-    ]
-    return DoesNotFit(
-        f"--memory_budget = {format_size(trained.room.total_bytes)}, does not hold {counted(writing.rows, 'answer')} of up to "
-        f"{writing.new_tokens} tokens to prompts of up to {writing.source_tokens}: {shown}; try {', '.join(hints)}"
-    )

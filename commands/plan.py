@@ -6,16 +6,34 @@ Answers in a second or two: torch is not imported.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from config import Config, DoesNotFit, UserError
-from memory.alternatives import Alternative, cheapest_changes, other_ways
+from data.batches.loader import StepLoader
+from data.batches.objectives import lengths_of
+from data.cache import only_if_made
+from data.prepare.child import call_in_child
+from data.prepare.preparing import find_prepared
+from data.prepare.seen import Rows as SeenRows
+from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
+from data.prepare.task import decide
+from data.shards.store import STREAM
+from data.sources.counting import about_rows, about_tokens
+from data.tokenizers.tokenizer import Tokenizer
+from language import say, speak
+from memory.alternatives import Alternative, other_ways
+from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
+from memory.homes import weights_folder
 from memory.machines import target_machine, this_machine
 from memory.plan import Plan
 from model.shapes import weight_counts
-from settings.fields import AUTO
+from settings.fields import AUTO, counted
+from settings.precedence import model_presets
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
@@ -24,6 +42,7 @@ from units import format_size
 
 MODES = ("standard", "low", "ultra")
 MOST_CHANGES = 3
+SHOWN_ROWS = 2
 
 
 def show(config: Config) -> None:
@@ -32,13 +51,46 @@ def show(config: Config) -> None:
     Raises:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
     """
+    config, told = _with_start(config)
     targets = config.plan.target.split(",")
     if config.plan.json and len(targets) > 1:
         print(json.dumps([_told_or_refused(config, target) for target in targets], indent=1))
     elif config.plan.json:
         print(json.dumps(_as_json(config, _found(config)), indent=1))
     else:
+        for text in told:
+            print(text)
         _show_tables(config, _found(config))
+
+
+def _with_start(config: Config) -> tuple[Config, list[str]]:
+    """The settings with shape and tokenizer of the model that the run would start from, and what is to be told of it.
+
+    Raises:
+        UserError: what was named is not there, and no --model_preset says what it is like.
+    """
+    train = config.train
+    if not train.is_finetune and train.finetune_from in (AUTO, None):
+        return config, []
+    try:
+        shape, folder, told = call_in_child(planned_start, config)  # which reads weights' shapes by torch
+    except UserError as error:
+        if not config.given("model_preset"):
+            raise
+        return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"]
+    if shape is None or folder is None:
+        return config, told
+    shape = replace(shape, dropout_rate=config.model.dropout_rate)
+    known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else folder
+    return replace(config.changed(tokenizer_dir=known), model=shape), told
+
+
+def planned_start(config: Config) -> Any:
+    """`training.start.base.planned_start`, which imports torch."""
+    from training.start import base
+
+    speak(config.run.language)  # in this process, too
+    return base.planned_start(config)
 
 
 @dataclass(frozen=True)
@@ -57,11 +109,36 @@ class _Found:
 
 def _found(config: Config) -> _Found:
     target, budget = config.plan.target, config.memory.memory_budget
-    machine = this_machine(budget, config.run.num_threads) if target == AUTO else target_machine(target, budget)
-    spec = resolve(config, machine)
+    here, threads = weights_folder(config), config.run.num_threads
+    machine = this_machine(budget, threads, here) if target == AUTO else target_machine(target, budget)
+    spec = _counted(resolve(config, machine))
     modes = {mode: _in_mode(spec, mode) for mode in MODES}
-    changes = cheapest_changes(config, spec.work, machine, spec.plan.choice, MOST_CHANGES)
+    changes = planned_changes(config, spec.plan, partial(_plan_of, spec), MOST_CHANGES)
     return _Found(spec, modes, other_ways(spec.work, machine, spec.plan.choice), changes)
+
+
+def _counted(spec: RunSpec) -> RunSpec:
+    """The run with about as many rows as its files hold, where nothing is prepared and no steps are named."""
+    count = _about_rows(spec.asked) if spec.steps is None else 0
+    if not count:
+        return spec
+    counted_spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count))
+    told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
+    steps = counted(counted_spec.counted.max_steps, "step")
+    reasons = (*counted_spec.plan.reasons, say(told, rows=counted(count, "row"), steps=steps))
+    return replace(counted_spec, plan=replace(counted_spec.plan, reasons=reasons))
+
+
+def _plan_of(spec: RunSpec, config: Config) -> Plan:
+    """What other flags give here, whichever table shows it."""
+    asked = config.memory.memory_budget
+    machine = spec.machine
+    if asked != AUTO:
+        machine = replace(machine, budget_bytes=min(machine.budget_bytes, int(asked)))
+    is_known = spec.rows.lengths is not None and config.data == spec.asked.data
+    if is_known and config.train.effective_batch_size == spec.asked.train.effective_batch_size:
+        return resolve(config, machine, spec.rows).plan
+    return resolve(config, machine).plan
 
 
 def _as_json(config: Config, found: _Found) -> dict[str, Any]:
@@ -70,7 +147,7 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     return {
         "plan": found.plan.as_dict(), "modes": modes,
         **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.spec.machine),
-        "disk": disk_need(config, found.plan.choice.storage).as_dict(),
+        "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),
     }  # fmt: skip
 
 
@@ -86,26 +163,83 @@ def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
     where = "this machine" if config.plan.target == AUTO else config.plan.target
     rows = found.spec.rows
-    title = f"plan of {config.model_preset} on {where}, {rows.source_tokens} + {rows.target_tokens} tokens ({rows.objective})"
+    title = (
+        f"plan of {_named(config)} on {where}, {rows.source_tokens} + {rows.target_tokens} tokens ({rows.objective})"
+    )
     total = weight_counts(config.model)["total"]
+    if seen := _rows(config):
+        progress.table("rows as the model will see them", seen)
     progress.table(title, [*plan_rows(chosen, total), *_untimed(chosen), _disk_row(config, chosen)])
     progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
     progress.table("the modes", [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
     head = ("way", "micro-batch", "recomputed", "peak", "speed")
     progress.table("other ways", [head, *(_way_row(way, chosen) for way in found.ways)])
-    progress.table("cheapest changes for less memory", [_change_row(change, chosen) for change in found.changes])
+    progress.table(
+        "changes for less memory, each planned as if it were typed",
+        [_change_row(change, chosen) for change in found.changes],
+    )
+
+
+def _about_rows(config: Config) -> int:
+    """Rows that the files give, or windows of their text; 0 where there are no files, or nobody can tell."""
+    if config.data.train_file is None:
+        return 0
+    with suppress(UserError, OSError):
+        task = decide(config, only_if_made)
+        lengths = lengths_of(config.data, task.objective)
+        rows = about_rows(task.sources) if task.kind != STREAM else about_tokens(task.sources) // lengths.raw_tokens
+        return max(1, min(rows, config.data.max_samples or rows))
+    return 0
+
+
+def _named(config: Config) -> str:
+    """What is planned: a preset, or the shape of a checkpoint."""
+    shape = config.model
+    given = {name: value for name, value in model_presets().get(config.model_preset, {}).items()}
+    if all(getattr(shape, name) == value for name, value in given.items()):
+        return config.model_preset
+    return (
+        f"d_model {shape.d_model}, {shape.num_layers} + {shape.num_decoder_layers} blocks, {shape.vocab_size:,} tokens"
+    )
 
 
 def _untimed(chosen: Plan) -> list[tuple[str, str]]:
     if chosen.seconds_total is not None:
         return []
     step = f"about {duration(chosen.seconds)} a step" if chosen.seconds >= 1 else f"about {chosen.seconds:.2f} s a step"
-    return [("time", f"{step}; of the whole run: prepare its data first, or name --max_steps")]
+    return [
+        (
+            "time",
+            f"{step}, {duration(1000 * chosen.seconds)} for 1,000; of the whole run: name --train_file or --max_steps",
+        )
+    ]
+
+
+def _rows(config: Config) -> SeenRows:
+    """The first rows, as far as this is known without preparing them."""
+    if config.data.train_file is None:
+        return []
+    with suppress(UserError):
+        prepared = find_prepared(config)
+        if prepared is not None:
+            loader = StepLoader(prepared.train_dir, prepared.objective, config)
+            table = told(
+                rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), SHOWN_ROWS), columns_of_shards(prepared)
+            )
+            cut = cut_of_shards(config, prepared)
+        else:
+            known = config.data.tokenizer_dir != AUTO
+            task, rows, cut = rows_of_files(
+                config, SHOWN_ROWS, only_if_made, None if known else Path(config.data.cache_dir)
+            )
+            table = told(rows, task.columns)
+        return [*table, *([(say("cut"), cut)] if cut else [])]
+    return []
 
 
 def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
     """What the run will write, and what stands against it on this machine."""
-    need = disk_need(config, chosen.choice.storage)
+    need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     if config.plan.target != AUTO:
         return "disk", need.describe()
     problems, notes = too_full(need, config.run.output_dir)
@@ -123,8 +257,13 @@ def _in_mode(spec: RunSpec, mode: str) -> Plan | None:
 def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, str]:
     if found is None:
         return (f"--memory_mode={mode}", "does not fit", "")
-    speed = f"{chosen.seconds / found.seconds:.0%} of the planned speed, about {duration(found.seconds)} a step"
-    return (f"--memory_mode={mode}", format_size(found.peak_bytes), speed)
+    return (f"--memory_mode={mode}", format_size(found.peak_bytes), _speed(chosen, found.seconds))
+
+
+def _speed(chosen: Plan, seconds: float) -> str:
+    """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
+    step = duration(seconds) if seconds >= 1 else f"{seconds:.2f} s"
+    return f"{chosen.seconds / seconds:.0%} of the planned steps an hour, about {step} a step"
 
 
 def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
@@ -134,11 +273,7 @@ def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
 
 def _change_row(change: Alternative, chosen: Plan) -> tuple[str, str, str]:
     saves = f"{format_size(chosen.peak_bytes - change.peak_bytes)} less"
-    return (
-        f"--{change.label}",
-        _peak(change),
-        f"{saves}, a step takes {change.seconds / chosen.seconds:.2f} times as long",
-    )
+    return f"--{change.label}", _peak(change), f"{saves}, {_speed(chosen, change.seconds)}"
 
 
 def _peak(found: Alternative) -> str:

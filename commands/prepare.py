@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import data.prepare.preparing
 from config import PREFERENCES, Config
+from data.batches.loader import StepLoader
+from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
 from data.shards.store import Manifest
+from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from training.report.progress import Progress
 
 
@@ -16,6 +20,9 @@ def prepare(config: Config) -> None:
     Memory:
         a few hundred MB at any size of the data.
     """
+    if config.prepare.preview:
+        _preview(config)
+        return
     prepared = data.prepare.preparing.prepare(config)
     folder = prepared.train_dir.parent
     rows = [("folder", str(folder)), ("objective", prepared.objective), ("tokenizer", str(prepared.tokenizer_dir))]
@@ -31,3 +38,18 @@ def prepare(config: Config) -> None:
         rows.append((f"left out: {reason}", f"{entry['count']:,}, such as {samples}"))
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     Progress(1).table("token shards", [*rows, ("next", f"python train_low_mem.py {command} --train_file={folder}")])
+
+
+def _preview(config: Config) -> None:
+    """Show rows as the model will see them; writes no shards, and at most a tokenizer into the cache."""
+    task, rows, cut = rows_of_files(config, config.prepare.preview)
+    columns = task.columns
+    if task.shards is not None:
+        prepared = data.prepare.preparing.prepare(config)
+        loader = StepLoader(prepared.train_dir, prepared.objective, config)
+        rows = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), config.prepare.preview)
+        columns, cut = columns_of_shards(prepared), cut_of_shards(config, prepared)
+    table = told(rows, columns)
+    Progress(1).table(
+        f"rows as the model will see them ({task.objective})", [*table, *([(say("cut"), cut)] if cut else [])]
+    )

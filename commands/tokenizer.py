@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from config import Config, UserError
+from data.durable import writing
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
 from settings.fields import AUTO
 from training.report.progress import Progress
@@ -32,15 +33,12 @@ def tokenizer(config: Config) -> None:
     trained = train_task_tokenizer(config, task)
     partial = folder.with_name(f".tmp-{folder.name}")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        trained.save(partial)
-        folder.mkdir(exist_ok=True)
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
-            os.replace(path, folder / path.name)
-    except OSError as error:
-        raise UserError(
-            f"--tokenizer_dir = {folder}, cannot be written: {error.strerror}; name another folder"
-        ) from error
+        with writing("tokenizer_dir", folder):
+            shutil.rmtree(partial, ignore_errors=True)
+            trained.save(partial)
+            folder.mkdir(exist_ok=True)
+            for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
+                os.replace(path, folder / path.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     source = "" if config.data.train_file is None else f" --train_file={config.data.train_file}"

@@ -10,9 +10,24 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from settings.fields import UserError
+
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+@contextmanager
+def writing(flag: str, folder: str | Path) -> Iterator[None]:
+    """Turn a disk that cannot be written into a sentence for the user, who has named the folder by a flag."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--{flag} = {folder}, cannot be written: {error.strerror}; free space or name another folder"
+        ) from error
 
 
 def put_in_place(fresh: Path, final: Path) -> None:

@@ -1,6 +1,6 @@
 """Where it runs: the only code that names a backend. `base` is what a device can tell and do, `choose` picks one.
 `cpu`, `cuda` and `mps` fulfil it; beside them what machines are like: processor, cores, speeds, malloc, environment.
-Imports settings alone; all but those import from here, mostly `pick` and `base`. Importing the package loads no torch.
+Imports settings and config; all but those import from here, mostly `pick` and `base`. Importing the package loads no torch.
 """
 
 from devices.choose import pick

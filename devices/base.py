@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from devices import processor
-from devices.copies import HostCopies
+from devices.copies import Carrier, HostCopies
 from devices.processor import FAST_FACTOR
 from devices.ways import way_of
 
@@ -246,6 +246,10 @@ class Device(ABC):
     def host_copies(self) -> HostCopies:
         """Copies of tensors to the host's memory and back, beside the computation where the device can."""
         return HostCopies(self.torch_device)
+
+    def carrier(self) -> Carrier:
+        """Copies of bytes between the host and this device by a thread beside the computation."""
+        return Carrier(self.torch_device)
 
     # -- errors and placement
 

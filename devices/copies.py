@@ -12,6 +12,7 @@ offloading.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from limits import SLAB_BYTES
 
 ALIGNMENT = 512  # bytes; as torch's allocators
+Wait = Callable[[], object]
 
 
 @dataclass
@@ -113,6 +115,52 @@ class CudaCopies(HostCopies):
 
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self.device)
+
+
+class Carrier:
+    """Copies between the host and a device from a thread beside the computation; a call returns when the copy is done.
+
+    This one is for devices without streams, where a copy waits for what was computed before it, and for tests.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def host_bytes(self, size: int) -> Tensor:
+        """Bytes (uint8) on the host that copies are fast from."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def mark(self) -> Wait:
+        """The place that the computation has been told of so far; calling what comes back waits until it is reached."""
+        return _no_wait
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy; of source and target one lies on the host."""
+        target.copy_(source)
+
+
+class CudaCarrier(Carrier):
+    """The same on a stream of its own, from and to pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.stream = torch.cuda.Stream(device)
+
+    def host_bytes(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Wait:
+        reached: Wait = torch.cuda.current_stream(self.device).record_event().synchronize
+        return reached
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+        self.stream.synchronize()
+
+
+def _no_wait() -> None:
+    """A device that computes in order has reached every place before a copy."""
 
 
 class Pool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from devices.base import Device
-from devices.copies import CudaCopies, HostCopies
+from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
 # First capability -> nominal FLOP/s of large products on one multiprocessor: fp32 (TF32 where the card has it), 16 bits.
@@ -138,6 +138,9 @@ class CudaDevice(Device):
 
     def host_copies(self) -> HostCopies:
         return CudaCopies(self.torch_device)
+
+    def carrier(self) -> Carrier:
+        return CudaCarrier(self.torch_device)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         # Asked, not measured: the first product would load the whole of cuBLAS before the plan is made.

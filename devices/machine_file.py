@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER, NAME = "frugalt5", "machine.json"
+DISK_RATES = ("read", "write")
+DISK_WAY = "one file written, flushed and read again, page cache left out"
 WAY = "square products of growing side, the best of several times"
 
 
@@ -26,7 +28,7 @@ class Measured:
 
     Args:
         processor: its name. threads: that the products used; 1 on a GPU.
-        rates: dtype name -> FLOP/s of products with these threads.
+        rates: dtype name -> FLOP/s of products with these threads; of a disk, "read" and "write" -> bytes a second.
         date: of the measurement. way: how it was measured.
     """
 
@@ -69,9 +71,31 @@ def read(key: str) -> Measured | None:
     return found if is_sound and found.rates else None
 
 
-def keep(key: str, processor: str, threads: int, rates: Mapping[str, float]) -> Measured:
+def disk_key(folder: Path) -> str:
+    """The name of the entry of the disk that a folder lies on, or will lie on: by where it is mounted."""
+    place = folder.absolute()
+    while not os.path.ismount(place) and place != place.parent:
+        place = place.parent
+    return f"disk: {place}"
+
+
+def disk_rates(folder: Path) -> tuple[float, float] | None:
+    """Bytes a second that were read from and written to a folder's disk when `doctor` measured it; None: it did not."""
+    found = read(disk_key(folder))
+    rates = [] if found is None else [found.rates[name] for name in DISK_RATES if name in found.rates]
+    return (rates[0], rates[1]) if len(rates) == len(DISK_RATES) else None
+
+
+def keep_disk(folder: Path, read_rate: float, write_rate: float) -> Measured:
+    """Keep what was measured of a folder's disk."""
+    key = disk_key(folder)
+    rates = dict(zip(DISK_RATES, (read_rate, write_rate), strict=True))
+    return keep(key, key, 1, rates, DISK_WAY)
+
+
+def keep(key: str, processor: str, threads: int, rates: Mapping[str, float], way: str = WAY) -> Measured:
     """Write what was measured now; where no file can be written, the next run measures again."""
-    measured = Measured(processor, threads, dict(rates), time.strftime("%Y-%m-%d"))
+    measured = Measured(processor, threads, dict(rates), time.strftime("%Y-%m-%d"), way)
     path = place()
     try:
         try:

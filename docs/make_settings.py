@@ -1,15 +1,20 @@
-"""How is `docs/settings.md` made? From the declarations in `config.py`: `python docs/make_settings.py` writes it again."""
+"""How are `docs/settings.md`, its JSON Schema and the record of defaults made? From the declarations in `config.py`.
+
+`python docs/make_settings.py` writes them again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # run as a script, Python would look beside this file only
 
-from config import COMMANDS, GROUPS, flags_of  # noqa: E402
+from config import COMMANDS, GROUPS, Config, flags_of, settings_by_name  # noqa: E402
 from settings.fields import allowed, show  # noqa: E402
 from settings.precedence import model_presets, run_presets  # noqa: E402
 
@@ -46,5 +51,59 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def shipped() -> str:
+    """The text of `settings/shipped.json`: the defaults as they come, by which an edited one is known."""
+    return json.dumps(Config().as_dict(), indent=1, ensure_ascii=False) + "\n"
+
+
+def schema() -> str:
+    """The text of `docs/settings.schema.json`, by which an editor completes and checks a file of settings."""
+    properties: dict[str, Any] = {
+        "preset": {"type": "string", "enum": list(run_presets()), "description": "settings by machine and goal"},
+        "model_preset": {"type": "string", "enum": list(model_presets()), "description": "shape of the model"},
+    }
+    for group, cls in GROUPS.items():
+        assert isinstance(cls, type) and dataclasses.is_dataclass(cls)
+        members = {member.name: _property(member) for member in dataclasses.fields(cls)}
+        inner = {"type": "object", "properties": members, "additionalProperties": False}
+        properties |= members | {group: {**inner, "description": (cls.__doc__ or "").split("\n")[0]}}
+    # a group that is called like a setting may be either
+    for name in {name for name in GROUPS if name in settings_by_name()}:
+        members = {member.name: _property(member) for member in dataclasses.fields(GROUPS[name])}  # type: ignore[arg-type]
+        inner = {"type": "object", "properties": members, "additionalProperties": False}
+        properties[name] = {"anyOf": [inner, _property(settings_by_name()[name][1])]}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "FrugalT5 settings", "type": "object"}
+    return (
+        json.dumps({**head, "properties": properties, "additionalProperties": False}, indent=1, ensure_ascii=False)
+        + "\n"
+    )
+
+
+def _property(member: dataclasses.Field[Any]) -> dict[str, Any]:
+    """One setting; sizes are written as texts or numbers."""
+    facts = member.metadata
+    kinds = {bool: ["boolean"], int: ["integer"], float: ["number"], "size": ["string", "integer"]}
+    types = [*kinds.get(facts["kind"], ["string"]), *(["null"] if facts["optional"] else [])]
+    told: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
+    bounds = {"minimum": facts["low"], "maximum": facts["high"], "exclusiveMinimum": facts["above"]}
+    told |= {name: value for name, value in bounds.items() if value is not None}
+    if facts["choices"]:
+        told["enum"] = [*facts["choices"], *([None] if facts["optional"] else [])]
+    text = {
+        "description": f"{facts['help']}" + (f" ({facts['unit']})" if facts["unit"] else ""),
+        "default": member.default,
+    }
+    if not facts["auto"] or ("string" in types and "enum" not in told):
+        return {**told, **text}
+    return {"anyOf": [told, {"const": "auto"}], **text}
+
+
+def write(root: Path = HERE.parent) -> None:
+    """Write all that is made from the declarations."""
+    (root / "docs" / "settings.md").write_text(settings_page(), encoding="utf8")
+    (root / "docs" / "settings.schema.json").write_text(schema(), encoding="utf8")
+    (root / "settings" / "shipped.json").write_text(shipped(), encoding="utf8")
+
+
 if __name__ == "__main__":
-    (HERE / "settings.md").write_text(settings_page(), encoding="utf8")
+    write()

@@ -157,6 +157,10 @@ class Engine:
         self.checks.earlier, self.update.unseen_norm = self.update.unseen_norm, None
         return total
 
+    def close(self) -> None:
+        """Give back what is held outside of memory; no step can be made afterwards."""
+        self.walk.weight_store.close()
+
     def _abandon(self, error: Exception) -> None:
         """Free an aborted step; the other processes stop at the same place. Sharded ones all stop by themselves."""
         drop_frames(error)

@@ -16,6 +16,7 @@ from devices.ways import is_host
 from engine.finite import is_finite, norm_of
 from engine.optimizers import Optimizer, Step
 from engine.scaling import LossScaling
+from engine.weights import WeightStore
 
 
 class Update:
@@ -25,10 +26,18 @@ class Update:
         optimizer: holds state and rule.
         max_grad_norm: clip all gradients to this global norm; 0: off.
         scaling: the scale that the walk puts on the loss; None: gradients are not scaled.
+        weight_store: where weights rest; None: in memory.
     Without both, each block is updated inside the walk.
     """
 
-    def __init__(self, optimizer: Optimizer, max_grad_norm: float = 0.0, scaling: LossScaling | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_grad_norm: float = 0.0,
+        scaling: LossScaling | None = None,
+        weight_store: WeightStore | None = None,
+    ) -> None:
+        self.weight_store = weight_store or WeightStore(torch.float32)
         self.optimizer, self.max_grad_norm, self.scaling = optimizer, max_grad_norm, scaling
         self.step = Step(1, 0.0)
         self.has_begun = False  # whether any weight was changed in this step: then it cannot be run again
@@ -102,14 +111,16 @@ class Update:
         return self.is_finite and not self.is_skipped
 
     def _apply(self, weights: Sequence[nn.Parameter], factor: float = 1.0) -> None:
-        for group in self.optimizer.together(weights):
-            self.has_begun = True
-            for weight in group:
-                if weight.grad is not None and factor != 1.0:
-                    _multiply(weight, factor)
-            self.optimizer.update_all(group, self.step)
-            for weight in group:
-                weight.grad = None
+        self.has_begun = self.has_begun or bool(weights)
+        for part in self.weight_store.parted(weight for weight in weights if weight.grad is not None):
+            with self.weight_store.held(part, is_changed=True):
+                for group in self.optimizer.together(part):
+                    for weight in group:
+                        if factor != 1.0:
+                            _multiply(weight, factor)
+                    self.optimizer.update_all(group, self.step)
+                    for weight in group:
+                        weight.grad = None
 
 
 def _multiply(weight: nn.Parameter, factor: float) -> None:

@@ -4,8 +4,8 @@ The walk asks for a block's weights in the compute dtype before it runs the bloc
 store does nothing. `CastWeightStore` has a narrow rest dtype (bf16) and computes with a wider copy (fp32) that lives while
 its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `Int8WeightStore` does so for
 frozen tables in int8; the matrices of blocks need no copy there, since products widen them one at a time
-(`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights on disk or on other
-ranks fit the same interface. What changes is `weight.data`; graphs saved in forward see the copy made for backward.
+(`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights of other processes
+(`sharing.sharding`) and in files (`homes.resting`) fit the same interface. What changes is `weight.data`; graphs saved in forward see the copy made for backward.
 """
 
 from __future__ import annotations
@@ -39,6 +39,28 @@ class WeightStore:
 
     def expect(self, weights: Iterable[nn.Parameter]) -> None:
         """These are asked for next: whatever takes time to bring may begin."""
+
+    @contextmanager
+    def held(self, weights: Iterable[nn.Parameter], is_changed: bool = False) -> Iterator[None]:
+        """What this process holds of `weights`, in the rest dtype and in memory, until the context ends.
+
+        Args:
+            is_changed: what is written to them has to outlast the context.
+        """
+        yield
+
+    def parted(self, weights: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+        """`weights` in the groups that come into memory together, which `held` takes one at a time."""
+        yield list(weights)
+
+    def each_held(self, weights: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+        """One weight after the other, in memory until the next one is asked for."""
+        for part in self.parted(weights):
+            with self.held(part):
+                yield from part
+
+    def close(self) -> None:
+        """Give back what is held outside of memory."""
 
     def for_products(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """`weights` for products without a graph, which can widen narrow ones in pieces, until the context ends.

@@ -26,11 +26,11 @@ MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 DTYPES = (FLOAT32, BFLOAT16)
 
 
-def this_machine(budget: int | str = AUTO, threads: int | str = AUTO) -> Machine:
+def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Path | None = None) -> Machine:
     """This machine's memory and class, in a fraction of a second and without torch; its CPU, also where it has a GPU.
 
     Args:
-        budget: `memory_budget`. threads: `num_threads`.
+        budget: `memory_budget`. threads: `num_threads`. folder: where weights rest that do so in a file.
     """
     lowest = min(limit.bytes for limit in host_limits())
     offered = lowest - margin_of(lowest)
@@ -42,6 +42,7 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO) -> Machine
     return Machine(
         taken, available, BASE_BYTES, tuple((dtype, kind.rate(dtype, count)) for dtype in DTYPES), speed_class=kind.name,
         measured=() if known is None else known.rates_with(count), has_kernels=is_possible(),
+        measured_disk=None if folder is None else machine_file.disk_rates(folder),
     )  # fmt: skip
 
 

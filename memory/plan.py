@@ -1,8 +1,8 @@
 """Will it fit, and what is the fastest way that does? Chooses how a run's steps are done.
 
 `plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
-drops those whose predicted peak is over the budget, and takes the fastest of the rest; in mode ultra the smallest of those
-that are nearly as fast. The effective batch is never touched. The formulas are in `memory.cost.prediction`.
+drops those whose predicted peak is over the budget, and takes the fastest of the rest; in modes low and ultra the smallest of
+those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.cost.prediction`.
 Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
 machine; those that were measured tell times. A run that is resumed computes in what it began with.
 """
@@ -17,10 +17,10 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
-from language import english
+from language import english, say
 from limits import LEAST_SCORES, MOST_SCORES
 from memory.alternatives import refusal
-from memory.cost.precision import FLOAT16, Precision, precisions
+from memory.cost.precision import FLOAT16, Precision, asked_precision, precisions
 from memory.cost.prediction import (
     Choice,
     Machine,
@@ -34,14 +34,16 @@ from memory.cost.prediction import (
 from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
 from memory.first_guess import effective_batch, table_guess
-from memory.reasons import dtype_reasons, kernel_reasons, size_reasons
+from memory.homes import Homes, homes_to_try, ways_at
+from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, size_reasons
 from settings.fields import AUTO
 from units import MIB
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
 SCORES_SHARE = 256  # bytes of the budget for each score: some 12 of them are in use, while they are computed with
-ULTRA_SECONDS = 1.05  # of the fastest step: what mode ultra gives for the least memory
+# of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
+SLOWER = {"low": 1.05, "ultra": 1.05}
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,12 @@ def _passes_and_shards(config: Config, machine: Machine, count: int) -> list[tup
     return [*whole, *sharded]
 
 
+def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:
+    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
+        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
+        yield say(told, compute=choice.compute)
+
+
 def _micro_batches(config: Config, work: Work) -> list[int]:
     train = config.train
     if train.batch_size_per_gpu != AUTO:
@@ -205,6 +213,7 @@ def plan(
     target_tokens: int | None = None,
     earlier: Choice | None = None,
     precision: Precision | None = None,
+    homes: Homes | None = None,
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
 ) -> Plan:
@@ -214,7 +223,7 @@ def plan(
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
             does not, its precision is, as long as any way in it fits.
-        precision: where it is settled; None: the plan chooses.
+        precision: where it is settled; None: the plan chooses. homes: likewise where weights rest.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
     Raises:
         DoesNotFit: no way fits; names the least peak and the cheapest changes.
@@ -226,26 +235,38 @@ def plan(
         scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0
         earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
-    goes_on = earlier and began and _fits(work, earlier, machine) and _shares_as_asked(config, machine, earlier)
-    ways = [earlier] if earlier and goes_on else list(choices(config, machine, work, began or precision))
-    fastest = _fastest(work, machine, ways)
-    if fastest is None and began and not goes_on:
-        ways = list(choices(config, machine, work))
-        fastest = _fastest(work, machine, ways)
+    bases = [[earlier]] if earlier and began and _goes_on(config, machine, work, earlier) else []
+    bases += [list(choices(config, machine, work, each)) for each in ([began, None] if began else [precision])]
+    ways, fastest = _first_that_fits(config, machine, work, bases, homes)
     if fastest is None:
         least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
         raise DoesNotFit(*refusal(config, work, machine, least))
-    is_ultra = config.memory.memory_mode == "ultra"
-    chosen = _smallest_of_fast(work, machine, ways, fastest) if is_ultra else fastest
+    slower = SLOWER.get(config.memory.memory_mode, 1.0)
+    chosen = _smallest_of_fast(work, machine, ways, fastest, slower) if slower > 1 else fastest
     best = _priced(config, machine, work, chosen)
     return replace(
         best,
         reasons=(
             *size_reasons(best.choice, machine),
+            *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
+            *_fp16_reasons(config, machine, best.choice),
             *kernel_reasons(best.choice, had_kernels),
         ),
     )
+
+
+def _first_that_fits(
+    config: Config, machine: Machine, work: Work, bases: list[list[Choice]], homes: Homes | None
+) -> tuple[list[Choice], Choice | None]:
+    """The first home and list of ways of which one fits, with the fastest of them; else the last ones tried, and None."""
+    ways: list[Choice] = []
+    for home in homes_to_try(config, machine, homes):
+        for base in bases:
+            ways = ways_at(home, config, machine, work, base, homes) or ways
+            if (fastest := _fastest(work, machine, ways)) is not None:
+                return ways, fastest
+    return ways, None
 
 
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
@@ -267,19 +288,23 @@ def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     return None if best is None else ways[best[1]]
 
 
-def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest: Choice) -> Choice:
-    """Of the ways that are nearly as fast as the fastest that fits, the one that takes the least."""
+def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest: Choice, slower: float) -> Choice:
+    """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least.
+
+    Args:
+        slower: times the seconds of the fastest that it may take.
+    """
     *kind, seconds = _rank(fastest, work, machine)
-    ranks = [(way, _rank(way, work, machine)) for way in ways]
-    fast = [way for way, (*other, slower) in ranks if other == kind and slower <= ULTRA_SECONDS * seconds]
+    ranks = [(way, _rank(way, work, machine)) for way in ways if way.storage == fastest.storage]
+    fast = [way for way, (*other, its) in ranks if other == kind and its <= slower * seconds]
     return min(fast, key=lambda way: _peak(work, way, machine))
 
 
 def _smallest(ways: list[Choice]) -> list[Choice]:
     """Of ways that differ only in what always takes more, those that take the least."""
 
-    def size(way: Choice) -> tuple[int, int, bool]:
-        return way.saved_blocks, way.loss_chunk_bytes, way.malloc == "fast"
+    def size(way: Choice) -> tuple[int, int, int, bool]:
+        return -way.away_blocks, way.saved_blocks, way.loss_chunk_bytes, way.malloc == "fast"
 
     found: dict[tuple[object, ...], Choice] = {}
     for way in ways:
@@ -316,17 +341,19 @@ def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     return choice.shards, choice.storage == "int8", predict_seconds(work, choice, machine)
 
 
-def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
-    _, peak = peak_of(predict(work, choice, machine))
+def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
+    """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
-    return is_beside and peak <= machine.budget_bytes and rows >= work.rows > rows - choice.batch_size_per_gpu
+    is_all = rows >= work.rows > rows - choice.batch_size_per_gpu
+    return is_beside and is_all and _shares_as_asked(config, machine, choice)
 
 
 def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:
     """That of the resumed run; None where another is asked for now."""
     precision = earlier.precision
-    if config.memory.mixed_precision not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
+    asked = asked_precision(config, machine.multiplies_fast)
+    if asked not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
         return None
     if precision.compute == FLOAT16 and not machine.rate("float16"):
         raise UserError(

@@ -8,6 +8,7 @@ from config import Config
 from language import say
 from memory.cost.precision import Precision
 from memory.cost.prediction import Choice, Machine
+from memory.cost.work import FILE
 from memory.first_guess import table_guess
 
 
@@ -21,6 +22,21 @@ def size_reasons(choice: Choice, machine: Machine) -> tuple[str, ...]:
         planned = say("planned: {micro} x {times}, one after the other, gradients held", **sizes)
     guess = "first guess by available memory: micro-batch {micro} x {times}"
     return say(guess, micro=batch_size, times=accumulation), planned
+
+
+def home_reasons(choice: Choice, total: int) -> Iterator[str]:
+    """Where weights rest, where they are not all in memory."""
+    if choice.away_blocks and choice.weights_in == FILE:
+        yield say(
+            "the weights of {away} of {total} blocks rest in a file, and are in memory while their block works; numbers are the same",
+            away=choice.away_blocks, total=total,
+        )  # fmt: skip
+    elif choice.away_blocks:
+        yield say(
+            "the weights of {away} of {total} blocks rest in the RAM beside the device, and are there while their block works; "
+            "numbers are the same",
+            away=choice.away_blocks, total=total,
+        )  # fmt: skip
 
 
 def kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:

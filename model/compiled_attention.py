@@ -22,6 +22,7 @@ from devices.kernels.calls import Kernels, RowsCall, TileCall, kernels, pointer
 from limits import LONGEST_SHORT, row_groups
 from model.dropout import Dropout
 from model.rows import Rows
+from model.tiles import add_product
 
 PARTS = 16  # of the short rows, whose gradients of the bias are summed apart, whatever the number of threads
 
@@ -210,22 +211,14 @@ class _Call:
             q, g = self.gather(self.q, tokens), self.gather(grad, tokens)
             weights, used = self.weigh(q, k[:, :seen], long, part, bias)
             dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))
-            _add_product(dv, used.transpose(1, 2), g, part.start == 0)
+            add_product(dv, used.transpose(1, 2), g, part.start == 0)
             tensors = {"scores": dweights, "weights": weights, "dweights": dweights, "dbias": sums}
             self.kernels.weigh_tile(self.tile(long, part, bias, seen, tensors), is_backward=True)
             self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens)
-            _add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
+            add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
         self.put(dk, grads[1], long.keys)
         self.put(dv, grads[2], long.keys)
         self.add_to_bias(dbias, sums)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
-    """Write left right into the first places of total (H, M, K), or add it: the first tile of a row sees all keys."""
-    if is_first:
-        torch.bmm(left, right, out=total)
-    else:
-        total[:, : left.shape[1]].baddbmm_(left, right)
 
 
 def _room(x: Tensor, rows: Rows) -> Tensor:

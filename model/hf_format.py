@@ -19,17 +19,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from config import T5ModelConfig
+from model.decoding.passing import WithWeights, in_place
 from model.formats.tensor_files import INT8_FILE, SCALE, TensorFolder, read_json, write_safetensors, write_shards
 from model.quantization import fill_int8, is_int8, scale_of
 from model.shapes import hf_names, weight_counts, weights
-from model.t5 import T5, Parts
+from model.t5 import T5, Filling, Parts, in_memory
 from settings.fields import UserError, counted, parse
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
@@ -189,6 +192,7 @@ def load(
     expect: T5ModelConfig | None = None,
     cut: Cut | None = None,
     allow_pickle: bool = False,
+    filling: Filling = in_memory,
 ) -> T5:
     """Read a model from a Hugging Face folder, in evaluation mode.
 
@@ -199,6 +203,7 @@ def load(
         expect: the shape that the checkpoint must have; the model keeps this configuration. None: any.
         cut: gives a model on "meta" its weights, some of them a part of their rows: name -> first row, rows of the whole.
         allow_pickle: whether pickled weights are read (by torch's weights-only loader) where there are no others.
+        filling: a context around the filling of each weight, where `cut` has given it a place outside of memory.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
     Memory: the model, and a chunk of one tensor (4 MiB).
@@ -210,15 +215,16 @@ def load(
     if expect is not None:
         _compare(folder, config, expect)
     as_int8 = dtype == torch.int8
-    assert not (as_int8 and cut), "int8 weights are whole"
     sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack
     model = T5(expect or config, "meta" if cut or as_int8 else device, torch.float32 if as_int8 else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
         if as_int8:
-            fill_int8(model, lambda name: stored.chunks(sources[name]), device)
+            assert not parts, "int8 weights are whole"
+            fill_int8(model, lambda name: stored.chunks(sources[name]), device, filling)
         for name, parameter in () if as_int8 else model.named_parameters():
-            stored.copy_into(sources[name], parameter, parts.get(name, (0, 0))[0])
+            with filling(parameter):
+                stored.copy_into(sources[name], parameter, parts.get(name, (0, 0))[0])
         if _needs_folding(raw):
             model.decoder.final_norm.weight.mul_(config.d_model**0.5)
     return model.eval()
@@ -281,7 +287,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(shown)
 
 
-def save(model: T5, folder: str | Path, shard_bytes: int | None = None) -> None:
+def save(model: T5, folder: str | Path, shard_bytes: int | None = None, held: WithWeights = in_place) -> None:
     """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads: weights in their dtype, and configuration.
 
     Weights in int8 go into a file of another name, which this program alone loads.
@@ -290,17 +296,25 @@ def save(model: T5, folder: str | Path, shard_bytes: int | None = None) -> None:
 
     Args:
         shard_bytes: most bytes of one file of weights, as far as single tensors allow; None: one file.
+        held: a context in which a weight is in memory, where some rest elsewhere; one is asked for at a time.
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     Memory: one tensor where the weights are not on the CPU, else nothing.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     names, parameters = hf_names(model.config), dict(model.named_parameters())
-    tensors = {names[name]: parameter.detach() for name, parameter in parameters.items()}
+    weights_of = {names[name]: parameter for name, parameter in parameters.items()}
     scales = {names[name] + SCALE: scale_of(parameter) for name, parameter in parameters.items() if is_int8(parameter)}
+
+    @contextmanager
+    def here(name: str) -> Iterator[Tensor]:
+        with held([weights_of[name]] if name in weights_of else []):
+            yield (weights_of[name] if name in weights_of else scales[name]).detach()
+
+    tensors: dict[str, Tensor] = {name: weight.detach() for name, weight in weights_of.items()}
     if scales:
-        write_safetensors({**tensors, **scales}, Path(folder) / INT8_FILE)
+        write_safetensors({**tensors, **scales}, Path(folder) / INT8_FILE, here)
     else:
         whole = sum(tensor.nbytes for tensor in tensors.values())
-        write_shards(tensors, Path(folder), shard_bytes or whole)
+        write_shards(tensors, Path(folder), shard_bytes or whole, here)
     write_config(model.config, folder, model.embedding.dtype)

@@ -14,11 +14,13 @@ Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from devices.kernels.calls import kernels, takes_few
 from devices.ways import way_of
 from limits import WIDENED_ELEMENTS
 from model.shapes import is_matrix
@@ -76,7 +78,12 @@ def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.de
     return made
 
 
-def fill_int8(model: nn.Module, chunks: Callable[[str], Iterator[Tensor]], device: torch.device | str = "cpu") -> None:
+def fill_int8(
+    model: nn.Module,
+    chunks: Callable[[str], Iterator[Tensor]],
+    device: torch.device | str = "cpu",
+    filling: Callable[[nn.Parameter], AbstractContextManager[None]] = lambda weight: nullcontext(),
+) -> None:
     """Give a model made on the meta device its weights: matrices and tables in int8, norms and position bias in fp32.
 
     Every matrix gets its memory before the first chunk is read, and all chunks are rounded in one place. Taken in turns, a
@@ -84,16 +91,18 @@ def fill_int8(model: nn.Module, chunks: Callable[[str], Iterator[Tensor]], devic
 
     Args:
         chunks: name of a weight -> its rows, in pieces.
+        filling: a context in which a weight is in memory to be filled. Matrices that are in int8 already have their place.
     Memory: the int8 model and one chunk.
     """
     for name, weight in list(model.named_parameters()):
-        if is_matrix(name, weight.shape):
+        if is_matrix(name, weight.shape) and not isinstance(weight, Int8Weight):
             rows, columns = weight.shape
             _replace(model, name, empty_int8(rows, columns, device))
     work = torch.empty(0, device=device)
     for name, weight in list(model.named_parameters()):
         if isinstance(weight, Int8Weight):
-            quantize_into(weight, chunks(name), work)
+            with filling(weight):
+                quantize_into(weight, chunks(name), work)
         else:
             whole = torch.cat([chunk.float() for chunk in chunks(name)]).to(device)
             _replace(model, name, nn.Parameter(whole, requires_grad=False))
@@ -148,11 +157,32 @@ def row_pieces(table: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
         yield dequantize(table, dtype, slice(start, start + rows))
 
 
+_few_rows = False
+
+
+@contextmanager
+def few_rows() -> Iterator[None]:
+    """Until the context ends, products are of few rows, as when answers are written.
+
+    Where there are compiled kernels, each weight is then read once, and a row's result is the same bits whatever rows are
+    beside it. In training both would cost more than they give.
+    """
+    global _few_rows
+    before, _few_rows = _few_rows, True
+    try:
+        yield
+    finally:
+        _few_rows = before
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T: (N, m) -> (N, n), without a graph for W. Memory: weights of another dtype are widened, on a CPU in pieces.
 
     A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each time.
     """
+    if _few_rows and (compiled := kernels()) is not None and takes_few(x, weight):
+        y = compiled.few_rows(x, weight.detach())
+        return y.mul_(scale_of(weight)) if is_int8(weight) else y
     if weight.dtype == x.dtype:
         return F.linear(x, weight)
     narrow, pieces = weight.detach(), _pieces(weight)

@@ -10,7 +10,8 @@ R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,15 @@ from model.shapes import Role, inner_width, weights
 
 # name of a weight of which a model holds some rows only -> number of the first one, rows of the whole
 Parts = Mapping[str, tuple[int, int]]
+# a context in which a weight is in memory to be filled, whatever it held; where weights rest elsewhere it goes there
+Filling = Callable[[nn.Parameter], AbstractContextManager[None]]
 SITES_PER_BLOCK = 16  # places of dropout in one block, with room
 DECODER_SITES = 1 << 20  # the decoder's places begin here
+
+
+def in_memory(weight: nn.Parameter) -> AbstractContextManager[None]:
+    """Weights are in memory anyway."""
+    return nullcontext()
 
 
 class EncoderBlock(nn.Module):
@@ -168,28 +176,32 @@ class T5(nn.Module):
         return self.config.d_model**-0.5 if self.config.scale_decoder_outputs else 1.0
 
     @torch.no_grad()
-    def initialise(self, seed: int, parts: Parts | None = None) -> T5:
+    def initialise(self, seed: int, parts: Parts | None = None, filling: Filling = in_memory) -> T5:
         """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device.
 
         Args:
-            parts: weights of which this model holds some rows only.
+            parts: weights of which this model holds some rows only. filling: a context around the filling of each weight.
         """
         roles = {weight.name: weight.role for weight in weights(self.config)}
         for index, (name, weight) in enumerate(self.named_parameters()):
-            if roles[name] == "norm":
-                weight.fill_(1.0)
-                continue
-            generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
-            deviation = self._initial_deviation(roles[name]) * self.config.initializer_factor
-            # row chunks: the fp32 draw of a large bf16 matrix is never whole in memory
-            first, count = (parts or {}).get(name, (0, weight.shape[0]))
-            step = max(1, DRAWN_ELEMENTS // weight.shape[1])
-            for start in range(0, count, step):
-                drawn = torch.randn(min(step, count - start), weight.shape[1], generator=generator) * deviation
-                low, high = max(start, first), min(start + len(drawn), first + weight.shape[0])
-                if low < high:
-                    weight[low - first : high - first].copy_(drawn[low - start : high - start])
+            with filling(weight):
+                if roles[name] == "norm":
+                    weight.fill_(1.0)
+                else:
+                    self._draw(weight, roles[name], (seed * 1_000_003 + index) % 2**63, (parts or {}).get(name))
         return self
+
+    def _draw(self, weight: nn.Parameter, role: Role, seed: int, part: tuple[int, int] | None) -> None:
+        """Fill a matrix, or those of its rows that are `part`, in row chunks: the fp32 draw is never whole in memory."""
+        generator = torch.Generator().manual_seed(seed)
+        deviation = self._initial_deviation(role) * self.config.initializer_factor
+        first, count = part or (0, weight.shape[0])
+        step = max(1, DRAWN_ELEMENTS // weight.shape[1])
+        for start in range(0, count, step):
+            drawn = torch.randn(min(step, count - start), weight.shape[1], generator=generator) * deviation
+            low, high = max(start, first), min(start + len(drawn), first + weight.shape[0])
+            if low < high:
+                weight[low - first : high - first].copy_(drawn[low - start : high - start])
 
     def _initial_deviation(self, role: Role) -> float:
         c = self.config

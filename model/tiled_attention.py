@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.dropout import _MIX_1, Dropout, mix, random_words
 from model.rows import Rows
-from model.tiles import Group, Layout, layout_of
+from model.tiles import Group, Layout, add_product, layout_of
 
 
 class _Scratch:
@@ -213,24 +213,16 @@ def _backward_group(
         torch.bmm(gt, vt[:, :seen].transpose(1, 2), out=dweights)
         kept = tiles.kept(group, part, seen)
         used, dweights = tiles.drop(weights, kept, scores), tiles.drop(dweights, kept, dweights)
-        _add_product(dvt, used.transpose(1, 2), gt, part.start == 0)
+        add_product(dvt, used.transpose(1, 2), gt, part.start == 0)
         dscores = scores  # its own content is not needed any more
         torch.ops.aten._softmax_backward_data.out(dweights, weights, -1, weights.dtype, grad_input=dscores)
         torch.bmm(dscores, kt[:, :seen], out=tiles.room_of(dq, group, part))
-        _add_product(dkt, dscores.transpose(1, 2), qt, part.start == 0)
+        add_product(dkt, dscores.transpose(1, 2), qt, part.start == 0)
         if dbias is not None:
             start, width = tiles.window_start(group, part), qt.shape[1] + seen - 1
             spread = dscores.view(group.num_rows, tiles.heads, -1, seen)
             one = spread[0] if group.num_rows == 1 else spread.sum(0, dtype=dbias.dtype)
             dbias[:, start : start + width] += tiles.scratch.sum_diagonals(one)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
-    """Write left right into the first places of total (b H, M, K), or add it: the first tile of a group sees all keys."""
-    if is_first:
-        torch.bmm(left, right, out=total)
-    else:
-        total[:, : left.shape[1]].baddbmm_(left, right)
 
 
 def _widened(bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor | None:

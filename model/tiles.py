@@ -143,3 +143,11 @@ def _settle(
 
 def _tensor(values: NDArray, dtype: type, device: torch.device) -> Tensor:  # type: ignore[type-arg]
     return torch.from_numpy(np.ascontiguousarray(values, dtype)).to(device)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """Write left right into the first places of total (b H, M, K), or add it: the first tile of a group sees all keys."""
+    if is_first:
+        torch.bmm(left, right, out=total)
+    else:
+        total[:, : left.shape[1]].baddbmm_(left, right)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from units import format_size, parse_size
 
 AUTO = "auto"
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
 NOTHING_WORDS = ("none", "null", "")
 
 
@@ -39,6 +41,12 @@ class UserError(Exception):
 
 class DoesNotFit(UserError):
     """The work cannot be done inside the memory budget. Ends the program with exit code 3."""
+
+    exit_code = 3
+
+
+class OverBudget(UserError):
+    """The work is done and saved, and took more than the memory budget on the way. Ends the program with exit code 3."""
 
     exit_code = 3
 
@@ -119,10 +127,7 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
             return str(word) in TRUE_WORDS
         raise ValueError(f"is neither true nor false; allowed: True, False, yes, no, 1, 0{further}")
     if kind == "size":
-        try:
-            return parse_size(value)
-        except (ValueError, OverflowError):
-            raise ValueError("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
+        return _size(value, word)
     if kind == "text":
         return str(value)
     if kind is str:
@@ -141,6 +146,17 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
     if kind is float:
         return number
     return int(value) if isinstance(value, str) and word.lstrip("+-").isdigit() else int(number)
+
+
+def _size(value: Any, word: Any) -> int:
+    try:
+        size = parse_size(value)
+    except (ValueError, OverflowError):
+        raise ValueError("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
+    if size < FEWEST_BYTES and re.fullmatch(r"[\d.]+", str(word)):
+        unit = "G" if float(word) < 64 else "M"
+        raise ValueError(f"means {size} bytes; did you mean {word}{unit}? Write the unit with it")
+    return size
 
 
 def _check_range(value: float, facts: Mapping[str, Any]) -> None:

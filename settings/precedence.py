@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from settings.fields import UserError, nearest_name, not_known, parse, read_settings_file
+from settings.foreign import answer
 
 if TYPE_CHECKING:
     from config import Config
 
+EDITED = "edited"  # the origin of a value that goes before a preset, as somebody has put it into config.py
+SHIPPED = Path(__file__).resolve().parent / "shipped.json"
 PRESETS_DIR = Path(__file__).resolve().parent.parent / "presets"
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
@@ -24,6 +28,22 @@ Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group
 def model_presets() -> dict[str, dict[str, Any]]:
     """The shapes of the T5 family by name, read from `presets/models.yaml`."""
     return read_settings_file(PRESETS_DIR / "models.yaml")
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    """The defaults as they came; none where their record is not there."""
+    try:
+        found = json.loads(SHIPPED.read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def edited(defaults: Mapping[str, Any]) -> frozenset[str]:
+    """Settings whose default in `config.py` is not the one that was shipped: somebody has edited it, and means it."""
+    shipped = _shipped()
+    return frozenset(name for name, value in defaults.items() if name in shipped and shipped[name] != value)
 
 
 @cache
@@ -45,7 +65,7 @@ def fill(
         the configuration, and what is wrong with what was given.
     """
     problems: list[str] = []
-    read = _Reading(settings, problems)
+    read = _Reading(settings, problems, edited(config.as_dict()))
     layers = _layers(command, dict(flags), {group for group, _ in settings.values()}, problems)
     preset = config.model_preset
     for origin, layer in layers:
@@ -59,7 +79,9 @@ def fill(
                 read.take(name, value, origin)
             elif origin == "flag" or name not in settings:
                 others = [other for other, names in taken.items() if name in names]
-                near = nearest_name(name, [*taken[command], "config", "preset", "model_preset"])
+                known = {*taken[command], "config", "preset", "model_preset"}
+                foreign = answer(name, value, known)
+                near = f"; {foreign}" if foreign else nearest_name(name, sorted(known))
                 hint = f" of {command}, but of {', '.join(others)}" if others else near
                 problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{hint}")
     config = config.changed(**read.values)
@@ -106,16 +128,19 @@ class _Reading:
     """Values of settings as they are read, and where each came from.
 
     Args:
-        problems: takes what is wrong with them.
+        problems: takes what is wrong with them. edited: whose default goes before a preset.
     """
 
-    def __init__(self, settings: Settings, problems: list[str]) -> None:
-        self.settings, self.problems = settings, problems
+    def __init__(self, settings: Settings, problems: list[str], edited: Collection[str] = ()) -> None:
+        self.settings, self.problems, self.edited = settings, problems, edited
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
 
     def take(self, name: str, value: Any, origin: str) -> None:
         """Put a raw value over what was there before."""
+        if origin == "preset" and name in self.edited:
+            self.origins[name] = EDITED
+            return
         if _is_nested(value):  # whose text may be of any length: YAML can name one part many times
             self.problems.append(f"--{name}, is given a table; a setting has one value")
             return

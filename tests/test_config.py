@@ -38,9 +38,10 @@ def test_every_default_is_allowed_and_explained(name: str) -> None:
 def test_every_command_has_its_flags(command: str) -> None:
     flags = flags_of(command)
     assert {"log_dir", "output_dir"} <= set(flags)
-    assert "seed" in flags or command in ("board", "runs"), "these compute nothing"
+    drawing = ("train", "dpo", "plan", "doctor", "evaluate", "generate", "chat", "serve", "quantize", "export", "demo")
+    assert ("seed" in flags) == (command in drawing), "the others draw nothing"
     for wanted in COMMANDS[command]:
-        assert wanted in GROUPS or wanted in flags, f"{wanted} is neither a group nor a setting"
+        assert wanted in GROUPS or wanted.rpartition(".")[2] in flags, f"{wanted} is neither a group nor a setting"
 
 
 @pytest.mark.parametrize("preset", run_presets())
@@ -214,3 +215,20 @@ def test_settings_that_dpo_would_not_heed_are_refused_all_at_once() -> None:
     assert "see preference_label_smoothing" in "".join(problems)
     assert "--orpo_lambda = 0.3" in problems_of("dpo", train_file="x", orpo_lambda="0.3")[0]
     assert "dpo learns preferences alone" in problems_of("dpo", train_file="x", objective="span")[0]
+
+
+def test_an_edited_default_goes_before_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes d_model = 384 into config.py means it; flags and files still go first."""
+    monkeypatch.setattr("settings.precedence._shipped", lambda: {**Config().as_dict(), "d_model": 500, "max_steps": 7})
+    config = load("train", {})
+    assert config.model.d_model == Config().model.d_model == 512 and config.origin("d_model") == "edited"
+    assert config.model.num_layers == 2 and config.train.max_steps == "auto"
+    assert any(note.startswith("d_model = 512, as config.py was edited") for note in config.edited_notes())
+    assert load("train", {"d_model": "64"}).model.d_model == 64
+    monkeypatch.undo()
+    assert load("train", {}).edited_notes() == [] and load("train", {}).model.d_model == 256
+
+
+def test_fp16_of_a_preset_is_for_gpus() -> None:
+    config = load("train", {"preset": "guide_config_1", "train_file": "x"})
+    assert config.memory.mixed_precision == "fp16" and config.origin("mixed_precision") == "preset"

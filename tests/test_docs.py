@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 from email.message import Message
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
+
+from settings.precedence import run_presets
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,6 +32,49 @@ def test_settings_page_is_up_to_date() -> None:
     module = script("make_settings")
     committed = (ROOT / "docs" / "settings.md").read_text(encoding="utf8")
     assert committed == module.settings_page(), "run: python docs/make_settings.py"
+
+
+def test_the_record_of_defaults_and_the_schema_are_up_to_date() -> None:
+    module = script("make_settings")
+    for place, text in (
+        (ROOT / "settings" / "shipped.json", module.shipped()),
+        (ROOT / "docs" / "settings.schema.json", module.schema()),
+    ):
+        assert place.read_text(encoding="utf8") == text, "run: python docs/make_settings.py"
+
+
+@pytest.mark.parametrize("preset", run_presets())
+def test_presets_keep_to_the_schema(preset: str) -> None:
+    """Types and names, as an editor would check them."""
+    schema = json.loads((ROOT / "docs" / "settings.schema.json").read_text("utf8"))
+    settings = yaml.safe_load((ROOT / "presets" / f"{preset}.yaml").read_text("utf8"))
+    assert set(settings) <= set(schema["properties"])
+    kinds = {"integer": int, "number": (int, float), "boolean": bool, "string": str}
+    for name, value in settings.items():
+        about = schema["properties"][name]
+        ways = about.get("anyOf", [about])
+        types = [
+            kind
+            for way in ways
+            for kind in ([way.get("type")] if isinstance(way.get("type"), str) else way.get("type", []))
+        ]
+        assert any(kind in kinds and isinstance(value, kinds[kind]) for kind in types) or value == "auto", name
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    pages = {path.stem for path in (tmp_path / "site").glob("*.html")}
+    assert {"index", "finetuning", "finetuning.zh-CN", "faq.zh-CN", "settings"} <= pages
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text("utf8")
+    assert not [path.name for path in (ROOT / "docs").glob("*.md") if f" {path.name}\n" not in menu]
 
 
 def test_every_requirement_stands_in_the_list_of_licences() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plan_table
+from benchmarks.checks import plan_table
 from config import COMMANDS, ROOT, load
 
 PAGES = ("README.md", "README.zh-CN.md")
@@ -39,9 +39,19 @@ def test_the_command_is_one_that_exists(page: str, line: str) -> None:
         assert words[0] in ("pip", "tail"), line
 
 
-def test_every_command_is_named() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf8")
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_named(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf8")
     assert all(f"`{command}`" in text for command in COMMANDS)
+
+
+def test_both_languages_say_the_same() -> None:
+    """The same headings in the same order, the same flags, links, code and images."""
+    english, chinese = ((ROOT / page).read_text(encoding="utf8") for page in PAGES)
+    assert len(re.findall(r"^## ", english, re.MULTILINE)) == len(re.findall(r"^## ", chinese, re.MULTILINE))
+    named = r"--[a-z_]+|docs/[\w./-]+|^make \w+"
+    missing = set(re.findall(named, english, re.MULTILINE)) - set(re.findall(named, chinese, re.MULTILINE))
+    assert not missing
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/memory.md", "docs/data.md", "CONTRIBUTING.md"])
@@ -57,6 +67,7 @@ def test_links_and_files_named_exist(page: str) -> None:
     assert not [name for name in missing if Path(name).parts[:2] != ("data", "cache")]
 
 
-def test_the_table_of_models_and_machines_is_current() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf8")
-    assert plan_table.with_table(text) == text, "run: python -m benchmarks.plan_table"
+@pytest.mark.parametrize("page", PAGES)
+def test_the_table_of_models_and_machines_is_current(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf8")
+    assert plan_table.with_table(text) == text, "run: python -m benchmarks.checks.plan_table"

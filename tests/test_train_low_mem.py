@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import train_low_mem
-from config import COMMANDS, flags_of
+from config import COMMANDS, flags_of, unlisted
+from settings.help import ABOUT, SHORT, command_help
+from settings.version import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_IMPORTED = 77
@@ -66,7 +68,10 @@ TRAPS = {
     "half a switch that can be auto": (["train", "--is_keep_training=maybe"], ["yes, no, 1, 0, auto"]),
     "negative number": (["train", "--weight_decay", "-0.1"], ["--weight_decay = -0.1, is out of range"]),
     "flag of another command": (["generate", "--learning_rate=1"], ["--learning_rate: no such flag"]),
-    "name of a group that is no flag here": (["train", "--model=folder"], ["no such flag of train, but of evaluate"]),
+    "name of a group that is no flag here": (
+        ["train", "--model=folder"],
+        ["no such flag of train, but of doctor, evaluate"],
+    ),
     "everything at once": (
         ["train", "extra", "--sed=1", "--max_steps=x", "--seed", "--d_ff=0"],
         ["train: 5 problems", "extra", "--sed:", "--max_steps = x", "--seed, needs", "--d_ff = 0"],
@@ -155,15 +160,40 @@ def test_help_runs_nothing(tmp_path: Path, fake_libraries: Path, arguments: list
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_lists_every_flag(command: str) -> None:
-    text = train_low_mem.command_help(command)
+def test_full_help_lists_every_flag(command: str) -> None:
+    text = command_help(command, everything=True)
     for flag, (_, member) in flags_of(command).items():
-        assert f"--{flag}  (default " in text
-        assert member.metadata["help"].split()[0] in text
-    for flag in ("config", "preset", "model_preset"):
-        assert f"--{flag}  " in text
+        assert (f"--{flag}  (default " in text) == (flag not in unlisted(command)), flag
+        assert flag in unlisted(command) or member.metadata["help"].split()[0] in text
+    assert "--config  " in text and all(len(line) <= 120 for line in text.splitlines())
+    assert set(ABOUT) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", SHORT)
+def test_short_help_shows_what_matters(command: str) -> None:
+    named = [flag for flags in SHORT[command].values() for flag in flags]
+    text = command_help(command)
+    assert len(named) <= 30 and len(set(named)) == len(named)
+    assert all(f"  --{flag} " in text for flag in named) and "--help=all" in text
     assert all(len(line) <= 120 for line in text.splitlines())
-    assert set(train_low_mem.ABOUT) == set(COMMANDS)
+
+
+def test_the_whole_help_is_asked_for(tmp_path: Path, fake_libraries: Path) -> None:
+    short, full = (run(tmp_path, fake_libraries, "train", *flag) for flag in (["--help"], ["--help=all"]))
+    assert len(full.stdout) > 3 * len(short.stdout) and "--z_loss" in full.stdout and "--z_loss" not in short.stdout
+
+
+def test_a_command_line_of_train_can_be_planned() -> None:
+    assert set(flags_of("train")) <= set(flags_of("plan"))
+    assert "run_name" in unlisted("plan") and "memory_budget" not in unlisted("plan")
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version(tmp_path: Path, fake_libraries: Path, word: str) -> None:
+    result = run(tmp_path, fake_libraries, word)
+    assert result.returncode == 0 and result.stdout.startswith(f"FrugalT5 {VERSION} (Python ")
+    assert f'version = "{VERSION}"' in (ROOT / "pyproject.toml").read_text("utf8")
+    assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf8")
 
 
 def test_without_a_command(tmp_path: Path, fake_libraries: Path) -> None:

@@ -80,6 +80,7 @@ class LiveRun:
         """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
         latest = agree_on(self.accelerator, self.checkpoints.latest())
         self.start = rolled_back(self._beginning, latest, self.checkpoint_state())
+        self.engine.close()  # the disk has no room for two files of weights
         del self.engine
         self.keeper.before("rolling back", self.start.state.step)
         self._build()

@@ -6,8 +6,6 @@ counts, and the least of their budgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config import Config
+from data.durable import writing
 from devices.base import Device
 from devices.kernels.calls import kernels, use
 from language import say
@@ -39,6 +38,7 @@ from training.checkpoints.runs import (
 )
 from training.processes.collectives import agree_on, by_main, least_of, most_of
 from training.processes.launch import local_processes
+from training.report.progress import Progress
 from training.start.preference import is_preference_run
 from training.start.resolving import RunSpec
 from training.start.resuming import find_run_to_resume, goes_on
@@ -78,10 +78,11 @@ class Opening:
             DoesNotFit: no way fits.
         """
         begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
-        settled = self.plan.choice.precision  # the weights are there, and computed with
+        chosen = self.plan.choice  # the weights are there, and computed with
         spec = resolve_here(
-            begin, self.device, budget, self.base_bytes, self.num_processes, rows=self.spec.rows, precision=settled
-        )
+            begin, self.device, budget, self.base_bytes, self.num_processes, rows=self.spec.rows,
+            precision=chosen.precision, homes=(chosen.weights_in, chosen.away_blocks),
+        )  # fmt: skip
         return spec.plan
 
 
@@ -133,8 +134,11 @@ def open_run(
     else:
         config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
+    tell = Progress(1, accelerator.is_main_process, is_quiet=config.run.quiet).note
+    for warning in budget.warnings:
+        tell(warning)
     with monitor.phase("prepare"), accelerator.local_main_process_first():
-        begin = start(config, budget.available_bytes)
+        begin = start(config, budget.available_bytes, tell)
     begin.notes[:0] = notes
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
@@ -177,7 +181,7 @@ def _reopen(config: Config, owner: Ownership) -> list[str]:
             f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
             "put the folder itself there"
         )
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         return checkpoints.intact()[1]
 
 
@@ -200,9 +204,10 @@ def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:
     config = begin.config
     if begin.state.step >= spec.counted.max_steps:
         return []  # what is left is published, which takes no room
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         held = bytes_below(begin.run_dir / "checkpoints")
-        problems, notes = too_full(disk_need(config, spec.plan.choice.storage), config.run.output_dir, held)
+        need = disk_need(config, spec.plan.choice.storage, spec.plan.choice)
+        problems, notes = too_full(need, config.run.output_dir, held)
     refuse(problems)
     return notes
 
@@ -212,7 +217,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     config, settings = begin.config, lasting_settings(begin)
     if config.train.is_keep_training:
         resume_run(begin.run_dir)
-        with writes(config.run.output_dir):
+        with writing("output_dir", config.run.output_dir):
             replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
             Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
             owner.sign()
@@ -220,21 +225,10 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     refuse(owner.take(begin.run_dir))
     create_run(
         config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
-        fill=lambda folder: settings.save(folder / SETTINGS_FILE),
+        fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=begin.prepared.objective,
     )  # fmt: skip
-    with writes(config.run.output_dir):
+    with writing("output_dir", config.run.output_dir):
         owner.sign()
-
-
-@contextmanager
-def writes(output_dir: str) -> Iterator[None]:
-    """Turn a disk that cannot be written into a sentence for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--output_dir = {output_dir}, cannot be written: {error.strerror}; free space or name another folder"
-        ) from error
 
 
 def kind_of(config: Config) -> str:

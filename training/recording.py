@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from language import say
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
+from training.processes.collectives import sum_over
 from training.report.progress import Reading
 from training.report.summary import Summary
 
@@ -18,6 +20,7 @@ class Recorder:
     def __init__(self, live: LiveRun, planned_peak_bytes: int) -> None:
         self.live, self._planned_peak_bytes = live, planned_peak_bytes
         self._seconds, self._tokens = 0.0, 0  # of the steps done here
+        self._first_over: int | None = None  # the step after which the peak was first above the budget
 
     def step(self, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
         """Report the step that was just done.
@@ -37,6 +40,9 @@ class Recorder:
         mean, speed = loss / max(labels, 1), tokens / seconds
         reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
         live.journal.step(reading, tokens, seconds, plan.choice, figures)
+        if self._first_over is None and reading.peak_bytes > plan.budget_bytes:
+            self._first_over = reading.step
+            live.journal.over(reading)
 
     def summary(self) -> Summary:
         """What was planned and measured, for the end."""
@@ -47,8 +53,22 @@ class Recorder:
             planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=self._peak_bytes(),
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            model_dir=str(live.start.run_dir), metrics_file=str(live.journal.metrics.path), **live.divergence.figures(),
+            first_over=self._over(), model_dir=str(live.start.run_dir), metrics_file=str(live.journal.metrics.path),
+            **live.divergence.figures(),
         )  # fmt: skip
+
+    def _over(self) -> str | None:
+        """When the budget was first exceeded, in words; None: never, on no process."""
+        live = self.live
+        is_over = self._peak_bytes() > live.keeper.plan.budget_bytes
+        if not sum_over(live.accelerator, float(is_over))[0]:
+            return None
+        if not is_over:
+            return say("on another process")
+        if self._first_over is not None:
+            return say("at step {step}", step=self._first_over)
+        peaks = live.monitor.phase_peaks
+        return say("after the last step, in {phase}", phase=max(peaks, key=lambda phase: peaks[phase], default="save"))
 
     def _peak_bytes(self) -> int:
         device = self.live.device

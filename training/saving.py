@@ -6,6 +6,7 @@ Before that the model has to show that it is sound: that a step's loss was finit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -60,11 +61,11 @@ def save(checkpoints: Checkpoints, engine: Engine, tokenizer: Tokenizer, state: 
         UserError: the disk is full or cannot be written.
     Memory: a few MB of buffers; of sharded weights, the largest matrix.
     """
-    model, optimizer = engine.model, engine.optimizer
+    model, optimizer, held = engine.model, engine.optimizer, engine.walk.weight_store.held
     if engine.shards is not None:
         return save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best)
     return checkpoints.save(
-        state.step, lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state), is_best
+        state.step, lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held), is_best
     )
 
 
@@ -77,7 +78,7 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], accelerator: A
         the same on all processes, which ask together.
     Memory: a forward without gradients.
     """
-    tensors = [*engine.model.parameters(), *engine.optimizer.state.values()]
+    tensors = chain(engine.walk.weight_store.each_held(engine.model.parameters()), engine.optimizer.state.values())
     loss = torch.zeros(())
     try:
         loss = engine.walk.loss(micro_batches) if micro_batches else loss

@@ -52,11 +52,16 @@ Moment = tuple[str, Callable[[], Verdict | None]]  # in words, and what kills th
 
 
 class World:
-    """Text, preferences, caches and a model to go on from, in a folder; made once."""
+    """Text, preferences, caches and a model to go on from, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        draw = random.Random(7)
+
+    def make(self) -> None:
+        """Put it all there; once."""
+        folder, draw = self.folder, random.Random(7)
+        if (folder / "text.txt").is_file():
+            return
         (folder / "text.txt").write_text(
             "".join(" ".join(draw.choices(WORDS, k=draw.randint(5, 40))) + "\n" for _ in range(400)), encoding="utf8"
         )

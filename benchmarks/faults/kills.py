@@ -186,13 +186,14 @@ def main(arguments: list[str]) -> int:
     _, options = options_of(arguments, {"times": "100", "only": "", "fresh": "False"}, __doc__ or "")
     if options["fresh"] != "False":
         shutil.rmtree(NOTES, ignore_errors=True)
-    warm.load()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         world = World(Path(folder))
         planned = list(all_series(world, int(options["times"])))
         for name, moments in planned:
             series = Series.noted(name)
             if not series.is_done and name.startswith(tuple(options["only"].split("+"))):
+                warm.load()
+                world.make()
                 series.run(moments())
     found = [Series.noted(name) for name, _ in planned]
     write_section("kills", "Kills and losses of power", body(found), [asdict(one) for one in found], PAGE)

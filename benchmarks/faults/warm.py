@@ -19,7 +19,9 @@ from benchmarks.faults.disk_faults import Fault, start
 
 
 def load() -> None:
-    """Import what the commands import."""
+    """Import what the commands import; once."""
+    if gc.get_freeze_count():
+        return
     import torch
 
     with suppress(ImportError):  # pyarrow does, where it is there

@@ -20,11 +20,16 @@ from benchmarks.parts.results import ROOT
 from memory.observe.processes import ProcessTree
 
 SAMPLE_SECONDS = 0.05
+CURVE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Child:
-    """How a child process went; `output` is what it printed, `messages` what it wrote to stderr."""
+    """How a child process went; `output` is what it printed, `messages` what it wrote to stderr.
+
+    Args:
+        curve: (seconds, most bytes since the one before), at most one a second.
+    """
 
     returncode: int
     output: str
@@ -32,6 +37,7 @@ class Child:
     seconds: float
     peak_bytes: int
     high_water_bytes: int
+    curve: tuple[tuple[float, int], ...] = ()
 
     @property
     def failure(self) -> str:
@@ -51,16 +57,27 @@ def run(words: Sequence[str], cwd: Path = ROOT) -> Child:
         words: what follows the name of this Python. cwd: where it runs; modules of the project are found anywhere.
     """
     began, peak, high_water = time.perf_counter(), 0, 0
+    curve: list[tuple[float, int]] = []
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+", encoding="utf8") as out, tempfile.TemporaryFile("w+", encoding="utf8") as err:
         child = subprocess.Popen([sys.executable, *words], cwd=cwd, env=environment, stdout=out, stderr=err)
         tree = ProcessTree(child.pid)
         while child.poll() is None:
-            peak = max(peak, tree.usage().anon_bytes)
+            held = tree.usage().anon_bytes
+            peak = max(peak, held)
+            _extend(curve, time.perf_counter() - began, held)
             high_water = max(high_water, high_water_of(child.pid))
             time.sleep(SAMPLE_SECONDS)
         out.seek(0), err.seek(0)
-        return Child(child.returncode, out.read(), err.read(), time.perf_counter() - began, peak, high_water)
+        seconds = time.perf_counter() - began
+        return Child(child.returncode, out.read(), err.read(), seconds, peak, high_water, tuple(curve))
+
+
+def _extend(curve: list[tuple[float, int]], seconds: float, held: int) -> None:
+    if curve and seconds - curve[-1][0] < CURVE_SECONDS:
+        curve[-1] = (curve[-1][0], max(held, curve[-1][1]))
+    else:
+        curve.append((seconds, held))
 
 
 def high_water_of(pid: int | str = "self") -> int:

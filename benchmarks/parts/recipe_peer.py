@@ -1,9 +1,10 @@
 """How does transformers' Seq2SeqTrainer train the same model on the same tokens? A child process of `benchmarks.recipes`.
 
-    python -m benchmarks.parts.recipe_peer SHARDS MODEL OUTPUT STEPS ROWS OPTIMIZER LEARNING_RATE SEED
+    python -m benchmarks.parts.recipe_peer SHARDS MODEL OUTPUT STEPS ROWS OPTIMIZER LEARNING_RATE SEED MICRO_BATCH
 
 SHARDS: the split that the recipe's run was trained on, so that both read the same ids; MODEL: that run's folder, whose
-shape is built anew with random weights; ROWS: of one step, in micro-batches of at most 8. Writes a model folder to OUTPUT.
+shape is built anew with random weights; ROWS: of one step, in micro-batches of at most MICRO_BATCH. Writes a model folder to
+OUTPUT.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import numpy as np
 from data.dataset import LowMemDataset
 from data.tokenizers.tokenizer import Tokenizer
 
-MICRO_BATCH = 8
 IGNORED = -100
 
 
@@ -51,8 +51,9 @@ def collate(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
 
 
 def main(
-    shards: str, model: str, output: str, steps: int, rows: int, optimizer: str, learning_rate: float, seed: int
-) -> None:
+    shards: str, model: str, output: str, steps: int, rows: int, optimizer: str, learning_rate: float, seed: int,
+    micro_batch: int,
+) -> None:  # fmt: skip
     """Train and save."""
     from transformers import (
         AutoConfig,
@@ -65,7 +66,7 @@ def main(
     set_seed(seed)
     shape = AutoConfig.from_pretrained(model, dtype="float32")
     network = AutoModelForSeq2SeqLM.from_config(shape)
-    batch_size = next(size for size in range(min(MICRO_BATCH, rows), 0, -1) if rows % size == 0)
+    batch_size = next(size for size in range(min(micro_batch, rows), 0, -1) if rows % size == 0)
     arguments = Seq2SeqTrainingArguments(
         output_dir=f"{output}.work", max_steps=steps, per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=rows // batch_size, optim=optimizer, learning_rate=learning_rate,
@@ -82,5 +83,5 @@ def main(
 
 
 if __name__ == "__main__":
-    folders, (steps, rows, optimizer, rate, seed) = sys.argv[1:4], sys.argv[4:]
-    main(folders[0], folders[1], folders[2], int(steps), int(rows), optimizer, float(rate), int(seed))
+    folders, (steps, rows, optimizer, rate, seed, micro_batch) = sys.argv[1:4], sys.argv[4:]
+    main(folders[0], folders[1], folders[2], int(steps), int(rows), optimizer, float(rate), int(seed), int(micro_batch))

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.parts.page_order import arranged
 from devices import processor
 from devices.cores import usable_cores
 
@@ -54,7 +55,7 @@ def picture_place(name: str, page: Path = PAGE) -> tuple[Path, str]:
 def write_section(name: str, heading: str, body: str, data: Any, page: Path = PAGE) -> None:
     """Replace (or append) the section of one benchmark on this class of processor, and put the raw figures beside it as JSON.
 
-    The sections of other classes stay; those of one benchmark stand together.
+    The sections of other classes stay; `page_order` says where each of them stands.
 
     Args:
         name: marks the section. heading: its title. body: Markdown. data: raw figures.
@@ -64,16 +65,10 @@ def write_section(name: str, heading: str, body: str, data: Any, page: Path = PA
     section = f"{begin}\n## {heading} ({processor.here().name})\n\n{stamp}\n\n{body}\n{end}\n"
     text = page.read_text(encoding="utf8") if page.exists() else TITLE
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end) + "\n", re.DOTALL)
-    siblings = list(re.finditer(rf"<!-- /{re.escape(name)} on \S+ -->\n", text))
-    if pattern.search(text):
-        text = pattern.sub(lambda _: section, text)
-    elif siblings:
-        text = f"{text[: siblings[-1].end()]}\n{section}{text[siblings[-1].end() :]}"
-    else:
-        text = f"{text}\n{section}"
+    text = pattern.sub(lambda _: section, text) if pattern.search(text) else f"{text}\n{section}"
     page.parent.mkdir(exist_ok=True)
-    page.write_text(text, encoding="utf8")
     write_figures(name, data, page)
+    page.write_text(arranged(text, TITLE, page.parent / "benchmarks"), encoding="utf8")
 
 
 def write_figures(name: str, data: Any, page: Path = PAGE) -> None:

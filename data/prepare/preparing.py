@@ -215,7 +215,7 @@ def _make_shards(
         )
     columns = task.columns or columns_of(data, task.kind, validation)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
-    tokenizer.template = examples.template or tokenizer.template
+    tokenizer.template = replace(examples.template or tokenizer.template, turns=examples.form != "plain")
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
         hold_out=wants_validation and not validation,

@@ -13,9 +13,10 @@ from data.prepare.encoding import limited
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import SampleCorpus, build_sample_corpus
 from data.sources.files import JSONL, Source, find, parts_of, sources_fingerprint
+from data.sources.layouts import are_there
 from data.sources.lines import BadRows
 from data.sources.places import public
-from data.sources.reading import column_names, read_rows
+from data.sources.reading import column_names, read_rows, recognised_columns
 from data.text.clean import Cleaning
 from data.text.conversations import MESSAGES_COLUMNS, Examples, TurnsColumn, form_of
 from data.text.templates import template_of
@@ -78,7 +79,10 @@ def decide(config: Config, once: Once = make_once) -> Task:
     objective = asked
     if asked == AUTO:
         names = set(column_names(sources[0], data.text_column))
-        objective = "pairs" if pair <= names or _messages_column(data, sources) else "span"
+        is_pairs = (
+            are_there(sorted(pair), sorted(names)) or _messages_column(data, sources) or _known_pair(data, sources)
+        )
+        objective = "pairs" if is_pairs else "span"
         if objective == "span" and {data.prompt_column, data.chosen_column, data.rejected_column} <= names:
             raise _for_dpo(data)
     return Task(
@@ -151,7 +155,19 @@ def columns_of(data: DataConfig, kind: str, sources: Sequence[Source] = ()) -> l
     if messages := _messages_column(data, sources):
         return [TurnsColumn(messages)]
     history = [] if data.history_column is None else [TurnsColumn(data.history_column)]
-    return [data.prompt_column, data.response_column, *history]
+    pair = _known_pair(data, sources) or (data.prompt_column, data.response_column)
+    return [*pair, *history]
+
+
+def _known_pair(data: DataConfig, sources: Sequence[Source]) -> tuple[str, str] | None:
+    """The columns of a file of a well-known shape, where it has neither those that are asked for nor a text."""
+    defaults = DataConfig()
+    if not sources or (data.prompt_column, data.response_column) != (defaults.prompt_column, defaults.response_column):
+        return None
+    names = column_names(sources[0], data.text_column)
+    if {data.prompt_column, data.response_column, data.text_column, data.chosen_column} & set(names):
+        return None
+    return recognised_columns(sources[0])
 
 
 def _messages_column(data: DataConfig, sources: Sequence[Source]) -> str | None:
@@ -247,14 +263,15 @@ def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[
         rows = read_rows(sources, task.columns, BadRows(skip=True))
         measured = quality(
             tokenizer,
-            _first_chars((text for batch in rows for row in batch for text in made.texts(row)), QUALITY_CHARS),
+            first_chars((text for batch in rows for row in batch for text in made.texts(row)), QUALITY_CHARS),
         )
         if measured.chars:
             found[name or "the built-in sample"] = measured
     return found
 
 
-def _first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
+def first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
+    """Texts up to so many characters in all."""
     left = most
     for text in texts:
         yield text[:left]

@@ -8,6 +8,7 @@ a saved dictionary of splits the split that is wanted. `reading` turns sources i
 
 from __future__ import annotations
 
+import codecs
 import glob
 import json
 from collections.abc import Iterable
@@ -19,11 +20,12 @@ from data.cache import fingerprint
 from data.sources.places import Place, is_address, list_remote, local_path, public, readable
 from settings.fields import UserError, listed
 
-PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, CSV, TSV, TEXT = (
+PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, JSON, CSV, TSV, TEXT = (
     "parquet",
     "arrow file",
     "arrow stream",
     "jsonl",
+    "json",
     "csv",
     "tsv",
     "text",
@@ -36,6 +38,18 @@ KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix not in ("
 COMPRESSION_BY_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
+OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
+FIRST_BYTES = 512  # of a file, which tell what it is
+# how other things begin that a failed download leaves under a data file's name
+STRANGERS = {
+    b"version https://git-lfs": "is a git-lfs pointer, some lines that stand for the file; run `git lfs pull` where it was cloned, "
+    "or fetch the file itself",
+    b"<!doctype html": "is an HTML page, not {kind}: a sign-in or a preview was saved; fetch the raw file (on the Hugging Face hub "
+    "/resolve/ in its address, not /blob/)",
+    b"<html": "is an HTML page, not {kind}: a sign-in or a preview was saved; fetch the raw file (on the Hugging Face hub /resolve/ "
+    "in its address, not /blob/)",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8", b"\xfe\xff": "is UTF-16; save it as UTF-8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,12 +191,12 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
             raise UserError(f"{name} = {path}, is no ordinary file; write what it gives into one, and name that")
         try:
             with path.open("rb") as file:
-                start = file.read(8)
+                start = file.read(FIRST_BYTES)
         except OSError as error:
             raise UserError(f"{name} = {path}, cannot be read: {error.strerror or error}") from None
     else:
         with readable(f"{name} = {path}"), path.open("rb") as file:
-            start = file.read(8)
+            start = file.read(FIRST_BYTES)
     if not start:
         raise UserError(f"{name} = {path}, is empty; name a file with rows")
     kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)
@@ -191,15 +205,28 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
         if kind in TABLES:
             raise UserError(f"{name} = {path}, is packed with {compression}; unpack it first, {kind} packs by itself")
         return Source(path, kind, compression, part)
+    if stranger := _stranger(start, kind):
+        raise UserError(f"{name} = {path}, {stranger}")
     if start.startswith(b"PAR1"):
         return Source(path, PARQUET, part=part)
     if start.startswith(b"ARROW1"):
         return Source(path, ARROW_FILE, part=part)
-    if start.startswith(b"\xff\xff\xff\xff") and len(start) == 8:
+    if start.startswith(b"\xff\xff\xff\xff") and len(start) >= 8:
         return Source(path, ARROW_STREAM, part=part)
     if kind in TABLES:
         raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it again")
+    if kind == JSONL and start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
+        kind = JSON
     return Source(path, kind, part=part)
+
+
+def _stranger(start: bytes, kind: str) -> str:
+    """What a file is instead of data, by its first bytes; empty where nothing speaks against it. A page may be text."""
+    begins = start.removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    for magic, what in STRANGERS.items():
+        if begins.startswith(magic) and not (kind == TEXT and b"<" in magic):
+            return what.format(kind=kind)
+    return ""
 
 
 def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:

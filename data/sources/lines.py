@@ -23,6 +23,8 @@ PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
+GBK_BYTES = 4096  # of a line, by which it is told
+GBK_REMEDY = "it reads as GBK: save the file as UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW), all of it is meant"
 UNPACKING_ERRORS = (EOFError, zlib.error, lzma.LZMAError, OSError, pa.ArrowException)
 
 
@@ -46,7 +48,8 @@ class BadRows:
         """
         sentence = f"{path}, {place}: {problem}"
         if not self.skip:
-            raise UserError(f"{sentence}; repair it, or use --skip_bad_rows=True to count such rows and go on")
+            remedy = "repair it, or use --skip_bad_rows=True to count such rows and go on"
+            raise UserError(sentence if GBK_REMEDY in problem else f"{sentence}; {remedy}")
         self.count += 1
         if len(self.examples) < 3:
             self.examples.append(sentence)
@@ -77,9 +80,7 @@ def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[
                 ended = line.endswith(b"\n")
                 yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except UNPACKING_ERRORS as error:
-        raise UserError(
-            f"{source.path}: cannot be read ({error}); the file is cut off or broken, fetch or pack it again"
-        ) from None
+        raise _unreadable(source, error) from None
 
 
 def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
@@ -102,8 +103,38 @@ def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Say where a line stops being UTF-8."""
-    return f"is not UTF-8 (byte {error.start + 1} of the line)"
+    """Say where a line stops being UTF-8, and what it may be instead."""
+    told = f"is not UTF-8 (byte {error.start + 1} of the line)"
+    return f"{told}; {GBK_REMEDY}" if is_gbk(error.object) else told
+
+
+def is_gbk(text: bytes) -> bool:
+    """Whether bytes read well as GBK, in which Chinese Windows saves text: mostly the common Chinese characters."""
+    try:
+        letters = [letter for letter in text[:GBK_BYTES].decode("gb18030", "ignore") if ord(letter) > 127]
+        text[:GBK_BYTES].decode("gb18030", "strict" if len(text) <= GBK_BYTES else "ignore")
+    except UnicodeDecodeError:
+        return False
+    common = sum("\u4e00" <= letter <= "\u9fa5" or letter in "，。！？：；、“”（）《》" for letter in letters)
+    return len(letters) > 1 and common > 0.8 * len(letters)
+
+
+def blocks(source: Source) -> Iterator[bytes]:
+    """The bytes of a file, unpacked, in parts of 1 MiB.
+
+    Raises:
+        UserError: it is cut off or broken.
+    """
+    try:
+        with _open(source) as file:
+            while block := file.read(TEXT_PART_BYTES):
+                yield block
+    except UNPACKING_ERRORS as error:
+        raise _unreadable(source, error) from None
+
+
+def _unreadable(source: Source, error: Exception) -> UserError:
+    return UserError(f"{source.path}: cannot be read ({error}); the file is cut off or broken, fetch or pack it again")
 
 
 def paragraphs(lines: Iterator[str]) -> Iterator[str]:

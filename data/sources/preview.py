@@ -13,7 +13,7 @@ from typing import Any
 
 from data.sources.files import Source, find
 from data.sources.lines import BadRows
-from data.sources.reading import column_names, read_source
+from data.sources.reading import column_names, read_source, recognised_columns
 from data.text.conversations import MESSAGES_COLUMNS, TurnsColumn
 from settings.fields import UserError
 
@@ -43,7 +43,9 @@ def preview(spec: str) -> dict[str, Any]:
     source = find(spec)[0]
     columns = column_names(source)
     task, bad = _task(set(columns)), BadRows(skip=True)
-    wanted = _wanted(task, columns) or [name for name in columns if _is_text(source, name)]
+    known = recognised_columns(source) if task is None else None
+    task = "pairs" if known else task
+    wanted = list(known or _wanted(task, columns)) or [name for name in columns if _is_text(source, name)]
     batches = read_source(source, wanted, bad) if wanted else iter(())
     rows = list(islice((row for batch in batches for row in batch), COUNTED_ROWS))
     return {

@@ -7,16 +7,17 @@ one by one, in order, and are numbered, so that a run that was killed can pass o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from data.sources.files import JSONL, TABLES, TEXT, Source
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, numbered_lines
-from data.sources.reading import column_names, read_source
+from data.sources.files import OBJECTS, TABLES, TEXT, Source
+from data.sources.json_rows import objects
+from data.sources.layouts import Table, is_made, made, stored, table_text
+from data.sources.lines import BadRows
+from data.sources.reading import column_names, read_source, recognised_columns
 from data.sources.tables import broken_file_is_user_error, check_types, record_batches, table_columns
 from settings.fields import UserError, listed
 
@@ -51,7 +52,7 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
     for source in sources:
         name = PROMPT if source.kind == TEXT else _column_of(source, column, other)
         for place, columns in _rows(source, name, bad_rows):
-            text = columns.get(name)
+            text = columns.get(name) if name in columns else _made(name, columns)
             if not isinstance(text, str):
                 bad_rows.add(source.path, place, f"has no text in {name}")
             elif not text.strip():
@@ -62,7 +63,9 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
 
 def _column_of(source: Source, column: str, other: str) -> str:
     names = column_names(source)
-    found = next((name for name in (column, other) if name in names), None)
+    found = next((name for name in (column, other) if name in names or is_made([name], names)), None)
+    if found is None and (known := recognised_columns(source)) is not None:
+        found = known[0]
     if found is None:
         raise UserError(
             f"{source.path}: has neither {column} nor {other}; its columns: {listed(names)}; name one with --prompt_column"
@@ -70,10 +73,23 @@ def _column_of(source: Source, column: str, other: str) -> str:
     return found
 
 
+def _made(expression: str, columns: Columns) -> str | None:
+    """The text of a column that is made of others; None where it has none."""
+    names = list(columns)
+    try:
+        cells = [
+            table_text(columns[name]) if isinstance(name, Table) else columns.get(name)
+            for name in stored([expression], names)
+        ]
+        return made([expression], names, cells)[0]
+    except (KeyError, ValueError):
+        return None
+
+
 def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
     """Every row with its place."""
-    if source.kind == JSONL:
-        return _json_rows(source, bad_rows)
+    if source.kind in OBJECTS:
+        return objects(source, bad_rows)
     if source.kind in TABLES:
         return _table_rows(source, name)
     names = [PROMPT] if source.kind == TEXT else column_names(source)
@@ -82,31 +98,17 @@ def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, C
     return ((f"row {number}", dict(zip(names, row, strict=True))) for number, row in enumerate(rows, 1))
 
 
-def _json_rows(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
-    for number, line in numbered_lines(source):
-        place = f"line {number}"
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line) if len(line) < LONGEST_LINE_BYTES else None
-        except (ValueError, RecursionError) as error:
-            bad_rows.add(source.path, place, f"is not JSON ({error})")
-            continue
-        if isinstance(value, dict):
-            yield place, value
-        else:
-            bad_rows.add(source.path, place, "is no JSON object of at most 16 MiB; write one object a line")
-
-
 def _table_rows(source: Source, name: str) -> Iterator[tuple[str, Columns]]:
     names = table_columns(source)
     if twice := dict.fromkeys(column for column in names if names.count(column) > 1):
         raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
-    check_types(source, [name])
+    check_types(source, stored([name], names))
     number = 0
     with broken_file_is_user_error(source.path, source.kind):
         for batch in record_batches(source, names, BATCH_ROWS):
-            kept = [field.name for field in batch.schema if _fits_json(field.type)]
+            kept = [
+                field.name for field in batch.schema if _fits_json(field.type) or field.name in stored([name], names)
+            ]
             for row in batch.select(kept).to_pylist():
                 number += 1
                 yield f"row {number}", row

@@ -9,13 +9,22 @@ A longer line or text is a bad row; a longer paragraph is split.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from data.sources.files import CSV, JSONL, TABLES, TEXT, TSV, Source
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, decoded_lines, not_utf8, numbered_lines, paragraphs
-from data.sources.tables import check_types, table_batches, table_columns
+from data.sources.files import CSV, OBJECTS, TABLES, TEXT, TSV, Source
+from data.sources.json_rows import objects
+from data.sources.layouts import TRANSLATION, Optional, Table, is_made, made, recognised, stored, table_text
+from data.sources.lines import (
+    GBK_REMEDY,
+    LONGEST_LINE_BYTES,
+    BadRows,
+    decoded_lines,
+    is_gbk,
+    numbered_lines,
+    paragraphs,
+)
+from data.sources.tables import check_types, table_batches, table_columns, table_keys
 from data.text.conversations import TurnsColumn, check_pair, turns_text
 from settings.fields import UserError, counted, listed
 
@@ -39,15 +48,39 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
         return [text_column]
     if source.kind in TABLES:
         return table_columns(source)
-    if source.kind == JSONL:
-        first = next(_objects(source, BadRows(skip=True)), None)
-        if first is None:
-            raise UserError(
-                f'{source.path}: no line is a JSON object; write one object a line, such as {{"text": "..."}}'
-            )
-        return list(first[1])
+    if source.kind in OBJECTS:
+        return list(_first_object(source))
     header = next(_csv_lines(source, BadRows()), (1, []))[1]
     return [name.encode("utf8", "replace").decode("utf8") for name in header]
+
+
+def _first_object(source: Source) -> dict[str, Any]:
+    bad_rows = BadRows(skip=True)
+    first = next(objects(source, bad_rows), None)
+    if first is None and bad_rows.examples and GBK_REMEDY in bad_rows.examples[0]:
+        raise UserError(bad_rows.examples[0])
+    if first is None:
+        raise UserError(
+            f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them'
+        )
+    return first[1]
+
+
+def recognised_columns(source: Source) -> tuple[str, str] | None:
+    """The columns of prompt and response in a file of a well-known shape; None where it has none.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if source.kind == TEXT:
+        return None
+    names, keys = column_names(source), []
+    if TRANSLATION in names and source.kind in OBJECTS:
+        cell = _first_object(source)[TRANSLATION]
+        keys = list(cell) if isinstance(cell, dict) else []
+    elif TRANSLATION in names and source.kind in TABLES:
+        keys = table_keys(source, TRANSLATION)
+    return recognised(names, keys)
 
 
 def read_rows(
@@ -78,9 +111,36 @@ def read_source(
     source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
 ) -> Iterator[list[Row]]:
     """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
+    names = columns if source.kind == TEXT else column_names(source)
+    if is_made(columns, names):
+        return _made_rows(source, columns, names, bad_rows)
+    return _stored_rows(source, columns, bad_rows, text_unit)
+
+
+def _stored_rows(
+    source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
+) -> Iterator[list[Row]]:
     if source.kind in TABLES:
         return table_batches(source, columns, BATCH_ROWS, bad_rows.add)
     return _grouped(_text_rows(source, columns, bad_rows, text_unit))
+
+
+def _made_rows(source: Source, columns: Sequence[str], names: Sequence[str], bad_rows: BadRows) -> Iterator[list[Row]]:
+    """Rows of columns that are made of others."""
+    number = 0
+    for batch in _stored_rows(source, stored(columns, names), bad_rows):
+        rows = []
+        for cells in batch:
+            number += 1
+            try:
+                row = made(columns, names, cells)
+                check_pair(columns, row)
+            except ValueError as error:
+                bad_rows.add(source.path, f"readable row {number}", str(error))
+            else:
+                rows.append(row)
+        if rows:
+            yield rows
 
 
 def check_columns(sources: Iterable[Source], columns: Sequence[str]) -> None:
@@ -107,22 +167,23 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
             )
         return
     names = column_names(source)
+    wanted = stored(columns, names)
     problems = [
         f"{source.path}: column {name} {'occurs twice' if name in names else 'is missing'}; "
         f"columns: {listed(names)}; name yours with "
         "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
-        for name in columns
+        for name in wanted
         if names.count(name) != 1
     ]
     if problems:
         raise UserError(*problems)
     if source.kind in TABLES:
-        check_types(source, columns)
+        check_types(source, wanted)
 
 
 def _text_rows(source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str) -> Iterator[Row]:
-    if source.kind == JSONL:
-        return _jsonl_rows(source, columns, bad_rows)
+    if source.kind in OBJECTS:
+        return _object_rows(source, columns, bad_rows)
     if source.kind in DIALECTS:
         return _csv_rows(source, columns, bad_rows)
     lines = decoded_lines(source, bad_rows)
@@ -142,46 +203,26 @@ def _grouped(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
-    too_long = 0
-    for number, line in numbered_lines(source):
-        if number == too_long or not line.strip():
-            continue
-        if len(line) >= LONGEST_LINE_BYTES:
-            too_long = number
-            bad_rows.add(source.path, f"line {number}", f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB")
-            continue
-        try:
-            value = json.loads(line)
-        except UnicodeDecodeError as error:
-            bad_rows.add(source.path, f"line {number}", not_utf8(error))
-        except (ValueError, RecursionError) as error:
-            bad_rows.add(source.path, f"line {number}", f"is not JSON ({error})")
-        else:
-            if isinstance(value, dict):
-                yield number, value
-            else:
-                bad_rows.add(source.path, f"line {number}", "is no JSON object; write one object a line")
-
-
-def _jsonl_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
-    for number, value in _objects(source, bad_rows):
+def _object_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
+    for place, value in objects(source, bad_rows):
         try:
             row = tuple(_cell(value, name) for name in columns)
             check_pair(columns, row)
         except ValueError as error:
-            bad_rows.add(source.path, f"line {number}", str(error))
+            bad_rows.add(source.path, place, str(error))
         else:
             yield row
 
 
 def _cell(value: dict[str, Any], name: str) -> str:
     """The text of a column; ValueError where it has none."""
+    if isinstance(name, Optional) and value.get(name) is None:
+        return ""
     if name not in value:
         raise ValueError(f"has no {name}; it has {listed(value) or 'nothing'}")
     cell = value[name]
-    if isinstance(name, TurnsColumn):
-        return _turns_cell(cell, name)
+    if isinstance(name, (TurnsColumn, Table)):
+        return _worded_cell(cell, name)
     if not isinstance(cell, str):
         raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
     if not _encodable(cell):
@@ -189,9 +230,10 @@ def _cell(value: dict[str, Any], name: str) -> str:
     return cell
 
 
-def _turns_cell(cell: object, name: str) -> str:
+def _worded_cell(cell: object, name: str) -> str:
+    """A cell with turns, or with a table, as a text."""
     try:
-        return turns_text(cell)
+        return table_text(cell) if isinstance(name, Table) else turns_text(cell)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
 
@@ -252,6 +294,15 @@ class _CsvLines:
         raise StopIteration
 
 
+def _not_utf8(cells: Sequence[str]) -> str:
+    raw = ",".join(cells).encode("utf8", "surrogateescape")
+    try:
+        raw.decode("utf8")
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8; {GBK_REMEDY}" if is_gbk(error.object) else "is not UTF-8"
+    return "is not UTF-8"
+
+
 def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
     rows = _csv_lines(source, bad_rows)
     header = next(rows)[1]
@@ -262,11 +313,13 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
                 source.path, f"line {number}", f"has {counted(len(cells), 'cell')}, the header has {len(header)}"
             )
         elif not all(_encodable(cells[place]) for place in places):
-            bad_rows.add(source.path, f"line {number}", "is not UTF-8")
+            bad_rows.add(source.path, f"line {number}", _not_utf8(cells))
         else:
             named = zip(columns, (cells[place] for place in places), strict=True)
             try:
-                row = tuple(_turns_cell(cell, name) if isinstance(name, TurnsColumn) else cell for name, cell in named)
+                row = tuple(
+                    _worded_cell(cell, name) if isinstance(name, (TurnsColumn, Table)) else cell for name, cell in named
+                )
                 check_pair(columns, row)
             except ValueError as error:
                 bad_rows.add(source.path, f"line {number}", str(error))

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from data.sources.arrow_checks import checked
 from data.sources.files import ARROW_STREAM, PARQUET, Source
+from data.sources.layouts import Optional, Table, table_text
 from data.sources.places import Place
 from data.text.conversations import TurnsColumn, check_pair, turns_text
 from settings.fields import UserError, listed
@@ -76,6 +77,12 @@ def table_columns(source: Source) -> list[str]:
     return list(_schema(source).names)
 
 
+def table_keys(source: Source, column: str) -> list[str]:
+    """The keys of the tables in a column, in their order; none where it holds no tables."""
+    kind = _schema(source).field(column).type
+    return [kind.field(place).name for place in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+
+
 def table_batches(
     source: Source, columns: Sequence[str], batch_rows: int, report_bad_row: ReportBadRow
 ) -> Iterator[list[tuple[str, ...]]]:
@@ -92,10 +99,7 @@ def table_batches(
     with broken_file_is_user_error(source.path, source.kind):
         for batch in record_batches(source, columns, batch_rows):
             for part in _parts(batch):
-                cells = [
-                    _turns(column) if isinstance(name, TurnsColumn) else _texts(column)
-                    for name, column in zip(columns, part.columns, strict=True)
-                ]
+                cells = [_cells(name, column) for name, column in zip(columns, part.columns, strict=True)]
                 rows = []
                 for offset, row in enumerate(zip(*cells, strict=True)):
                     if problem := _row_problem(columns, row):
@@ -110,7 +114,7 @@ def table_batches(
 def _row_problem(columns: Sequence[str], row: Sequence[Cell]) -> str:
     """What is wrong with a row; empty where nothing is."""
     for name, cell in zip(columns, row, strict=True):
-        if not isinstance(cell, str):
+        if not isinstance(cell, str) and not (cell is None and isinstance(name, Optional)):
             return f"{name} {_problem(cell)}"
     try:
         check_pair(columns, row)  # type: ignore[arg-type]
@@ -149,6 +153,7 @@ def check_types(source: Source, columns: Sequence[str]) -> None:
         for name in columns
         if not _is_text(schema.field(name).type)
         and not (isinstance(name, TurnsColumn) and _is_list(schema.field(name).type))
+        and not (isinstance(name, Table) and _is_table(schema.field(name).type))
     ]
     if problems:
         raise UserError(*problems)
@@ -163,6 +168,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_table(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
 
 
 def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
@@ -270,12 +279,18 @@ TOO_LONG = _TooLong()
 Cell = str | bytes | _TooLong | ValueError | None
 
 
-def _turns(column: pa.Array) -> Sequence[Cell]:
-    """Cells with turns as JSON text; what is wrong with a cell in its place."""
+def _cells(name: str, column: pa.Array) -> Sequence[Cell]:
+    if isinstance(name, (TurnsColumn, Table)):
+        return _worded(column, table_text if isinstance(name, Table) else turns_text)
+    return _texts(column)
+
+
+def _worded(column: pa.Array, text_of: Callable[[object], str]) -> Sequence[Cell]:
+    """Cells with turns or tables as JSON text; what is wrong with a cell in its place."""
     cells: list[Cell] = []
     for cell in column.to_pylist():
         try:
-            cells.append(turns_text(cell))
+            cells.append(text_of(cell))
         except ValueError as error:
             cells.append(error)
     return cells

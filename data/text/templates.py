@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from config import DataConfig
+from data.text.chat_templates import as_jinja, is_jinja, read_chat_template, render
 from settings.fields import AUTO, UserError
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 FILE_NAME = "prompt_template.json"
-PLAIN = "plain"
+PLAIN, CHAT_TEMPLATE = "plain", "chat_template"
 TEMPLATES = {
     PLAIN: "{system}\n{prompt}",
     "chat": "{system}\nUser: {prompt}\nAssistant:",
@@ -48,6 +49,8 @@ class Template:
     text: str = TEMPLATES[PLAIN]
     prefix: str = ""
     name: str = PLAIN
+    turns: bool = field(default=False, compare=False)  # whether prompts with turns before them were learnt
+    jinja: str = ""  # a chat template, which says all the words but for the prefix; text is not used then
 
     @classmethod
     def load(cls, name_or_text: str, prefix: str = "") -> Template:
@@ -59,11 +62,13 @@ class Template:
         asked = name_or_text.strip()
         if asked in TEMPLATES:
             return cls(TEMPLATES[asked], _unescaped(prefix), asked)
+        if is_jinja(name_or_text):
+            return cls("", _unescaped(prefix), name_or_text, jinja=name_or_text)
         text = _unescaped(name_or_text)
         places = _PLACE.findall(text)
         problem = ""
         if not places:
-            problem = f"is no name of a template ({', '.join(TEMPLATES)}) and no text with {{prompt}} in it"
+            problem = f"is no name of a template ({', '.join(TEMPLATES)}, {CHAT_TEMPLATE}), no text with {{prompt}} in it and no Jinja"
         elif unknown := sorted(set(places) - {"prompt", SYSTEM}):
             problem = f"has the unknown place {{{unknown[0]}}}; allowed: {{prompt}} and {{system}}"
         elif places.count("prompt") != 1 or places.count(SYSTEM) > 1:
@@ -82,7 +87,8 @@ class Template:
         path = Path(folder) / FILE_NAME
         try:
             content = json.loads(path.read_text(encoding="utf8"))
-            return cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
+            found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
+            return replace(found, turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -91,10 +97,10 @@ class Template:
     def save(self, folder: str | Path) -> None:
         """Write it into an existing folder, for `read`; a plain one needs no file."""
         path = Path(folder) / FILE_NAME
-        if self == Template():
+        if self == Template() and not self.turns:
             path.unlink(missing_ok=True)
             return
-        text = json.dumps(self.facts(), indent=1, ensure_ascii=False)
+        text = json.dumps({**self.facts(), **({"turns": True} if self.turns else {})}, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf8")
 
     def facts(self) -> dict[str, str]:
@@ -116,6 +122,9 @@ class Template:
         spoken = [turn for turn in turns if turn[0] != SYSTEM]
         if not spoken or spoken[-1][0] != USER:
             raise ValueError("the last turn must be the user's")
+        if self.jinja:
+            said = [*([(SYSTEM, rules)] if rules else []), *spoken]
+            return self.prefix + render(self.jinja, [{"role": role, "content": text} for role, text in said])
         written = self.prefix
         for role, text in spoken:
             if role == USER:
@@ -131,13 +140,32 @@ class Template:
         Args:
             written: may have lost blanks at both ends.
         """
-        before, after = self._filled("\0", "").split("\0")
+        before, after = self.around()
         body = written.removeprefix(self.prefix.strip()) if self.prefix.strip() else written
         if not body.rstrip().endswith(after.strip()):
             return written
         body = body.rstrip().removesuffix(after.strip())
         at = body.rfind(before.strip()) if before.strip() else 0
         return written if at < 0 else body[at + len(before.strip()) :].strip()
+
+    def around(self) -> tuple[str, str]:
+        """What stands before and behind a question that is alone, but for the prefix."""
+        if not self.jinja:
+            before, after = self._filled("\0", "").split("\0")
+            return before, after
+        before, _, after = render(self.jinja, [{"role": USER, "content": "\0"}]).partition("\0")
+        return before, after
+
+    def chat_template(self) -> str | None:
+        """The same as Jinja, for other programs; None where a prompt stands alone."""
+        if self.jinja:
+            return (
+                f"{{{{- {json.dumps(self.prefix, ensure_ascii=False)} -}}}}{self.jinja}" if self.prefix else self.jinja
+            )
+        if self == Template() and not self.turns:
+            return None
+        with_rules = self.text.split("{prompt}")
+        return as_jinja(*self.around(), with_rules[0], with_rules[1], self.prefix)
 
     def _filled(self, prompt: str, system: str) -> str:
         text = self.text if system else _SYSTEM_PLACE.sub("", self.text)
@@ -159,9 +187,19 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
     Raises:
         UserError: the settings or the file beside the tokenizer are wrong.
     """
-    found = Template.read(tokenizer_dir) or Template()
+    found = Template.read(tokenizer_dir)
+    theirs = read_chat_template(tokenizer_dir) if found is None or data.prompt_template == CHAT_TEMPLATE else None
+    found = found or replace(Template.load(theirs or PLAIN), turns=theirs is not None)
     name = found.name if data.prompt_template == AUTO else data.prompt_template
-    return Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "")
+    if name == CHAT_TEMPLATE:
+        if theirs is None:
+            raise UserError(
+                f"--prompt_template = {CHAT_TEMPLATE}, {tokenizer_dir} has none; allowed: {', '.join(TEMPLATES)}, or a text with "
+                "{prompt}"
+            )
+        name = theirs
+    made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "")
+    return replace(made, turns=found.turns)  # what was learnt stays learnt
 
 
 def _unescaped(text: str) -> str:

@@ -97,6 +97,8 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
         }
         config |= {"model_max_length": 10**30, "tokenizer_class": "PreTrainedTokenizerFast"}
+        if (words := self.template.chat_template()) is not None:
+            config["chat_template"] = words
         names: dict[str, Any] = {**self.names, "additional_special_tokens": sentinels}
         self._backend.encode_special_tokens = False
         (folder / FILE_NAME).write_text(self._backend.to_str(), encoding="utf8")

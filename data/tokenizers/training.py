@@ -25,7 +25,9 @@ from settings.fields import UserError
 
 SPECIAL = [PAD, EOS, UNK]
 ASCII = [chr(code) for code in range(33, 127)]
-SMALLEST_VOCABULARY = {"bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384}
+SMALLEST_VOCABULARY = {
+    "bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384, "words": len(SPECIAL) + NUM_SENTINELS + 1,
+}  # fmt: skip
 LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
 LONGEST_SAMPLE_CHARS = 64 * 1024  # of one row: one huge row should not be the sample
 
@@ -37,7 +39,8 @@ def train_tokenizer(
 
     Args:
         texts: the rows of the corpus, read once; unread for "byte".
-        kind: "bpe" (byte-level), "unigram" (with bytes as a last resort) or "byte" (ByT5: nothing is learnt, 384 ids).
+        kind: "bpe" (byte-level), "unigram" (with bytes as a last resort), "byte" (ByT5: nothing is learnt, 384 ids) or
+        "words" (whatever stands between spaces is one token, such as a phone; words that the sample lacks are unknown).
         vocab_size: ids at most, special ones included; a small corpus may yield fewer.
         sample_bytes: most UTF-8 text that training sees.
         source: what messages call the texts.
@@ -56,7 +59,7 @@ def train_tokenizer(
     sample = sample_texts(texts, sample_bytes)
     if not sample:
         raise UserError(f"{source}, holds no text to train a tokenizer on; name a file with text")
-    backend = (_train_bpe if kind == "bpe" else _train_unigram)(sample, vocab_size - NUM_SENTINELS)
+    backend = _TRAINERS[kind](sample, vocab_size - NUM_SENTINELS)
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     return _with_end_of_text(backend)
 
@@ -108,6 +111,17 @@ def _train_bpe(sample: list[str], vocab_size: int) -> Backend:
     return backend
 
 
+def _train_words(sample: list[str], vocab_size: int) -> Backend:
+    """The most frequent words, whole. Without a decoder the library joins words by spaces."""
+    backend = Backend(models.WordLevel(unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=[special(token) for token in SPECIAL], show_progress=False
+    )
+    backend.train_from_iterator(sample, trainer, length=len(sample))
+    return backend
+
+
 def _train_unigram(sample: list[str], vocab_size: int) -> Backend:
     """Pieces by likelihood (Kudo 2018), with 256 byte pieces so that no character is unknown."""
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -153,6 +167,9 @@ def _dress_unigram(backend: Backend) -> None:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+
+
+_TRAINERS = {"bpe": _train_bpe, "unigram": _train_unigram, "words": _train_words}
 
 
 def byte_tokenizer() -> Tokenizer:

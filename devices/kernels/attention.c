@@ -17,27 +17,6 @@ typedef struct {
     float scale;
 } Rows;
 
-static inline void softmax(const float *bias, int count, int padded, float *row)
-{
-    float largest = -INFINITY, sum = 0.0f;
-    if (bias)
-        for (int j = 0; j < count; j++)
-            row[j] += bias[j];
-#pragma omp simd reduction(max : largest)
-    for (int j = 0; j < count; j++)
-        largest = row[j] > largest ? row[j] : largest; /* a NaN is passed over here, and comes through below */
-    for (int j = 0; j < count; j++)
-        row[j] = exp_down(row[j] - largest);
-#pragma omp simd reduction(+ : sum)
-    for (int j = 0; j < count; j++)
-        sum += row[j];
-    float inverse = 1.0f / sum;
-    for (int j = 0; j < count; j++)
-        row[j] *= inverse;
-    for (int j = count; j < padded; j++)
-        row[j] = 0.0f;
-}
-
 /* from d loss / d weights to d loss / d scores, in place */
 static inline void softmax_back(const float *weights, int count, float *row)
 {

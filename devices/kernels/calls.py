@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
+from ctypes import POINTER, Array, Structure, c_double, c_float, c_int, c_int32, c_int64, c_long, c_uint64, c_void_p
 from functools import lru_cache
 
 import torch
@@ -21,6 +21,8 @@ from devices.ways import is_host
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
 DTYPES = (torch.float32, torch.bfloat16)
+KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of a matrix, in the order of decoding.c
+WIDEST_VECTOR = 16  # numbers
 
 
 class RowsCall(Structure):
@@ -49,6 +51,12 @@ class TileCall(Structure):
     )
 
 
+class Seen(Structure):
+    """As `Seen` in decoding.c."""
+
+    _fields_ = (("k", c_void_p), ("v", c_void_p), ("count", c_int64), ("step", c_int64))
+
+
 class Kernels:
     """The loaded library."""
 
@@ -63,6 +71,8 @@ class Kernels:
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
             ("adafactor_norm", [p, p, p, n, n, i, i, POINTER(c_int)], c_double),
             ("chunk_loss", [p, p, p, p, n, n, f, f, f, i, i, i], i),
+            ("few_rows", [p, p, p, n, n, n, i, i], None),
+            ("attend_newest", [p, p, p, POINTER(Seen), p, p, i, i, i, i, i, i], i),
             ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, n, i, i, i], i),
         ):  # fmt: skip
             function = getattr(found, name)
@@ -174,6 +184,39 @@ class Kernels:
         )  # fmt: skip
         return losses
 
+    def few_rows(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x W^T of few rows: x (M, m) fp32, W (n, m) fp32, bf16 or int8 -> (M, n) fp32; see `takes_few`.
+
+        A row's result is the same bits whatever rows are beside it.
+        """
+        y = x.new_empty(len(x), len(weight))
+        self.library.few_rows(
+            x.data_ptr(), weight.data_ptr(), y.data_ptr(), len(x), *weight.shape, KINDS.index(weight.dtype),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def attend_newest(
+        self, q: Tensor, seen: Array[Seen], bias: Tensor | None, new: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Attention of one token a row: q (M, H, K) -> (M, H, K); K is one of KERNEL_WIDTHS.
+
+        Args:
+            seen: keys and values of each row (H, step, K), `count` of which its token sees; all of q's dtype.
+            bias: (H, longest) fp32, the token itself last. new: keys and values of the tokens (M, H, K), which become the
+                last of those seen.
+        """
+        out, (rows, heads, width) = torch.empty_like(q), q.shape
+        new_k, new_v = new or (None, None)
+        longest = 0 if bias is None else bias.shape[1]
+        _check(
+            self.library.attend_newest(
+                q.data_ptr(), pointer(new_k), pointer(new_v), seen, pointer(bias), out.data_ptr(), _is_bf16(q), rows,
+                heads, width, longest, torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        return out
+
     def attend_rows(self, call: RowsCall) -> None:
         """Attention of short rows, see attention.c; the tensors behind the pointers must live."""
         _check(self.library.attend_rows(ctypes.byref(call)))
@@ -195,6 +238,12 @@ class Kernels:
 def takes(*tensors: Tensor) -> bool:
     """Whether kernels can read these tensors."""
     return all(is_host(t) and t.is_cpu and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
+
+
+def takes_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether `few_rows` can multiply these: on a CPU, x in fp32, of a width that whole vectors make up."""
+    is_here = x.device.type == "cpu" and weight.device.type == "cpu" and x.is_contiguous() and weight.is_contiguous()
+    return is_here and x.dtype == torch.float32 and weight.dtype in KINDS and x.shape[1] % WIDEST_VECTOR == 0
 
 
 _is_used = True

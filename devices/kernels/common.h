@@ -71,6 +71,28 @@ static inline float exp_down(float x)
     return x < -87.0f ? 0.0f : p * power.value;
 }
 
+/* softmax of `count` scores, in place; those up to `padded` become 0 */
+static inline void softmax(const float *bias, int count, int padded, float *row)
+{
+    float largest = -INFINITY, sum = 0.0f;
+    if (bias)
+        for (int j = 0; j < count; j++)
+            row[j] += bias[j];
+#pragma omp simd reduction(max : largest)
+    for (int j = 0; j < count; j++)
+        largest = row[j] > largest ? row[j] : largest; /* a NaN is passed over here, and comes through below */
+    for (int j = 0; j < count; j++)
+        row[j] = exp_down(row[j] - largest);
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < count; j++)
+        sum += row[j];
+    float inverse = 1.0f / sum;
+    for (int j = 0; j < count; j++)
+        row[j] *= inverse;
+    for (int j = count; j < padded; j++)
+        row[j] = 0.0f;
+}
+
 /* a square of LANES rows and columns, its rows `from_step` and `to_step` numbers apart */
 static inline void transpose(const float *from, long from_step, float *to, long to_step)
 {

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from config import Config
 from language import say
+from memory.cost.homes import away_bytes, taken_bytes
 from memory.cost.precision import dtype_bytes
 from memory.cost.trained import trained_counts
-from memory.cost.work import Work, state_bytes
+from memory.cost.work import FILE, Choice, Work, state_bytes
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from units import MIB, format_size
 
 BESIDE_BYTES = 4 * MIB  # tokenizer, settings and sums of a checkpoint
+DAY_SECONDS = 24 * 3600
 LOG_BYTES = 512  # of a step, in the log and in metrics.jsonl
 
 
@@ -33,32 +35,50 @@ class DiskNeed:
     Args:
         checkpoint_bytes: of one checkpoint's weights and optimizer state. checkpoints: that lie there together.
         log_bytes: of all steps; 0 where their number is not known.
+        file_bytes: of weights that rest in a file while the run lasts. file_dir: where; None: with the checkpoints.
+        daily_bytes: written into that file in a day of training; what wears a disk.
     """
 
     checkpoint_bytes: int
     checkpoints: int
     log_bytes: int
+    file_bytes: int = 0
+    file_dir: str | None = None
+    daily_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Checkpoints, what lies beside their tensors, and logs."""
-        return self.checkpoints * (self.checkpoint_bytes + BESIDE_BYTES) + self.log_bytes
+        """Checkpoints, what lies beside their tensors, logs, and weights that rest here."""
+        beside = self.file_bytes if self.file_dir is None else 0
+        return self.checkpoints * (self.checkpoint_bytes + BESIDE_BYTES) + self.log_bytes + beside
+
+    @property
+    def least_bytes(self) -> int:
+        """Without which the first save fails."""
+        return self.checkpoint_bytes + (self.file_bytes if self.file_dir is None else 0)
 
     def describe(self) -> str:
         """In words."""
         size = format_size(self.checkpoint_bytes)
-        return say("{checkpoints} of {size} together", checkpoints=counted(self.checkpoints, "checkpoint"), size=size)
+        kept = say("{checkpoints} of {size} together", checkpoints=counted(self.checkpoints, "checkpoint"), size=size)
+        if not self.file_bytes:
+            return kept
+        weights, written = format_size(self.file_bytes), format_size(self.daily_bytes)
+        if not self.daily_bytes:
+            return say("{kept}; {weights} of weights, only read", kept=kept, weights=weights)
+        return say("{kept}; {weights} of weights, {written} written a day", kept=kept, weights=weights, written=written)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {**asdict(self), "total_bytes": self.total_bytes}
 
 
-def disk_need(config: Config, storage: str) -> DiskNeed:
+def disk_need(config: Config, storage: str, choice: Choice | None = None, step_seconds: float = 0.0) -> DiskNeed:
     """Count what a run with these settings writes.
 
     Args:
-        storage: dtype name of the weights at rest.
+        storage: dtype name of the weights at rest. choice: where they rest; None: in memory.
+        step_seconds: of a step, as predicted.
     """
     model, train = config.model, config.train
     trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
@@ -70,7 +90,12 @@ def disk_need(config: Config, storage: str) -> DiskNeed:
         steps = int(train.max_steps)
         often = [steps // int(every) for every in (train.save_steps, train.eval_steps) if every != AUTO]
         most = min(most, 1 + sum(often)) if len(often) == 2 else most
-    return DiskNeed(weights + state_bytes(work, storage), most, steps * LOG_BYTES)
+    need = DiskNeed(weights + state_bytes(work, storage), most, steps * LOG_BYTES)
+    if choice is None or choice.weights_in != FILE:
+        return need
+    folder = None if config.memory.weights_dir == AUTO else config.memory.weights_dir
+    daily = int(taken_bytes(work, choice) * DAY_SECONDS / step_seconds) if step_seconds else 0
+    return replace(need, file_bytes=away_bytes(work, choice), file_dir=folder, daily_bytes=daily)
 
 
 def free_bytes(folder: str | Path) -> int:
@@ -96,9 +121,20 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
     """
     free = free_bytes(output_dir)
     place = f"--output_dir = {output_dir}, has {format_size(free)} free"
-    if free < need.checkpoint_bytes:
+    problems = []
+    if free < need.least_bytes:
         size = format_size(need.checkpoint_bytes)
-        return [f"{place}, and one checkpoint takes {size}; free space or name another --output_dir"], []
+        beside = (
+            f" beside {format_size(need.file_bytes)} of weights" if need.least_bytes > need.checkpoint_bytes else ""
+        )
+        problems += [f"{place}, and one checkpoint takes {size}{beside}; free space or name another --output_dir"]
+    if need.file_dir is not None and (there := free_bytes(need.file_dir)) < need.file_bytes:
+        problems += [
+            f"--weights_dir = {need.file_dir}, has {format_size(there)} free, and the weights take {format_size(need.file_bytes)}; "
+            "free space or name another"
+        ]
+    if problems:
+        return problems, []
     if free + held_bytes < need.total_bytes:
         advice = "lower --keep_latest_n_ckp, or name another --output_dir"
         return [], [

@@ -23,6 +23,7 @@ from units import MIB
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
 SLACK = 0.1  # share of temporary memory that malloc holds
+REQUEST_BYTES = 128 * 1024  # of a request that is open: its text, tokens and connection
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
 
@@ -79,6 +80,47 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
         else 0,
         "allocator slack": int(SLACK * passing),
     }
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What may be written at once by rows that come and go.
+
+    Args:
+        rows: most answers. tokens: of their prompts and answers together. parts: component -> bytes, at the highest.
+    """
+
+    rows: int
+    tokens: int
+    parts: dict[str, int]
+
+
+def serving_capacity(
+    model: T5ModelConfig, weights: Weights, longest: Writing, base_bytes: int, total_bytes: int, waiting: int
+) -> Capacity | None:
+    """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
+
+    Args:
+        longest: the most rows asked for, the longest prompt and answer. base_bytes, total_bytes: see `predict_generation`.
+        waiting: requests that may be held beside those being written.
+    """
+    token = 2 * model.num_decoder_layers * inner_width(model) * dtype_bytes(weights.compute)
+    one = longest.source_tokens + longest.new_tokens
+    rows = max(1, min(longest.rows, MOST_ROWS))
+    while rows:
+        # prompts are read one by one, and no buffer of a row grows
+        fixed = predict_generation(model, weights, replace(longest, rows=1), base_bytes)
+        fixed["keys and values"] = 0
+        fixed["logits"] = _logits_bytes(model, dtype_bytes(weights.compute), replace(longest, rows=rows))
+        fixed["requests"] = REQUEST_BYTES * (rows + waiting)
+        left = total_bytes - sum(fixed.values())
+        tokens = min(int(left / (token * (1 + SLACK))), rows * one)
+        if tokens >= one:
+            held = tokens * token
+            fixed |= {"keys and values": held, "allocator slack": fixed["allocator slack"] + int(SLACK * held)}
+            return Capacity(rows, tokens, fixed)
+        rows //= 2
+    return None
 
 
 def _encoder_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:

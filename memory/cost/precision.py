@@ -52,6 +52,23 @@ def dtype_bytes(name: str) -> int:
     return {FLOAT32: 4, INT8: 1}.get(name, 2)
 
 
+def asked_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> str:
+    """The word that is asked for; fp16 of a preset or a file is meant for GPUs, and is auto where such products are not fast.
+
+    Raises:
+        UserError: fp16 is asked for by a flag, and is not faster there.
+    """
+    asked = config.memory.mixed_precision
+    if asked != "fp16" or multiplies_fast(FLOAT16):
+        return asked
+    if config.origin("mixed_precision") in ("preset", "file"):
+        return AUTO
+    raise UserError(
+        "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
+        "(bf16 halves the weights and computes in what is fast)"
+    )
+
+
 def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[Precision]:
     """Those that the settings allow, the one to be preferred first.
 
@@ -60,12 +77,7 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     Raises:
         UserError: what is asked for is not faster there.
     """
-    asked = config.memory.mixed_precision
-    if asked == "fp16" and not multiplies_fast(FLOAT16):
-        raise UserError(
-            "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
-            "(bf16 halves the weights and computes in what is fast)"
-        )
+    asked = asked_precision(config, multiplies_fast)
     fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
     wide, narrow, int8 = (
         Precision.of(rest, compute) for rest, compute in ((FLOAT32, FLOAT32), (BFLOAT16, fast), (INT8, fast))

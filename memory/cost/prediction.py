@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from limits import DRAWN_ELEMENTS, FILE_CHUNK_BYTES
 from memory.cost.heap import Heap
+from memory.cost.homes import away_bytes, slots_bytes
 from memory.cost.precision import dtype_bytes
 from memory.cost.sharing import share_out
 from memory.cost.speed import predict_seconds, step_flops, typical_seconds
@@ -20,7 +21,7 @@ __all__ = [
     "state_bytes", "step_flops", "typical_seconds",
 ]  # fmt: skip
 
-FIXED, CORRECTION = ("base", "weights", "optimizer state"), "correction"
+FIXED, CORRECTION = ("base", "weights", "weights at work", "optimizer state"), "correction"
 LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
 SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
 
@@ -30,11 +31,15 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
     s = dtype_bytes(choice.storage)
     fixed = {
         "base": machine.base_bytes,
-        "weights": work.counts["total"] * s + (4 * work.trained.adapters if work.trained else 0),
+        "weights": work.counts["total"] * s
+        - away_bytes(work, choice)
+        + (4 * work.trained.adapters if work.trained else 0),
+        "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work, choice.storage),
         "libraries": libraries_bytes(choice, machine),
     }
     peaks = StepPeaks(work, choice, machine)
+    fixed = {name: size for name, size in fixed.items() if size or name != "weights at work"}
     phases = {
         "load": {**fixed, "buffers": LOAD_BYTES},
         "loss": {**fixed, **peaks.loss()},

@@ -13,6 +13,7 @@ import numpy as np
 
 from config import T5ModelConfig
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
+from memory.cost.homes import moving_seconds
 from memory.cost.precision import dtype_bytes
 from memory.cost.shapes import Shapes
 from memory.cost.sharing import communication_seconds
@@ -76,7 +77,7 @@ PACES = {
     AMX_BF16.name: Pace(**GUESSED),
     ARM_BF16.name: Pace(**GUESSED),
     ARM_PLAIN.name: Pace(**GUESSED),
-    # 60 kernels a block and way, and 2,000 of an update, at 5 us each; counted by `benchmarks.launches`, not timed
+    # 60 kernels a block and way, and 2,000 of an update, at 5 us each; counted by `benchmarks.checks.launches`, not timed
     "cuda": Pace(half_tokens=1024, wide=0, memory_rate=5e11, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
     "mps": Pace(memory_rate=5e10, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
 }
@@ -154,7 +155,9 @@ def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, 
     tokens = size * (seen.source + seen.target) / max(1.0, seen.rows)
     rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model, tokens)
     blocks = work.model.num_layers + work.model.num_decoder_layers
-    return share * sum(flops_of(work.model, seen)) / rate + blocks * rows / size * pace.block_seconds
+    bringing, _ = moving_seconds(work, choice, machine, pace.copy_rate)
+    computing = share * sum(flops_of(work.model, seen)) / rate + blocks * rows / size * pace.block_seconds
+    return max(computing, rows / size * bringing)
 
 
 def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, pace: Pace | None = None) -> float:
@@ -163,7 +166,8 @@ def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, p
     blocks = work.model.num_decoder_layers
     weights = blocks * counts["decoder"] + counts["embedding"]
     reading, computing = 4 * weights / pace.memory_rate, 2 * weights / machine.rate(choice.compute)
-    return tokens * (reading + computing + blocks * pace.block_seconds)
+    bringing, _ = moving_seconds(work, choice, machine, pace.copy_rate)
+    return tokens * max(reading + computing + blocks * pace.block_seconds, bringing)
 
 
 def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: Amount, tokens: float) -> float:
@@ -185,7 +189,14 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     computing += values * pace.value_flops / machine.rate("float32")
     copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
     passing = 4 * count * _passes(pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
-    return max(computing + 0.05 * copying, copying) + passing + exchange
+    busy = max(computing + 0.05 * copying, copying) + passing
+    return busy + _waiting_seconds(work, choice, machine, pace, busy / (passes + recompute), busy) + exchange
+
+
+def _waiting_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, forward: float, busy: float) -> float:
+    """How long a step waits for weights that rest elsewhere: forward and back, each beside what it computes."""
+    bringing, taking = moving_seconds(work, choice, machine, pace.copy_rate)
+    return max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
 
 
 def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> float:

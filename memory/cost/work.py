@@ -20,6 +20,11 @@ from units import MIB
 BASE_BYTES = 199 * MIB  # interpreter, libraries and data, where they cannot be measured
 LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
+HOMES = DEVICE, RAM, FILE = (
+    "device",
+    "ram",
+    "file",
+)  # of weights: where they are computed, in the RAM beside it, in a file
 # field of `Choice` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
 JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
 
@@ -41,7 +46,8 @@ class Machine:
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
         has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
-        host_bytes: RAM that checkpointed activations may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
+        disk_rates: bytes a second that are read from and written to the disk: nominal. measured_disk: as measured here.
+        host_bytes: RAM that checkpointed activations and weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
 
     budget_bytes: int
@@ -58,6 +64,8 @@ class Machine:
     speed_class: str = AVX2.name
     measured: tuple[tuple[str, float], ...] = ()
     has_kernels: bool = False
+    disk_rates: tuple[float, float] = (1e9, 5e8)
+    measured_disk: tuple[float, float] | None = None
 
     def rate(self, dtype: str) -> float:
         """Nominal FLOP/s of `dtype`, 0 where nothing trains in it."""
@@ -69,7 +77,8 @@ class Machine:
 
     def as_measured(self) -> Machine:
         """The same machine with the speeds that were measured, where they were: to tell times, never to choose."""
-        return replace(self, rates=tuple((dtype, dict(self.measured).get(dtype, rate)) for dtype, rate in self.rates))
+        rates = tuple((dtype, dict(self.measured).get(dtype, rate)) for dtype, rate in self.rates)
+        return replace(self, rates=rates, disk_rates=self.measured_disk or self.disk_rates)
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,7 @@ class Choice:
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
         scores: elements of attention's scores that a GPU forms at a time (`devices.ways`); 0: a CPU's tiles.
+        away_blocks: blocks whose weights rest elsewhere and are here while they work. weights_in: where: one of `HOMES`.
     """
 
     batch_size_per_gpu: int
@@ -164,6 +174,8 @@ class Choice:
     target_sizes: tuple[int, ...] = ()
     kernels: bool = False
     scores: int = 0
+    weights_in: str = "device"
+    away_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""

@@ -86,7 +86,10 @@ def measure_budget(
         if asked <= host:
             binding, host, margin = FLAG, asked, 0
         else:
-            warnings.append(_too_much(asked, f"{lowest.what} allows {format_size(host)} here; that is used instead"))
+            allowed = f"{lowest.what} allows {format_size(host)} here; that is used instead"
+            if local_processes > 1:
+                allowed = f"{lowest.what} allows {format_size(host)} to each of them; that is used instead"
+            warnings.append(_too_much(asked, allowed, local_processes))
     on_device = _device_bytes(flag, device, host, warnings)
     ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
     return Budget(
@@ -129,7 +132,10 @@ def margin_of(limit_bytes: int) -> int:
     return min(limit_bytes, max(LEAST_MARGIN, min(MOST_MARGIN, share)))
 
 
-def _too_much(asked: int, instead: str) -> str:
+def _too_much(asked: int, instead: str, processes: int = 1) -> str:
+    if processes > 1:
+        told = f"is for each of {processes} processes: {processes} x {format_size(asked)} = {format_size(processes * asked)}"
+        return f"--{FLAG} = {format_size(asked)}, {told} is more than there is: {instead}"
     return f"--{FLAG} = {format_size(asked)}, is more than there is: {instead}"
 
 

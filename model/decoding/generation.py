@@ -17,7 +17,8 @@ from torch import Tensor
 from config import GenerateConfig
 from model.decoding.beams import BeamSettings, search
 from model.decoding.choosing import Choice, Penalties
-from model.decoding.kv_cache import Decoding, WithWeights, in_place
+from model.decoding.kv_cache import Decoding
+from model.decoding.passing import WithWeights, in_place
 from model.t5 import T5
 
 __all__ = ["generate", "stream"]

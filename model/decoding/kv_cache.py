@@ -13,29 +13,20 @@ H heads, K d_kv, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from limits import ENCODER_TOKENS
-from model.attention import Attention, PositionBias
-from model.dropout import Dropout
-from model.quantization import embed, product
+from model.attention import Attention
+from model.decoding.passing import Passing, WithWeights, check_ids, in_place
 from model.rows import Rows
-from model.t5 import T5, DecoderBlock
-from settings.fields import UserError
-
-WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
+from model.t5 import T5
 
 FIRST_CAPACITY = 64  # tokens that the first buffers hold
-
-
-def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-    """Weights are used in place."""
-    return nullcontext()
 
 
 @dataclass
@@ -89,17 +80,17 @@ class Decoding:
         num_beams: int = 1,
         limit: int | None = None,
     ) -> None:
-        _check(model, input_ids)
-        self.model, self.with_weights, self.num_beams, self._limit = model, with_weights, num_beams, limit
-        self.dtype, self.device = compute_dtype or model.float_dtype, model.embedding.device
+        check_ids(model, input_ids)
+        self._passing = Passing(model, with_weights, compute_dtype)
+        self.model, self.num_beams, self._limit = model, num_beams, limit
+        self.dtype, self.device = self._passing.dtype, self._passing.device
         self.length, self.capacity = 0, min(FIRST_CAPACITY, limit or FIRST_CAPACITY)
-        self._blocks: list[DecoderBlock] = list(model.decoder.blocks)  # type: ignore[arg-type]
         source = Rows(tuple(len(ids) for ids in input_ids))
-        self.caches = [self._empty(block.attention, source) for block in self._blocks]
+        self.caches = [self._empty(block.attention, source) for block in self._passing.blocks]
         for first, last in _groups(source.lengths):
             part = Rows(source.lengths[first:last])
             ids = torch.tensor([i for row in input_ids[first:last] for i in row], device=self.device)
-            self._fill(self._encode(ids, part), part, first)
+            self._fill(self._passing.encode(ids, part), part, first)
         lengths = torch.tensor(source.lengths, device=self.device)
         beyond = torch.arange(source.longest, device=self.device) >= lengths[:, None]
         blank = torch.zeros_like(beyond, dtype=self.dtype).masked_fill_(beyond, float("-inf"))
@@ -115,33 +106,16 @@ class Decoding:
         own = [like.new_empty(rows, heads, self.capacity, self.num_beams, width) for _ in range(2)]
         return _BlockCache(*cross, *own)
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        return embed(ids, self.model.embedding, self.dtype)
-
-    def _encode(self, ids: Tensor, rows: Rows) -> Tensor:
-        """Encoder output (N, D) of ids (N,)."""
-        stack, dropout = self.model.encoder, Dropout(0.0, rows)
-        x = self._embed(ids)
-        bias = None if stack.bias is None else stack.bias(rows.longest)
-        for block in stack.blocks:
-            with self.with_weights(block.parameters()):
-                x = block(x, bias, rows, dropout)
-        return stack.leave(x, dropout)
-
     def _fill(self, encoder_output: Tensor, rows: Rows, first: int) -> None:
         """Keys and values of some prompts' encoder output (N, D), for prompts from `first` on."""
-        for block, cache in zip(self._blocks, self.caches, strict=True):
-            attention = block.cross_attention
-            with self.with_weights(block.parameters()):
-                for matrix, place in ((attention.k, cache.cross_k), (attention.v, cache.cross_v)):
-                    flat = attention.heads(matrix(encoder_output))  # (N, H, K)
-                    for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True), first):
-                        place[row, :, :length] = flat[start : start + length].transpose(0, 1)
+        for cache, (keys, values) in zip(self.caches, self._passing.sources(encoder_output), strict=True):
+            for flat, place in ((keys, cache.cross_k), (values, cache.cross_v)):
+                for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True), first):
+                    place[row, :, :length] = flat[start : start + length].transpose(0, 1)
 
     def _all_biases(self) -> list[Tensor | None]:
         """For each table the bias (H, capacity) of a token towards those before it, the token itself last."""
-        tables: list[PositionBias | None] = [self.model.decoder.bias, *(block.bias for block in self._blocks)]
-        return [None if table is None else table(self.capacity)[:, : self.capacity].to(self.dtype) for table in tables]
+        return self._passing.biases(self.capacity)
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
@@ -150,13 +124,12 @@ class Decoding:
             self._grow()
         self.length += 1
         mask = self._ancestors() if self.num_beams > 1 else None
-        shared, *own = (self._bias(bias, mask) for bias in self._biases)
-        x, norm = self._embed(ids), self.model.decoder.final_norm
-        no_drop = Dropout(0.0, Rows((1,) * len(ids)))
-        for block, cache, bias in zip(self._blocks, self.caches, own, strict=True):
-            with self.with_weights(block.parameters()):
-                x = self._run(block, cache, x, shared if bias is None else bias, no_drop)
-        return self._logits(norm(x) * self.model.output_scale)
+        biases = [self._bias(bias, mask) for bias in self._biases]
+        ways = [
+            (partial(self._attend_own, cache, bias), partial(self._attend_source, cache))
+            for cache, bias in zip(self.caches, biases, strict=True)
+        ]
+        return self._passing.step(ids, ways)
 
     def _grow(self) -> None:
         self.capacity = 2 * self.capacity if self._limit is None else min(2 * self.capacity, self._limit)
@@ -179,24 +152,20 @@ class Decoding:
         near = bias[:, None, self.capacity - self.length :]  # (H, 1, length)
         return near if mask is None else mask + near.repeat_interleave(self.num_beams, 2)
 
-    def _run(self, block: DecoderBlock, cache: _BlockCache, x: Tensor, bias: Tensor | None, no_drop: Dropout) -> Tensor:
-        """One block for one token a beam: x (B G, D) -> (B G, D)."""
-        attention, cross = block.attention, block.cross_attention
-        normed = block.attention_norm(x)
-        cache.self_k[:, :, self.length - 1] = self._heads(attention, attention.k(normed))
-        cache.self_v[:, :, self.length - 1] = self._heads(attention, attention.v(normed))
-        k, v = (buffer[:, :, : self.length].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
-        x = x + attention.o(_attend(self._heads(attention, attention.q(normed)), k, v, bias))
-        q = self._heads(cross, cross.q(block.cross_norm(x)))
-        x = x + cross.o(_attend(q, cache.cross_k, cache.cross_v, self.source_mask))
-        return x + block.feed_forward(block.feed_forward_norm(x), no_drop)
+    def _attend_own(self, cache: _BlockCache, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one token a beam to those before it, which it joins: (B G, H, K) each -> (B G, H K)."""
+        cache.self_k[:, :, self.length - 1] = self._beams(k)
+        cache.self_v[:, :, self.length - 1] = self._beams(v)
+        keys, values = (buffer[:, :, : self.length].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
+        return _attend(self._beams(q), keys, values, bias)
 
-    def _heads(self, attention: Attention, x: Tensor) -> Tensor:
-        """(B G, H K) -> (B, H, G, K), a view."""
-        return x.view(-1, self.num_beams, attention.num_heads, attention.d_kv).transpose(1, 2)
+    def _attend_source(self, cache: _BlockCache, q: Tensor) -> Tensor:
+        """Attention of one token a beam to its source: q (B G, H, K) -> (B G, H K)."""
+        return _attend(self._beams(q), cache.cross_k, cache.cross_v, self.source_mask)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return product(hidden, self.model.output_weight).float()
+    def _beams(self, x: Tensor) -> Tensor:
+        """(B G, H, K) -> (B, H, G, K), a view."""
+        return x.view(-1, self.num_beams, *x.shape[1:]).transpose(1, 2)
 
     def follow(self, parents: Tensor) -> None:
         """Let each beam continue from a beam of its prompt: parents (B, G) int64, numbers of beams."""
@@ -226,15 +195,3 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     scores = torch.matmul(q, k.transpose(2, 3))
     weights = torch.softmax(scores if bias is None else scores.add_(bias), -1)
     return torch.matmul(weights, v).transpose(1, 2).flatten(2).flatten(0, 1)
-
-
-def _check(model: T5, input_ids: Sequence[Sequence[int]]) -> None:
-    if any(len(ids) == 0 for ids in input_ids):
-        raise ValueError("input_ids: each row needs at least one token (the end token)")
-    vocab_size = model.config.vocab_size
-    foreign = next((i for ids in input_ids for i in ids if not 0 <= i < vocab_size), None)
-    if foreign is not None:
-        raise UserError(
-            f"token id {foreign}, is outside of the model's vocabulary (0 to {vocab_size - 1}); "
-            "use the tokenizer that the model was trained with"
-        )

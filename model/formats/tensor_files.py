@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from settings.fields import UserError
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
 SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
+Here = Callable[[str], AbstractContextManager[Tensor]]
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 
@@ -169,13 +171,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
+def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path, here: Here | None = None) -> None:
     """Write tensors one by one: 8 bytes of header length, the header in JSON, the bytes of all tensors end to end.
 
+    Args:
+        here: name -> a context in which that tensor has its content, where some show their shape and dtype alone.
     Raises:
         OSError: the file cannot be written.
     Memory: one tensor where they are not contiguous on the CPU, else nothing.
     """
+    here = here or (lambda name: nullcontext(tensors[name]))
     # widest numbers first, so that every tensor begins at a multiple of its width
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -192,12 +197,15 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            file.write(tensors[name].to("cpu").contiguous().view(torch.uint8).numpy().data)
+            with here(name) as tensor:
+                file.write(tensor.to("cpu").contiguous().view(torch.uint8).numpy().data)
 
 
-def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
+def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int, here: Here | None = None) -> None:
     """Write tensors into files of about `shard_bytes` at most, with an index, in their order; few into one file.
 
+    Args:
+        here: as of `write_safetensors`.
     Raises:
         OSError: a file cannot be written.
     Memory: as `write_safetensors`.
@@ -211,12 +219,12 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) 
         shards[-1][name] = tensor
         size += tensor.nbytes
     if len(shards) == 1:
-        write_safetensors(tensors, folder / WEIGHTS_FILE)
+        write_safetensors(tensors, folder / WEIGHTS_FILE, here)
         return
     places = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(shard, folder / file)
+        write_safetensors(shard, folder / file, here)
         places.update(dict.fromkeys(shard, file))
     content = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": places}
     (folder / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.decoding.passing import WithWeights, in_place
 from model.dropout import Dropout
 from model.layers import Linear
 from model.lora.form import LoraSettings
@@ -101,12 +102,15 @@ def resolve_targets(model: T5, asked: str) -> tuple[str, ...]:
     return tuple(name for name in known if name in words)
 
 
-def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, LoraAdapter]:
+def add_adapters(
+    model: T5, settings: LoraSettings, seed: int = 0, held: WithWeights = in_place
+) -> dict[str, LoraAdapter]:
     """Freeze the whole model and put an adapter on every targeted matrix.
 
     Args:
         settings: `targets` must exist, see `resolve_targets`.
         seed: fixes the first values of all A.
+        held: a context in which a weight is in memory, where some rest elsewhere.
     Returns:
         path of its matrix -> adapter.
     Raises:
@@ -124,7 +128,8 @@ def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, 
     model.requires_grad_(False)
     adapters = {}
     for index, (path, linear) in enumerate(chosen.items()):
-        linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
+        with held([linear.weight] if settings.dora else []):  # DoRA's first lengths are those of the rows
+            linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
     model.adapter_dropout = settings.dropout
     return adapters
 

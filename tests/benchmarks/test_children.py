@@ -19,6 +19,7 @@ def test_memory_is_what_the_child_held() -> None:
     assert 300 * MIB < child.peak_bytes < 360 * MIB
     assert child.peak_bytes < child.high_water_bytes < 400 * MIB, "pages of files come on top"
     assert child.seconds > 0.5
+    assert child.curve and max(held for _, held in child.curve) == child.peak_bytes
 
 
 def test_a_failure_has_a_reason() -> None:

@@ -112,8 +112,7 @@ def test_figures_tell_every_problem() -> None:
 
 def test_every_part_that_is_killed_inside_is_there(tmp_path: Path) -> None:
     """Names of functions in texts are what a renaming forgets."""
-    world = World.__new__(World)
-    world.folder = tmp_path
+    world = World(tmp_path)
     places = [place for case in cases_of(world) for place in case.timed]
     assert len(places) > 10
     for place in places:
@@ -153,7 +152,7 @@ def test_a_disk_is_judged_once_and_a_mirror_is_part_of_it(tmp_path: Path) -> Non
             judged.append(folder.name)
             return Verdict()
 
-    world = World.__new__(World)
+    world = World(tmp_path)
     case = Looked("case", world, lambda folder: (), {})
     for name, place in (("a", "runs/x"), ("b", "runs/x"), ("c", "there/x"), ("d", "there/y"), ("e", "logs/y")):
         (tmp_path / name / place).parent.mkdir(parents=True)

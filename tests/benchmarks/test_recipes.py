@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.memory_picture import draw_memory, thinned
 from benchmarks.parts.recipe_data import description, page_lines, write
 from benchmarks.parts.recipe_peer import collate
 from benchmarks.recipes import RECIPES, table
@@ -63,4 +64,27 @@ def test_the_table_shows_both_sides() -> None:
     }))  # fmt: skip
     text = table("summarise", figures)
     assert "| this project | 1.00 GiB | 1.5 min | 1.500 | 20.0 | 21.0 | 0.5 |" in text
-    assert "| Seq2SeqTrainer | 1.00 GiB | 1.5 min | 1.500 | 10.0 | 21.0 | 0.5 |" in text
+    assert "| Seq2SeqTrainer, equal rows | 1.00 GiB | 1.5 min | 1.500 | 10.0 | 21.0 | 0.5 |" in text
+
+
+def test_the_table_has_the_peer_at_equal_time_and_word_errors() -> None:
+    side = {"seconds": 90.0, "peak_bytes": 2**30, "loss": 1.5, "exact_match": 80.0, "wer": 20.0}
+    figures = {"steps": 10, "rows": 8, "settings": {"model_preset": "tiny"}, "planned_peak_bytes": 2**30, "ours": side,
+               "peer": side, "peer_equal_time": {**side, "wer": 25.0}, "peer_steps": 1234}  # fmt: skip
+    text = table("g2p_ten", figures)
+    assert "| trained by | peak | time | loss | exact_match | wer |" in text
+    assert "| Seq2SeqTrainer, equal time (1,234 steps) | 1.00 GiB | 1.5 min | 1.500 | 80.0 | 25.0 |" in text
+
+
+def test_the_picture_of_memory_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    side = {"peak_bytes": 300 * 2**20, "curve": [(0.0, 10 * 2**20), (60.0, 300 * 2**20)]}
+    draw_memory(tmp_path / "x" / "memory.png", {"ours": side, "peer": side, "budget_bytes": 400 * 2**20})
+    assert (tmp_path / "x" / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_thinned_curve_keeps_its_peak_and_its_beginning() -> None:
+    curve = [(float(second), second % 997) for second in range(5400)]
+    few = thinned(curve)
+    assert len(few) == 150 and few[0][0] == 0.0 and max(held for _, held in few) == 996
+    assert thinned(curve[:3]) == curve[:3] and thinned([]) == []

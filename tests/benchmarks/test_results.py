@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parts import results
+from benchmarks.parts.page_order import arranged
 from devices import processor
 from devices.processor import AVX2, AVX512_BF16, CLASSES, Processor
 
@@ -38,3 +39,26 @@ def test_the_page_has_sections_of_known_classes_alone() -> None:
     assert marks and all(mark.removesuffix(" -->").rpartition(" on ")[2] in folders for mark in marks)
     for name in ("throughput-t5-small", "contract-accuracy"):
         assert (results.PAGE.parent / "benchmarks" / "fp32-products" / f"{name}.json").is_file()
+
+
+def test_the_page_answers_in_the_order_a_reader_asks_and_folds_what_is_long(tmp_path: Path) -> None:
+    page, long = tmp_path / "benchmarks.md", "\n".join(["| a |", "|---|", *(f"| {row} |" for row in range(30))]) + "\n"
+    for name in ("data-reading", "contract-accuracy", "throughput-tiny", "contract-budgets"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processor, "here", lambda *_: AVX2)
+            runs = [
+                {"system": system, "peak_bytes": size, "tokens_per_second": 9.0}
+                for system, size in (("ours-low", 2**20), ("shipped", 2**30))
+            ]
+            cases = [{"exit": 0, "predicted": 11, "measured": 10}]
+            figures = {"contract-accuracy": cases, "throughput-tiny": runs}.get(name, [])
+            results.write_section(name, f"About {name}", long, figures, page)
+    text = page.read_text(encoding="utf8")
+    places = [
+        text.index(f"## About {name}")
+        for name in ("contract-budgets", "throughput-tiny", "contract-accuracy", "data-reading")
+    ]
+    assert places == sorted(places) and text.count("<details><summary>all 30 rows") == 4
+    assert "| memory | a step of tiny | 1.0 MiB (low) | 1.00 GiB (shipped) | fp32-products |" in text
+    assert "median error 10.0%" in text[: text.index("# Memory")]
+    assert arranged(text, results.TITLE, tmp_path / "benchmarks") == text

@@ -14,10 +14,10 @@ from starlette.testclient import TestClient
 from board import app as app_module
 from board.app import make_app
 from board.places import Outside, Places, checked_name
-from board.server import token_of
 from board.service import Board
 from config import UserError, load
 from tests.board.recorded import beat, places, start, step, write
+from web.listening import token_of
 
 HERE = "http://127.0.0.1:8300"
 TOKEN = "a-token-of-some-length"

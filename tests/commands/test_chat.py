@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import loading
-from commands.chat import Session, Writer, converse, pieces, run
+from commands.chat import NOTHING, Session, Writer, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
 from config import load
-from data.text.templates import Turn
+from data.text.templates import Template, Turn
+from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from model import hf_format
@@ -30,6 +33,7 @@ from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from settings.fields import UserError
 from tests.training.small_trained import save_trained
+from training.checkpoints.runs import create_run
 from training.start.adapters import fingerprint_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -307,3 +311,36 @@ def test_a_program_talks_in_json_and_gives_no_commands(tmp_path: Path) -> None:
     assert told[0] == {"ready": True} and [record for record in told if record.get("end")] == [{"end": True}] * 2
     assert "".join(record.get("piece", "") for record in told).startswith("one two")
     assert not place.exists() and session.turns == []
+
+
+@pytest.mark.parametrize("word", ["/q", "/quit", "/exit", "/bye", "退出", "exit", "QUIT"])
+def test_words_that_leave(word: str) -> None:
+    assert "later" not in talk([word, "later"], Session(Parrot()))
+
+
+def test_a_word_in_a_file_is_a_question() -> None:
+    out = io.StringIO()
+    run(Session(Parrot()), iter(["exit", "more"]), out, is_terminal=False)
+    assert out.getvalue().count("\n") == 2 and "more" in out.getvalue()
+
+
+def test_an_empty_answer_is_told_on_a_terminal_alone() -> None:
+    session = Session(lambda turns, system: iter(()))
+    assert NOTHING in talk(["hello"], session)
+    out = io.StringIO()
+    run(session, iter(["hello"]), out, is_terminal=False)
+    assert out.getvalue() == "\n"
+
+
+@pytest.mark.parametrize(
+    ("turns", "objective", "told"),
+    [
+        (True, "pairs", "it has learnt conversations"),
+        (False, "pairs", "it has learnt single questions"),
+        (False, "span", "has only been pretrained"),
+    ],
+)
+def test_the_greeting_says_what_is_remembered(tmp_path: Path, turns: bool, objective: str, told: str) -> None:
+    folder = create_run(tmp_path, "run", "finetune", objective=objective)
+    trained = cast(Any, SimpleNamespace(folder=folder, template=Template(turns=turns)))
+    assert told in " ".join(greeting(trained, "auto", 9 if turns else 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -252,3 +253,24 @@ def test_a_run_that_is_really_killed_goes_on(folder: Path, tmp_path: Path) -> No
     subprocess.run([*words, f"--output={output}"], env=environment, cwd=tmp_path, check=True, stdout=subprocess.PIPE)
     subprocess.run([*words, f"--output={tmp_path / 'w'}"], env=environment, cwd=tmp_path, check=True)
     assert output.read_bytes() == (tmp_path / "w").read_bytes()
+
+
+def test_standard_input_is_read_line_by_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The same answers as one by one; what cannot be read again is not continued."""
+    lines = "short\n\n河水从桥下流过\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    generate(settings(folder, input="-"))
+    together = capsys.readouterr().out
+    for text in ("short", "河水从桥下流过"):
+        generate(settings(folder, input=text))
+    assert capsys.readouterr().out == together
+    for again in (False, True):
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        if again:
+            with pytest.raises(UserError, match="holds answers already"):
+                generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
+        else:
+            generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
+    assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "河水从桥下流过"]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from commands import plan as plan_command
-from config import load
+from config import UserError, load
 from data.prepare.preparing import prepare
 from devices import machine_file, processor
 from memory.machines import DTYPES
+from tests.training.small_trained import save_trained
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "1G", "json": "True"}
@@ -39,7 +40,9 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
         "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 512, "cache_dir": tmp_path / "c",
         "objective": "pairs",
     }  # fmt: skip
-    assert told(capsys, **flags)["plan"]["seconds_total"] is None, "nothing is prepared by asking"
+    guessed = told(capsys, **flags)["plan"]
+    assert guessed["seconds_total"] > 0 and "time: for about 199 rows" in guessed["reasons"][-1]
+    assert not (tmp_path / "c").exists(), "nothing is prepared by asking"
     long = told(capsys, **flags, max_steps=50)["plan"]
     prepare(load("train", {"prepare_workers": "0", **{name: str(value) for name, value in flags.items()}}))
     short = told(capsys, **flags, max_steps=50)["plan"]
@@ -63,15 +66,53 @@ def test_measured_speeds_change_the_time_alone(
 
 
 def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags, words in (({"max_steps": "5"}, "about"), ({}, "prepare its data first, or name --max_steps")):
+    for flags, words in (
+        ({"max_steps": "5"}, "about"),
+        ({}, "for 1,000; of the whole run: name --train_file or --max_steps"),
+    ):
         plan_command.show(load("plan", {**SHAPE, "json": "False", **flags}))
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("time ")]
         assert words in line
 
 
 def test_several_targets_are_planned_in_one_go(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {**SHAPE, "model_preset": "t5-3b", "memory_budget": "auto", "target": "laptop_8gb, gpu_24gb"}
+    flags = {
+        **SHAPE,
+        "model_preset": "t5-3b",
+        "memory_budget": "auto",
+        "target": "laptop_8gb, gpu_24gb",
+        "weights_in": "device",
+    }
     plan_command.show(load("plan", flags))
     small, large = json.loads(capsys.readouterr().out)
     assert small["exit_code"] == 3 and "memory_budget" in small["problems"][0]
     assert large["plan"]["peak_bytes"] < large["plan"]["budget_bytes"]
+
+
+def test_the_same_flags_give_the_same_figures_in_every_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A change that is proposed, a mode that is shown, and the plan of the very flags: one peak, one time."""
+    flags = {"model_preset": "t5-base", "memory_budget": "8G", "max_steps": 10}
+    first = told(capsys, **flags)
+    assert first["changes"] and any(change["label"].startswith("memory_budget=") for change in first["changes"])
+    for change in first["changes"]:
+        name, _, value = change["label"].partition("=")
+        again = told(capsys, **{**flags, name: value})["plan"]
+        assert (again["peak_bytes"], again["seconds"]) == (change["peak_bytes"], change["seconds"]), change["label"]
+        assert change["peak_bytes"] < first["plan"]["peak_bytes"]
+    for mode in ("low", "ultra"):
+        again = told(capsys, **flags, memory_mode=mode)["plan"]
+        assert again["peak_bytes"] == first["modes"][mode]["peak_bytes"]
+
+
+def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run would start from is what is planned, and is told first."""
+    folder = save_trained(tmp_path / "base")
+    flags = {"is_finetune": True, "finetune_from": folder, "max_steps": 5, "json": False}
+    plan_command.show(load("plan", {**SHAPE, **{name: str(value) for name, value in flags.items()}}))
+    page = capsys.readouterr().out
+    assert page.startswith(f"starts from {folder}\n") and "d_model 16, 1 + 2 blocks, 384 tokens" in page
+    with pytest.raises(UserError, match="hf download"):
+        plan_command.show(load("plan", {"is_finetune": "True", "finetune_from": "google/flan-t5-small"}))
+    elsewhere = {**SHAPE, "model_preset": "t5-small", "is_finetune": "True", "finetune_from": "google/flan-t5-small"}
+    plan_command.show(load("plan", {**elsewhere, "json": "False"}))
+    assert "planned for --model_preset=t5-small" in capsys.readouterr().out

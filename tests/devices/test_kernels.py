@@ -152,3 +152,25 @@ def test_the_loss_with_all_its_terms(dtype: torch.dtype, compiled: bool) -> None
     assert float(total) == pytest.approx(expected.item(), rel=tolerance)
     for ours, theirs in ((grad_hidden, wide.grad), (grad_head, table.grad)):
         assert (ours.double() - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("width", "n"), [(16, 5), (64, 33), (512, 64), (2048, 16)])
+def test_products_of_few_rows_are_those_of_torch_and_of_each_row_alone(dtype: torch.dtype, width: int, n: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    wide = torch.randn(n, width, generator=draw)
+    weight = (wide * 50).clamp(-127, 127).to(dtype) if dtype == torch.int8 else wide.to(dtype)
+    x, compiled = torch.randn(11, width, generator=draw), calls.kernels()
+    assert compiled is not None and calls.takes_few(x, weight)
+    whole = compiled.few_rows(x, weight)
+    torch.testing.assert_close(whole, (x.double() @ weight.double().t()).float(), rtol=1e-5, atol=1e-3)
+    for rows in ([0], [10], [3, 4], [8, 2, 5], list(range(4, 11)), list(range(10, -1, -1))):
+        assert torch.equal(compiled.few_rows(x[rows].contiguous(), weight), whole[rows]), "the same bits"
+
+
+def test_other_products_are_left_to_torch() -> None:
+    x, weight = torch.zeros(2, 32), torch.zeros(4, 32)
+    assert calls.takes_few(x, weight)
+    assert not calls.takes_few(x[:, :24].contiguous(), weight[:, :24].contiguous()), "no whole vectors"
+    assert not calls.takes_few(x.bfloat16(), weight.bfloat16()) and not calls.takes_few(x.t(), weight)

@@ -75,3 +75,12 @@ def test_the_user_s_own_cache_folder_is_taken(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
     assert machine_file.place() == Path("/home/someone/.cache/frugalt5/machine.json")
+
+
+def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "not yet there"
+    assert machine_file.disk_rates(folder) is None
+    machine_file.keep_disk(folder, 2e9, 1e9)
+    assert machine_file.disk_rates(tmp_path) == (2e9, 1e9) == machine_file.disk_rates(folder)
+    keep(machine_file.disk_key(tmp_path), "x", 1, {"read": 1.0})
+    assert machine_file.disk_rates(folder) is None, "half of it is nothing"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.launches import works
+from benchmarks.checks.launches import works
 from benchmarks.parts.traced_step import TracedWork, planned_bytes, trace
 from benchmarks.parts.tracing import Tracer
 from config import T5ModelConfig

@@ -86,8 +86,11 @@ def test_real_garbage_is_collected_also_what_was_set_aside():
         assert seen() is None
         held = Node()
         held.itself, seen = held, weakref.ref(held)
+        lost = Node()
+        lost.itself, seen_lost = lost, weakref.ref(lost)
+        del lost
         cleaner.settle()
-        assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() > 0 and seen_lost() is None, "garbage is not set aside with what is used"
         del held
         cleaner.before("epoch")
         assert seen() is not None, "objects set aside are not walked through by ordinary cleanings"

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from devices.base import Device, name_of
 from devices.kernels.calls import kernels
+from devices.machine_file import disk_rates
 from devices.measuring import known_speed, measure
 from devices.ways import way_of
 from memory.cost.precision import Precision
 from memory.cost.prediction import CORRECTION, Choice, Machine
 from memory.cost.work import choice_fields
+from memory.homes import Homes, weights_folder
 from memory.observe.budget import FLAG, Budget, free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
@@ -41,6 +43,7 @@ def resolve_here(
     *,
     rows: Rows | None = None,
     precision: Precision | None = None,
+    homes: Homes | None = None,
     may_probe: bool = False,
 ) -> RunSpec:
     """Decide all that is auto, for this machine and as the probe has measured; a run that goes on keeps its choice where it
@@ -49,18 +52,20 @@ def resolve_here(
     Args:
         base_bytes: what the process takes already. rows: from `look_ahead`; None: it looks.
         precision: of a run that continues in another way; None: as the settings and the device say.
+        homes: where its weights rest, likewise.
         may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
     """
-    machine = machine_of(device, budget, base_bytes, num_processes)
+    machine = machine_of(device, budget, base_bytes, num_processes, weights_folder(begin.config))
     earlier = begin.state.choice
-    planner = _Planner(begin, machine, rows or rows_of(begin, machine), precision)
+    planner = _Planner(begin, machine, rows or rows_of(begin, machine), precision, homes)
     spec = planner.resolve(Choice(**choice_fields(earlier)) if earlier else None)
     if not may_probe:
         return spec
     asked = begin.config.memory.probe
-    is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes
+    # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
+    is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
     # the child counts to the same budget and the same limits of the system
     beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
     fits_beside = beside is None or spec.plan.peak_bytes <= beside
@@ -85,8 +90,10 @@ def rows_of(begin: Start, machine: Machine) -> Rows:
     return Rows.ahead(begin.config, machine, begin.prepared, begin.loader, begin.validation, begin.state.step)
 
 
-def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: int) -> Machine:
-    """What the plan needs to know of this machine. Args as of `resolve_here`."""
+def machine_of(
+    device: Device, budget: Budget, base_bytes: int, num_processes: int, folder: Path | None = None
+) -> Machine:
+    """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: where weights may rest in a file."""
     separate, way = device.is_separate_memory and budget.device_bytes is not None, way_of(device.torch_device)
     known = known_speed(device)
     # with a budget that is named, what other programs hold does not change the run
@@ -103,6 +110,7 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
         fuses_attention=way.is_fused,
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
+        measured_disk=None if folder is None else disk_rates(folder),
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
     )
 
@@ -110,13 +118,22 @@ def machine_of(device: Device, budget: Budget, base_bytes: int, num_processes: i
 class _Planner:
     """Resolves one run on one machine, again and again as the probe tells more."""
 
-    def __init__(self, begin: Start, machine: Machine, rows: Rows, precision: Precision | None = None) -> None:
-        self.begin, self.machine, self.rows, self.precision = begin, machine, rows, precision
+    def __init__(
+        self,
+        begin: Start,
+        machine: Machine,
+        rows: Rows,
+        precision: Precision | None = None,
+        homes: Homes | None = None,
+    ) -> None:
+        self.begin, self.machine, self.rows, self.precision, self.homes = begin, machine, rows, precision, homes
 
     def resolve(self, earlier: Choice | None) -> RunSpec:
         """By the fastest plan that fits, or the earlier one where it still does."""
         done = self.begin.state.step
-        return resolve(self.begin.config, self.machine, self.rows, done=done, earlier=earlier, precision=self.precision)
+        return resolve(
+            self.begin.config, self.machine, self.rows, done=done, earlier=earlier, precision=self.precision, homes=self.homes
+        )  # fmt: skip
 
     def probed(self, spec: RunSpec, beside: int | None) -> RunSpec:
         """Measure a plan and resolve again, until a plan fits that was measured.
@@ -155,7 +172,7 @@ class _Planner:
     def _smaller(self, chosen: Plan, most_bytes: int) -> Plan | None:
         """A plan with the same malloc that a child can measure within `most_bytes`; None: there is none."""
         machine = replace(self.machine, budget_bytes=most_bytes)
-        smaller = _Planner(self.begin, machine, self.rows, self.precision)
+        smaller = _Planner(self.begin, machine, self.rows, self.precision, self.homes)
         with suppress(DoesNotFit):
             trial = smaller.resolve(None).plan
             return trial if trial.choice.malloc == chosen.choice.malloc else None

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.durable import make_folder, sync, sync_folder
+from data.durable import make_folder, sync, sync_folder, writing
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings.fields import UserError
 from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
@@ -67,7 +67,7 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
 
 def create_run(
     output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, is_main: bool = True,
-    fill: Callable[[Path], object] = lambda folder: None,
+    fill: Callable[[Path], object] = lambda folder: None, objective: str = "",
 ) -> Path:  # fmt: skip
     """Make the folder of a new run; it appears with all that it begins with, or not at all.
 
@@ -77,7 +77,7 @@ def create_run(
         kind: one of `KINDS`.
         overwrite: replace an existing run of that name.
         is_main: other processes create nothing.
-        fill: puts further files into the folder it is given.
+        fill: puts further files into the folder it is given. objective: what is learnt, for those who use the model.
     Returns:
         the run's folder.
     Raises:
@@ -91,12 +91,12 @@ def create_run(
     if problems:
         raise UserError(*problems)
     fresh, aside = _beside(run_dir)
-    try:
+    with writing("output_dir", output_dir):
         remove(fresh)
         remove(aside)
         make_folder(fresh.parent)
         fresh.mkdir()
-        _write_record(fresh, {"name": name, "kind": kind, "started": _now(run_dir.parent)})
+        _write_record(fresh, {"name": name, "kind": kind, "objective": objective, "started": _now(run_dir.parent)})
         fill(fresh)
         sync(fresh)
         if os.path.lexists(run_dir):
@@ -104,10 +104,6 @@ def create_run(
         os.replace(fresh, run_dir)
         sync_folder(run_dir.parent)
         remove(aside)
-    except OSError as error:
-        raise UserError(
-            f"--output_dir = {output_dir}, cannot be written: {error.strerror}; name another folder"
-        ) from error
     return run_dir
 
 
@@ -119,12 +115,10 @@ def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
     """
     run_dir = Path(run_dir)
     if is_main:
-        try:
+        with writing("output_dir", run_dir.parent):
             for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
                 remove(path)
             _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": _now(run_dir.parent)})
-        except OSError as error:
-            raise UserError(f"--output_dir = {run_dir.parent}, cannot be written: {error.strerror}") from error
     return run_dir
 
 
@@ -138,6 +132,13 @@ def read_run(run_dir: str | Path) -> dict[str, Any] | None:
         return None
     times = (record.get("started"), record.get("resumed", 0.0))
     return record if all(type(number) in (int, float) for number in times) else None
+
+
+def only_pretrained(model: str | Path) -> bool:
+    """Whether a model is a run's, or one of its checkpoints, that has learnt to fill gaps in text and nothing after."""
+    folder = Path(model)
+    record = next((found for place in (folder, *folder.parents[:2]) if (found := read_run(place)) is not None), None)
+    return record is not None and record.get("objective") in ("span", "ul2", "prefix")
 
 
 def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: bool = False) -> Path | None:

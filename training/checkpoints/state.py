@@ -20,8 +20,9 @@ from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
 from memory.cost.precision import COMPUTE_DTYPES, REST_DTYPES
-from memory.cost.work import JSON_NAMES, Choice
+from memory.cost.work import HOMES, JSON_NAMES, Choice
 from model import hf_format
+from model.decoding.passing import WithWeights, in_place
 from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
 from model.t5 import T5
@@ -30,9 +31,14 @@ from training.evaluation.stopping import BestMetric
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 # fields with a default that came later: a checkpoint of before lacks them, and means that default
-LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes", "kernels")
+LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks")
 NO_NAMES: Mapping[str, str] = {}
-NAMES = {"storage": REST_DTYPES, "compute": COMPUTE_DTYPES, "malloc": ("small", "fast")}  # of a choice
+NAMES = {
+    "storage": REST_DTYPES,
+    "compute": COMPUTE_DTYPES,
+    "malloc": ("small", "fast"),
+    "weights_in": HOMES,
+}  # of a choice
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,23 @@ class TrainingState:
     divergence: dict[str, Any] | None = None
 
 
-def write_checkpoint(folder: Path, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState) -> None:
+def write_checkpoint(
+    folder: Path,
+    model: T5,
+    tokenizer: Tokenizer,
+    optimizer: Optimizer,
+    state: TrainingState,
+    held: WithWeights = in_place,
+) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
     Of a model with adapters these alone are written, with the place and the fingerprint of their base.
+
+    Args:
+        held: a context in which a weight is in memory, where some rest elsewhere.
     """
     if model.adapter_info is None:
-        hf_format.save(model, folder)
+        hf_format.save(model, folder, held=held)
     else:
         about = model.adapter_info
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)

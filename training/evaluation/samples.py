@@ -112,8 +112,9 @@ def show_samples(
     if count and rows:
         answers = _answers(walk, [source for source, _ in rows], GenerateConfig(max_new_tokens=SAMPLE_TOKENS))
         progress.note(say("samples"))
+        unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
-            text = tokenizer.decode(answer, skip_special=False)
+            text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
             reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(EOS))
             progress.sample(prompt, text, reference)
             metrics.write("sample", prompt=prompt, answer=text, reference=reference)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from language import say
 from settings.fields import counted
 
 LOSS = "loss"  # the only one of which less is better
@@ -90,7 +91,9 @@ class BestMetric:
         """What is to be told at the end of a run, `step` being its last."""
         found = [self.describe()] if self.should_stop else []
         if self.got_no_better:
-            found.append(f"no evaluation was better than that of step 0: the model is that of step {step}")
+            found.append(
+                say("no evaluation was better than that of step 0: the model is that of step {step}", step=step)
+            )
         return found
 
 

@@ -31,6 +31,11 @@ def local_processes() -> int:
     return _number("LOCAL_WORLD_SIZE", 1)
 
 
+def is_launched() -> bool:
+    """Whether torchrun, or accelerate by it, has started this process."""
+    return RESTARTS in os.environ
+
+
 def restarts() -> int:
     """How often torchrun has started this run again."""
     return _number(RESTARTS, 0)

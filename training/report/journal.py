@@ -27,6 +27,7 @@ from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
 from settings.fields import counted
+from training.report.card import push_command
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress, Reading
@@ -34,6 +35,9 @@ from training.report.results import Evaluation, Sample, named_rows
 from training.report.summary import Summary, next_commands, plan_rows, recomputed, summary_rows
 from training.report.tracking import Listener, MetricsFile, open_log
 from training.report.wording import about, duration
+from units import format_size
+
+WATCH_SECONDS = 50.0  # from one line about memory to the next, at most; heartbeats come every two seconds
 
 
 class Journal:
@@ -62,6 +66,7 @@ class Journal:
         self.monitor, self._clock = monitor, clock
         self._renewal: Renewal | None = None
         self._began, self._promise = clock(), ""
+        self._watched = clock()  # when the log last told of memory
         self.progress = Progress(
             int(train.max_steps), is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet
         )
@@ -94,6 +99,17 @@ class Journal:
         self.progress.note(text)
         logger.info(english(text))
 
+    def keep(self, texts: Sequence[str]) -> None:
+        """Put into the log what was on the screen before there was one."""
+        for text in texts:
+            logger.info(english(text))
+
+    def rows(self, table: Sequence[tuple[str, str]]) -> None:
+        """The first rows, as the model sees them."""
+        self.progress.table(say("rows as the model sees them"), table)
+        for name, text in table:
+            logger.info("{}: {}", english(name), english(text))
+
     def wish(self) -> str:
         """What a listener, or somebody from outside, has asked for since the last call; see `training.report.heartbeat`."""
         wish, self._wish = self._wish, ""
@@ -107,7 +123,10 @@ class Journal:
 
     def _facts(self) -> dict[str, Any]:
         """What each sign of life tells."""
-        monitor = self.monitor
+        monitor, now = self.monitor, self._clock()
+        if now - self._watched >= WATCH_SECONDS:  # a step may be longer than a minute
+            self._watched = now
+            logger.info(monitor.line(self._step))
         return {
             "step": self._step, "max_steps": self._max_steps, "log": str(self._log),
             "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),
@@ -122,7 +141,8 @@ class Journal:
             self._promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         rows = plan_rows(plan, weight_counts(config.model)["total"])
-        self.progress.table(say("plan"), [*rows, (say("disk"), disk_need(config, plan.choice.storage).describe())])
+        disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
+        self.progress.table(say("plan"), [*rows, (say("disk"), disk)])
 
     def plan(self, plan: Plan) -> None:
         """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
@@ -148,13 +168,25 @@ class Journal:
             peak_bytes=reading.peak_bytes, time=round(time.time(), 2), **extra,
         )  # fmt: skip
         logger.debug(
-            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s",
+            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}",
             reading.step, reading.loss, reading.learning_rate, reading.tokens_per_second,
+            *map(format_size, (reading.memory_bytes, reading.peak_bytes, reading.budget_bytes)),
         )  # fmt: skip
         self.progress.step(reading)
         if left is not None:
             time_left = about(left.seconds, left.low, left.high)
             self.tell(say("step {step}: {time} left, from the steps so far", step=reading.step, time=time_left))
+
+    def over(self, reading: Reading) -> None:
+        """The budget was exceeded for the first time."""
+        self.tell(
+            say(
+                "step {step}: the peak of {peak} is over the budget of {budget}; the run goes on, saves, and ends with exit code 3",
+                step=reading.step,
+                peak=format_size(reading.peak_bytes),
+                budget=format_size(reading.budget_bytes),
+            )
+        )
 
     def evaluation(
         self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
@@ -180,6 +212,7 @@ class Journal:
 
     def memory(self, step: int, phase: str) -> None:
         """A memory record: one line of the log, one event."""
+        self._watched = self._clock()
         self.monitor.record(step, phase)
         logger.info(self.monitor.line(step))
 
@@ -230,6 +263,6 @@ class Journal:
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
-        self.progress.lines(say("next"), lines)
+        self.progress.lines(say("next"), [*lines, push_command(Path(summary.model_dir))])
         if config.run.quiet:
             self.progress.warn(summary.model_dir)

@@ -143,8 +143,13 @@ class Progress:
             room = self._console.width
             shown = [part for line in shown for part in (folded(line, room, indent) if may_break else [line])]
             self._console.print("\n".join(shown), markup=False, soft_wrap=True)
-        else:
+            return
+        try:
             print("\n".join(shown), file=self._stream, flush=True)
+        except BrokenPipeError:  # the reader has left, as `head` does: the run goes on, its log tells the rest
+            if self._stream is sys.stdout:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._stream = open(os.devnull, "w", encoding="utf8")  # noqa: SIM115  # for the rest of the process
 
     def _seconds_left(self, step: int) -> float | None:
         now = self._clock()

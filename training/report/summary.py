@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from config import PREFERENCES, Config
 from language import join, say
 from memory.cost.prediction import Choice
 from memory.plan import Plan
 from settings.fields import counted
 from training.report.history import history
 from training.report.wording import about, duration
-from units import format_size
+from units import MIB, format_size
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "reference", "load", "evaluation", "train", "save")  # shown at the end
@@ -38,6 +40,18 @@ class Summary:
     skipped_batches: int = 0  # whose loss or gradient was not finite
     rate_factor: float = 1.0  # what is left of the learning rate
     metrics_file: str = ""
+    first_over: str | None = None  # when the budget was first exceeded; None: it was kept
+
+    def over_budget(self) -> str:
+        """What is said last of a run that exceeded its budget; empty where it did not."""
+        if self.first_over is None:
+            return ""
+        return say(
+            "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; all is saved in {folder}. Name "
+            "--memory_budget={enough}M, or what takes less: `plan` shows it",
+            budget=format_size(self.budget_bytes), when=self.first_over, peak=format_size(self.measured_peak_bytes),
+            folder=self.model_dir, enough=-(-self.measured_peak_bytes // MIB),
+        )  # fmt: skip
 
     def history(self, event: str = "step") -> dict[str, list[Any]]:
         """The run's events of one kind as columns, which `pandas.DataFrame` takes; see `training.report.history`."""
@@ -87,11 +101,15 @@ def summary_rows(summary: Summary) -> Rows:
         planned=format_size(s.planned_peak_bytes), measured=format_size(s.measured_peak_bytes),
         deviation=f"{s.measured_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
     )  # fmt: skip
-    size, is_inside = format_size(s.budget_bytes), s.measured_peak_bytes <= s.budget_bytes
+    size = format_size(s.budget_bytes)
+    kept = say("{budget}: inside", budget=size)
     rows: Rows = [
         (say("steps"), _steps(s)),
         (say("peak memory"), peak),
-        (say("budget"), say("{budget}: inside", budget=size) if is_inside else say("{budget}: OVER", budget=size)),
+        (
+            say("budget"),
+            kept if s.first_over is None else say("{budget}: OVER, first {when}", budget=size, when=s.first_over),
+        ),
     ]
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in PHASES}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
@@ -145,3 +163,18 @@ def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[st
         f"{program} evaluate --model={model_dir}",
     ]
     return lines if is_finetune else [*lines, f"{program} train --is_finetune=True --finetune_from={model_dir}"]
+
+
+def resume_command(config: Config) -> str:
+    """The whole command that continues a run, with the folders that have to be named again."""
+    command = "dpo" if config.data.objective == PREFERENCES else "train"
+    places = ("output_dir", "log_dir", "cache_dir", "checkpoint_mirror")
+    values, defaults = config.as_dict(), Config().as_dict()
+    named = [f"--{name}={shlex.quote(str(values[name]))}" for name in places if values[name] != defaults[name]]
+    words = [
+        "python train_low_mem.py",
+        command,
+        "--is_keep_training=True",
+        f"--run_name={shlex.quote(config.run.run_name)}",
+    ]
+    return " ".join([*words, *named])

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from config import Config
+from model.decoding.passing import WithWeights, in_place
 from model.formats.peft import is_adapter, load_adapters, read_info
 from model.formats.tensor_files import TensorFolder, read_json
 from model.lora.adapter import LoraAdapter, add_adapters, resolve_targets, use_adapters
@@ -94,18 +95,21 @@ def lora_settings(config: Config, model: T5) -> LoraSettings | None:
     return LoraSettings(lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora)
 
 
-def choose_trained(model: T5, config: Config, start: Path | None = None, base: Path | None = None) -> T5:
+def choose_trained(
+    model: T5, config: Config, start: Path | None = None, base: Path | None = None, held: WithWeights = in_place
+) -> T5:
     """Put on the adapters of a run and freeze what its settings name.
 
     Args:
         start: a folder with adapters to continue from; others begin at zero. base: folder of the model's own weights.
+        held: a context in which a weight is in memory, where some rest elsewhere.
     Raises:
         UserError: settings that this model cannot follow; adapters of another base or form.
     Memory: the adapters.
     """
     settings = lora_settings(config, model)
     if settings is not None:
-        add_adapters(model, settings, config.run.seed)
+        add_adapters(model, settings, config.run.seed, held)
         known = fingerprint_of(base) if base is not None else ""
         if start is not None and is_adapter(start):
             _go_on(model, settings, start, known)

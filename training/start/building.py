@@ -13,6 +13,8 @@ from devices.kernels.calls import use
 from devices.ways import form_scores
 from engine.anomaly import checks_of
 from engine.checkpointing import Checkpointing
+from engine.homes.making import resting_store
+from engine.homes.resting import RestingWeightStore
 from engine.optimizers import OPTIMIZERS
 from engine.optimizers.rounding import ROUNDINGS
 from engine.scaling import LossScaling
@@ -20,12 +22,14 @@ from engine.sharing.sharding import ShardedWeightStore, Shards
 from engine.step import Engine, checkpointed_of, trim_of
 from engine.update import Update
 from engine.walk import Walk
-from engine.weights import weight_store_for
+from engine.weights import WeightStore, weight_store_for
 from memory.cost.prediction import Choice
+from memory.homes import weights_folder
 from model import hf_format
+from model.decoding.passing import in_place
 from model.formats.checksums import STATE
 from model.loss import LossSettings
-from model.t5 import T5
+from model.t5 import T5, in_memory
 from training.checkpoints.sharded_state import load_optimizer_share
 from training.checkpoints.state import OPTIMIZER_FILE, load_optimizer
 from training.processes.collectives import sum_over
@@ -48,8 +52,12 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     use(choice.kernels)
     form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
+    compute = getattr(torch, choice.compute)
     shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
-    model = _make_model(begin, storage, device, shards)
+    resting = resting_store(
+        choice, device, weights_folder(config), 1 if accelerator is None else accelerator.num_processes
+    )
+    model = _make_model(begin, storage, device, shards, resting)
     rounding = ROUNDINGS[config.train.bf16_rounding]()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     factors = layerwise_factors(
@@ -64,30 +72,35 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
     tables = (model.embedding, model.output_weight)
-    weight_store = weight_store_for(storage, compute, tables) if shards is None else ShardedWeightStore(compute, shards)
+    weight_store: WeightStore = resting or weight_store_for(storage, compute, tables)
+    weight_store = weight_store if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
     checks = checks_of(model, shards, config.train.detect_anomaly)
     walk = Walk(
         model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
         scaling, checkpointed_of(choice, device), between_blocks, trim_of(choice, device), checks.loss,
     )  # fmt: skip
-    update = Update(optimizer, config.train.max_grad_norm, scaling)
+    update = Update(optimizer, config.train.max_grad_norm, scaling, weight_store)
     if accelerator is None:
         return Engine(walk, update, device, choice, checks, shards)
     processes, sums = accelerator.num_processes, partial(sum_over, accelerator)
     return Engine(walk, update, device, choice, checks, shards, processes, sums)
 
 
-def _make_model(begin: Start, storage: torch.dtype, device: Device, shards: Shards | None) -> T5:
+def _make_model(
+    begin: Start, storage: torch.dtype, device: Device, shards: Shards | None, resting: RestingWeightStore | None
+) -> T5:
     """The model, filled or loaded, its adapters on; where it is sharded, this process's rows of it, and never more."""
     config, place = begin.config, device.torch_device
-    cut = None if shards is None else partial(shards.cut, device=place)
+    cut: hf_format.Cut | None = None if shards is None else partial(shards.cut, device=place)
+    cut, filling = (cut, in_memory) if resting is None else (resting.make, resting.filling)
     home = None if begin.base is None else home_of(begin.base, config)
     if home is not None:
-        model = hf_format.load(home, dtype=storage, device=place, expect=config.model, cut=cut)
+        model = hf_format.load(home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling)
     elif cut is None:
         model = T5(config.model, place, storage).initialise(config.run.seed)
     else:
         empty = T5(config.model, "meta", storage)
-        model = empty.initialise(config.run.seed, cut(empty))
-    return choose_trained(model, config, begin.base, home)
+        model = empty.initialise(config.run.seed, cut(empty), filling)
+    held = in_place if resting is None else resting.held
+    return choose_trained(model, config, begin.base, home, held)

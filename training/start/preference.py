@@ -32,7 +32,7 @@ def stores_reference(config: Config) -> bool:
     """Whether the run compares with stored log-probabilities; `finetune_from` is resolved."""
     if not is_preference_run(config) or not pair_loss_of(config).needs_reference:
         return False
-    return not config.lora.lora_rank or is_adapter(config.train.finetune_from)
+    return not config.lora.lora_rank or is_adapter(str(config.train.finetune_from))
 
 
 def objective_of(config: Config, model: T5) -> Objective:

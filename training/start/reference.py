@@ -13,8 +13,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from data.batches.loader import StepLoader
 from data.cache import fingerprint
-from data.durable import make_folder
+from data.durable import make_folder, writing
 from data.shards.store import Manifest
 from devices.base import Device
 from engine.micro_batches import to_micro_batch
@@ -102,7 +101,7 @@ class ReferenceStore:
     def __init__(self, path: Path, num_rows: int, is_writer: bool = True) -> None:
         self.path, self.num_rows, self.is_writer = path, num_rows, is_writer
         if is_writer and not path.is_file():
-            with _told_as_user_error(path):
+            with writing("cache_dir", path.parent):
                 self._create()
 
     def _create(self) -> None:
@@ -140,23 +139,12 @@ class ReferenceStore:
         """Put values (n, 2) at rows (n,), ascending."""
         if not self.is_writer:
             return
-        with _told_as_user_error(self.path), self.path.open("r+b") as file:
+        with writing("cache_dir", self.path.parent), self.path.open("r+b") as file:
             offset = self.path.stat().st_size - 8 * self.num_rows
             breaks = np.flatnonzero(np.diff(rows) != 1) + 1
             for run, part in zip(np.split(rows, breaks), np.split(values.astype("<f4"), breaks), strict=True):
                 file.seek(offset + 8 * int(run[0]))
                 file.write(part.tobytes())
-
-
-@contextmanager
-def _told_as_user_error(path: Path) -> Iterator[None]:
-    """Turn a disk that cannot be written into a sentence for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--cache_dir: {path.parent} cannot be written ({error.strerror}); free space or name another folder"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -232,7 +220,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _reference_folder(begin: Start) -> Path:
     """The model that the run started from, which `start` has put into the settings."""
-    return Path(begin.config.train.finetune_from)
+    return Path(str(begin.config.train.finetune_from))
 
 
 def _reference_walk(begin: Start, choice: Choice, device: Device, record: _Record, accelerator: Accelerator) -> Walk:

@@ -20,6 +20,7 @@ from memory.cost.precision import Precision
 from memory.cost.shapes import Shapes
 from memory.cost.work import Choice, Machine, Work
 from memory.first_guess import effective_batch
+from memory.homes import Homes
 from memory.plan import Plan, make_work, plan
 from settings.fields import AUTO
 from training.start.schedules import Steps
@@ -138,20 +139,21 @@ def resolve(
     done: int = 0,
     earlier: Choice | None = None,
     precision: Precision | None = None,
+    homes: Homes | None = None,
 ) -> RunSpec:
     """Decide all that a run needs.
 
     Args:
         rows: that it reads; None: those of prepared data, or as long as the settings allow.
         done: steps so far. earlier: how they were done; kept where it still fits.
-        precision: of a run that continues in another way; None: as settings and machine say.
+        precision: of a run that continues in another way; None: as settings and machine say. homes: where its weights rest, likewise.
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
     """
     rows = rows or Rows.known(config, machine)
     chosen = plan(
         config, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
-        evaluation=rows.evaluation, earlier=earlier, precision=precision,
+        evaluation=rows.evaluation, earlier=earlier, precision=precision, homes=homes,
     )  # fmt: skip
     return RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done).timed()
 

@@ -23,6 +23,11 @@ PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
 
+# of a model that has learnt before, where steps are scaled by each weight's size: 1e-3 for adafactor, as in the T5 paper
+# (Raffel et al. 2020, section 3.1.3, constant at 0.001); weights that are random learn at the whole rate
+FINETUNE_RATE = 0.1
+
+
 @dataclass(frozen=True)
 class Steps:
     """The steps of a run.
@@ -75,6 +80,8 @@ def _highest_rate(config: Config) -> float:
     if train.learning_rate != AUTO:
         return float(train.learning_rate)
     rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else OPTIMIZERS[train.optimizer].learning_rate
+    if train.is_finetune and train.finetune_from is not None and not adapts and train.optimizer != "adamw":
+        rate *= FINETUNE_RATE
     if config.data.objective == PREFERENCES:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
     return rate

@@ -1,4 +1,4 @@
-"""What does a run start from? Settings, data, an earlier run or a checkpoint are turned into decided facts.
+"""What does a run start from? Settings, data, an earlier run or a checkpoint are opened, and fitted to each other.
 
 Every refusal happens here, before the run's folder exists. What is decided once for a run (effective batch, steps,
 schedule) is written into its settings, so that a resumed run does not decide again on a machine with other memory.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from config import PREFERENCES, Config, T5ModelConfig, UserError
+from config import PREFERENCES, Config, UserError
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
@@ -21,15 +22,14 @@ from model import hf_format
 from model.formats.checksums import refuse_damaged
 from settings.fields import AUTO, counted
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, model_folder, newest_run
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.scores import metric_names
 from training.start.adapters import check_trained, home_of
+from training.start.base import MODEL_FIELDS, choose_base
 from training.start.resuming import find_run_to_resume, resumed_config, unused_places
 
 FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
-MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Start:
         config: with all `auto` of the step count and schedule resolved.
         base: folder to load weights from; None: from scratch. state: how far the run is.
         is_resumed: whether `base` is a checkpoint of this very run.
+        notes: what is still to be told. told: what was told at once, for the log.
     """
 
     config: Config
@@ -51,6 +52,7 @@ class Start:
     state: TrainingState
     is_resumed: bool
     notes: list[str]
+    told: Sequence[str] = ()
 
     @property
     def run_dir(self) -> Path:
@@ -58,11 +60,12 @@ class Start:
         return Path(self.config.run.output_dir) / self.config.run.run_name
 
 
-def start(config: Config, available_bytes: int) -> Start:
+def start(config: Config, available_bytes: int, tell: Callable[[str], object]) -> Start:
     """Decide what a training run starts from; see the module. Reads and caches data; creates no run folder.
 
     Args:
         available_bytes: free memory, which decides `ultra_low_mem` where it is auto.
+        tell: tells at once what the run starts from, where nobody has named it: data may take hours to prepare.
     """
     notes: list[str] = []
     run_dir = None
@@ -72,11 +75,13 @@ def start(config: Config, available_bytes: int) -> Start:
         typed, config = config, resumed_config(config, run_dir)
         notes += unused_places(typed, run_dir)
     try:
-        base = _base_folder(config, run_dir, notes)
-        if base is not None and config.data.objective == PREFERENCES and config.train.finetune_from == AUTO:
-            config = config.changed(finetune_from=str(base.absolute()))  # what they are compared with, for a resume
+        base, told = choose_base(config, run_dir)
     except UserError as error:  # files may be missing as well, and would be told only once this is mended
         raise UserError(*error.problems, *file_problems(config.data)) from None
+    for text in told:
+        tell(text)
+    if run_dir is None:
+        config = _with_base(config, base)
     if base is not None:
         home = home_of(base, config)
         for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
@@ -101,7 +106,7 @@ def start(config: Config, available_bytes: int) -> Start:
     # one that was stopped before its first checkpoint begins again with the model that it goes on from
     is_resumed = run_dir is not None and base is not None and base.parent == Checkpoints(run_dir, 1).folder
     state = read_training_state(base) if is_resumed and base is not None else TrainingState()
-    return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes)
+    return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes, told)
 
 
 def lasting_settings(begin: Start) -> Config:
@@ -126,51 +131,12 @@ def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> St
     return dataclasses.replace(begin, state=state)
 
 
-def _base_folder(config: Config, run_dir: Path | None, notes: list[str]) -> Path | None:
-    if run_dir is not None:
-        latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()
-        if latest is not None:
-            return latest
-        notes.append(f"{run_dir.name} was stopped before its first checkpoint: it starts again from step 1")
-    if config.data.objective == PREFERENCES:
-        return _preference_base(config, notes)
-    if not config.train.is_finetune and config.train.finetune_from == AUTO:
-        return None
-    if config.train.finetune_from != AUTO:
-        return _named_base(config)
-    run = newest_run(config.run.output_dir, "pretrain", needs_model=True)
-    found = None if run is None else model_folder(run)
-    if found is None:
-        notes.append(f"no pretraining run in {config.run.output_dir}: finetuning starts from random weights")
-        return None
-    notes.append(f"continues from {found}")
-    return found
-
-
-def _named_base(config: Config) -> Path:
-    folder = Path(config.train.finetune_from)
-    if not any((folder / name).is_file() for name in (hf_format.CONFIG_FILE, ADAPTER_FILES[0])):
-        what = f"holds no {hf_format.CONFIG_FILE}" if folder.is_dir() else "no such folder"
-        raise UserError(
-            f"--finetune_from = {folder}, {what}; name a folder with {hf_format.CONFIG_FILE} and model.safetensors"
-        )
-    return folder
-
-
-def _preference_base(config: Config, notes: list[str]) -> Path:
-    """The model that preferences start from, and are compared with."""
-    if config.train.finetune_from != AUTO:
-        found: Path | None = _named_base(config)
-    else:
-        runs = (newest_run(config.run.output_dir, kind, needs_model=True) for kind in ("finetune", "pretrain"))
-        found = next((model_folder(run) for run in runs if run is not None), None)
-        notes += [] if found is None else [f"continues from {found}"]
-    if found is None:
-        raise UserError(
-            f"--finetune_from = auto, there is no trained model in {config.run.output_dir}, and preferences need one to "
-            "continue from; name a model folder, or finetune first"
-        )
-    return found
+def _with_base(config: Config, base: Path | None) -> Config:
+    """The settings with the model that was chosen, so that a resume before the first checkpoint chooses the same."""
+    train = config.train
+    if train.finetune_from != AUTO or not (train.is_finetune or config.data.objective == PREFERENCES):
+        return config
+    return config.changed(finetune_from=None if base is None else str(base.absolute()))
 
 
 def _with_shape_of(config: Config, base: Path) -> Config:

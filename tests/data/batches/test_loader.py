@@ -93,6 +93,16 @@ def test_rows_of_like_length_share_a_micro_batch(configure: Any, pairs_file: Pat
     assert padded[True] < padded[False]
 
 
+def test_grouping_by_length_leaves_each_step_its_rows(configure: Any, pairs_file: Path) -> None:
+    """So that it costs no learning: a step learns from the same rows, with the same dropout, in other micro-batches."""
+    seen = {}
+    for grouped in (True, False):
+        config = configure(train_file=pairs_file, group_by_length=grouped)
+        loader = StepLoader(prepare(config).train_dir, "pairs", config)
+        seen[grouped] = [sorted(rows_of(step(loader, number, 16, 4)[0])) for number in range(20)]
+    assert seen[True] == seen[False]
+
+
 def test_masks_change_with_the_epoch_and_the_seed(configure: Any, text_file: Path) -> None:
     config = configure(train_file=text_file)
     prepared = prepare(config)

@@ -63,6 +63,14 @@ def test_frequent_words_are_one_piece(trained: Tokenizer) -> None:
     assert len(trained.encode_batch(["people world student"])[0]) <= 4
 
 
+def test_words_are_tokens_whole_and_unknown_ones_are_told() -> None:
+    trained = train_tokenizer(["kor: ᄀ ᅡ", "k a̠ ɡ", "t͡ɕ͈ a̠"], "words", 200, 2**20)
+    ids = trained.encode_batch(["t͡ɕ͈ a̠ ɡ", "t͡ɕ͈ new ɡ"])
+    assert [len(row) for row in ids] == [3, 3] and trained.unk_id in ids[1] and trained.unk_id not in ids[0]
+    assert trained.decode(ids[0]) == "t͡ɕ͈ a̠ ɡ"
+    assert trained.num_sentinels == 100 and trained.size == 3 + 7 + 100
+
+
 def test_training_is_deterministic() -> None:
     assert (
         train_tokenizer(corpus(), "bpe", 450, 2**20).fingerprint
@@ -76,7 +84,7 @@ def test_more_letters_than_pieces_is_no_problem_for_unigram() -> None:
     assert tokenizer.size <= 640 and tokenizer.decode(tokenizer.encode_batch(texts[:1])[0]) == texts[0]
 
 
-@pytest.mark.parametrize("kind, smallest", [("bpe", 360), ("unigram", 640), ("byte", 384)])
+@pytest.mark.parametrize("kind, smallest", [("bpe", 360), ("unigram", 640), ("byte", 384), ("words", 104)])
 def test_a_vocabulary_that_is_too_small_is_refused(kind: str, smallest: int) -> None:
     with pytest.raises(UserError, match=rf"--vocab_size = {smallest - 1}, .*{smallest} or more"):
         train_tokenizer(corpus(), kind, smallest - 1, 2**20)

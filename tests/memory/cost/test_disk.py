@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from config import Config, load
 from memory.cost import disk
 from memory.cost.disk import BESIDE_BYTES, bytes_below, disk_need, free_bytes, too_full
+from memory.cost.prediction import Machine
+from memory.cost.work import FILE
+from memory.homes import ways_at
+from memory.plan import choices, make_work
 from units import MIB
 
 
@@ -68,3 +73,26 @@ def test_space_is_asked_of_the_folder_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_bytes(bytes(1000))
     assert bytes_below(tmp_path) == 1000 and bytes_below(tmp_path / "missing") == 0
+
+
+def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path: Path) -> None:
+    config = config_of(effective_batch_size=1)
+    machine = Machine(2**40, 2**40)
+    (choice, *_) = ways_at(
+        FILE,
+        config,
+        machine,
+        make_work(config, machine, 512, 114),
+        [*choices(config, machine, make_work(config, machine, 512, 114))][:1],
+    )
+    need = disk_need(config, choice.storage, replace(choice, away_blocks=12), step_seconds=10.0)
+    whole = {"bfloat16": 2, "float32": 4}[choice.storage] * 12 * (4 * 512 * 512 + 2 * 512 * 2048 + 2 * 512 * 512)
+    assert need.file_bytes == whole, "the matrices of six encoder and six decoder blocks"
+    assert need.daily_bytes == whole * 8640 and "written a day" in need.describe()
+    free[0] = need.least_bytes - 1
+    (problem,), _ = too_full(need, tmp_path)
+    assert "of weights" in problem
+    apart = disk_need(config_of(weights_dir=tmp_path / "fast"), choice.storage, choice)
+    free[0] = apart.file_bytes - 1
+    problems, _ = too_full(apart, tmp_path)
+    assert any("--weights_dir" in problem for problem in problems) and apart.least_bytes == apart.checkpoint_bytes

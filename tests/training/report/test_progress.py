@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from language import speak
 from training.report.progress import Progress, Reading
 from training.report.wording import about, aligned, duration, folded, width
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def reading(step: int, **changes: Any) -> Reading:
@@ -192,3 +197,19 @@ def test_durations(seconds: float, text: str) -> None:
 )
 def test_an_estimate_is_told_as_finely_as_it_is(range_of: tuple[float, float, float], words: str) -> None:
     assert about(*range_of) == words
+
+
+def test_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
+    """As `| head` does."""
+    code = (
+        "from training.report.progress import Progress\np = Progress(9)\n"
+        "for n in range(5000): p.note('line ' + 'x' * 80)\nimport sys; print('went on', file=sys.stderr)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == "went on\n" and child.wait(60) == 0
+    child.stderr.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from training.report.summary import Summary, next_commands, summary_rows
+from config import load
+from training.report.summary import Summary, next_commands, resume_command, summary_rows
 
 DONE = Summary(
     steps=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
@@ -38,3 +39,19 @@ def test_a_run_that_was_done_before_tells_no_rates() -> None:
 def test_the_next_commands_take_a_short_prompt() -> None:
     asked, *_ = next_commands("m", True, "it's " + "long " * 40)
     assert asked.count("'") == 2 and len(asked) < 150 and asked.endswith("long'")
+
+
+def test_a_run_over_its_budget_says_when_and_what_would_hold_it() -> None:
+    assert DONE.over_budget() == "" and dict(summary_rows(DONE))["budget"] == "1.00 GiB: inside"
+    over = replace(DONE, measured_peak_bytes=(1 << 30) + 1, first_over="at step 7")
+    assert dict(summary_rows(over))["budget"] == "1.00 GiB: OVER, first at step 7"
+    told = over.over_budget()
+    assert "first at step 7" in told and "saved in model_save/x" in told and "--memory_budget=1025M" in told
+
+
+def test_a_hint_to_resume_is_a_whole_command() -> None:
+    config = load("train", {"train_file": "x", "run_name": "my run", "output_dir": "else where"})
+    assert resume_command(config) == (
+        "python train_low_mem.py train --is_keep_training=True --run_name='my run' --output_dir='else where'"
+    )
+    assert resume_command(load("dpo", {"train_file": "x", "run_name": "d"})).startswith("python train_low_mem.py dpo ")

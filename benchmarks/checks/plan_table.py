@@ -1,4 +1,4 @@
-"""What does each model take on each machine? `python -m benchmarks.plan_table` writes the plan's answer into README.md.
+"""What does each model take on each machine? `python -m benchmarks.checks.plan_table` writes the plan's answer into README.md.
 
 A figure is the predicted peak of full-parameter training at effective batch 16, span corruption with 512 + 114 tokens,
 Adafactor; "-" where no plan fits.
@@ -42,5 +42,6 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    page = ROOT / "README.md"
-    page.write_text(with_table(page.read_text(encoding="utf8")), encoding="utf8")
+    for name in ("README.md", "README.zh-CN.md"):
+        page = ROOT / name
+        page.write_text(with_table(page.read_text(encoding="utf8")), encoding="utf8")

@@ -1,4 +1,4 @@
-"""What would a step ask of a GPU? `python -m benchmarks.launches [WORK ...]`: the engine's step, traced without a GPU.
+"""What would a step ask of a GPU? `python -m benchmarks.checks.launches [WORK ...]`: the engine's step, traced without a GPU.
 
     WORK           standard, ultra, dropout, ragged, all-three (t5-base, bf16, CUDA), mps (t5-small); by default all
     --layers=0     of each stack; 0: as many as the model has     --write=True   into docs/benchmarks.md

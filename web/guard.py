@@ -1,9 +1,9 @@
-"""Who may use the page? Whoever sits at this machine; anybody else needs the token.
+"""Who may use the page or the API? Whoever sits at this machine; anybody else needs the token.
 
 Every request passes here first. A name of the host that is not ours is refused, which is what DNS rebinding would bring;
 so is a request that another site's page has sent (Origin, Sec-Fetch-Site), and a changing one without JSON's content
-type, which no form of another site can send. The token, where there is one, comes as `Authorization: Bearer`, or once
-in the address (`?token=`), from where it goes into a cookie that scripts cannot read.
+type, which no form of another site can send. The token, where there is one, comes as `Authorization: Bearer`; a page also
+takes it once in the address (`?token=`), from where it goes into a cookie that scripts cannot read.
 Sources: OWASP cheat sheets on cross-site request forgery and on content security policy.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -34,16 +34,32 @@ HEADERS = {
 }  # fmt: skip
 
 
+WITHOUT_TOKEN = (
+    "This page needs the token that was printed when it was started: open it as http://HOST:PORT/?token=...\n"
+    "本页需要启动时打印的令牌：请以 http://HOST:PORT/?token=... 打开。"
+)
+
+
 class Guard:
     """Lets a request through, or answers it.
 
     Args:
         token: empty: none is needed. hosts: names of this machine beside the loopback's and plain addresses.
+        is_page: whether a browser opens it, which brings the token in the address and then in a cookie.
+        open_paths: need no token. refuse: what a refusal looks like, of code and text.
     """
 
-    def __init__(self, app: ASGIApp, token: str = "", hosts: Iterable[str] = ()) -> None:
-        self._app, self._token = app, token
-        self._hosts = {*LOOPBACK_NAMES, *(host.lower() for host in hosts)}
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str = "",
+        hosts: Iterable[str] = (),
+        is_page: bool = True,
+        open_paths: Iterable[str] = (),
+        refuse: Callable[[int, str], Response] = lambda code, text: PlainTextResponse(text, code),
+    ) -> None:
+        self._app, self._token, self._is_page, self._refuse = app, token, is_page, refuse
+        self._hosts, self._open_paths = {*LOOPBACK_NAMES, *(host.lower() for host in hosts)}, {*open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,13 +74,14 @@ class Guard:
     def _answer(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if not self._is_ours(headers.get("host", "")):
-            return PlainTextResponse("this is not the name of this machine", 421)
+            return self._refuse(421, "this is not the name of this machine")
         if not _is_same_site(headers, scope["method"]):
-            return PlainTextResponse("requests of other sites are refused", 403)
+            return self._refuse(403, "requests of other sites are refused")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] in CHANGING and kind not in BODY_TYPES:
-            return PlainTextResponse("send application/json", 415)
-        return self._ask_for_token(scope, headers) if self._token else None
+            return self._refuse(415, "send application/json")
+        is_open = not self._token or scope["path"] in self._open_paths
+        return None if is_open else self._ask_for_token(scope, headers)
 
     def _is_ours(self, host: str) -> bool:
         try:
@@ -80,24 +97,22 @@ class Guard:
         return bool(self._token)  # bound to the loopback, only its own addresses are meant
 
     def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
-        query = dict(parse_qsl(scope["query_string"].decode("latin1")))
+        query = dict(parse_qsl(scope["query_string"].decode("latin1"))) if self._is_page else {}
         given = query.pop("token", None)
         if given is not None and scope["method"] == "GET":
             if not self._is_right(given):
-                return PlainTextResponse("wrong token", 401)
+                return self._refuse(401, "wrong token")
             there = scope["path"] + (f"?{urlencode(query)}" if query else "")
             moved = RedirectResponse(there if there.startswith("/") and not there.startswith("//") else "/", 303)
             moved.set_cookie(COOKIE, given, httponly=True, samesite="strict", max_age=30 * 86400)
             return moved
         bearer = headers.get("authorization", "").partition(" ")
-        held = bearer[2] if bearer[0].lower() == "bearer" else _cookie(headers)
+        held = bearer[2] if bearer[0].lower() == "bearer" else _cookie(headers) if self._is_page else ""
         if self._is_right(held.strip()):
             return None
-        return PlainTextResponse(
-            "This page needs the token that was printed when it was started: open it as http://HOST:PORT/?token=...\n"
-            "本页需要启动时打印的令牌：请以 http://HOST:PORT/?token=... 打开。",
-            401, headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
+        refused = self._refuse(401, WITHOUT_TOKEN if self._is_page else "send the key: Authorization: Bearer KEY")
+        refused.headers["WWW-Authenticate"] = "Bearer"
+        return refused
 
     def _is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf8", "replace"), self._token.encode("utf8"))

@@ -1,0 +1,142 @@
+"""How will the model see the rows? A few of them as encoder and decoder get them, with their tokens, and what was cut.
+
+From token shards where there are any; else from the files themselves, with the tokenizer that is known, or with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+
+from config import Config
+from data.batches.loader import StepLoader
+from data.batches.objectives import lengths_of
+from data.cache import Once, make_once
+from data.prepare.encoder import make_encoder
+from data.prepare.encoding import Job, limited
+from data.prepare.preparing import Prepared
+from data.prepare.task import Task, decide, examples_of, tokenizer_folder
+from data.shards.store import STREAM, TRAIN, Manifest
+from data.sources.lines import BadRows
+from data.sources.reading import read_rows
+from data.tokenizers.published import EOS
+from data.tokenizers.tokenizer import Tokenizer
+from language import say
+from settings.fields import counted
+
+LETTERS = 240  # of a text that are shown
+SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # the first bytes of a letter that was cut through
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class SeenRow:
+    """Texts of one row: what the encoder reads, and what the decoder learns to write (with preferences two).
+
+    Args:
+        tokens: of each; none where no tokenizer is known.
+    """
+
+    texts: Sequence[str]
+    tokens: Sequence[int] = ()
+
+
+def rows_of_shards(loader: StepLoader, tokenizer: Tokenizer, count: int) -> list[SeenRow]:
+    """The first rows of token shards."""
+    found = []
+    for number in range(min(count, loader.num_rows)):
+        batch = loader.batch_of(np.array([number]))
+        sides = [batch.input_ids[0, : batch.input_lengths[0]]]
+        sides += [batch.labels[place, :length] for place, length in enumerate(batch.target_lengths)]
+        texts = [tokenizer.decode(ids, skip_special=False).removesuffix(EOS).rstrip(BROKEN) for ids in sides]
+        found.append(SeenRow(texts, [len(ids) for ids in sides]))
+    return found
+
+
+def rows_of_files(
+    config: Config, count: int, once: Once = make_once, worded: Path | None = None
+) -> tuple[Task, list[SeenRow], str]:
+    """The first rows of the files that the settings name; none where those are shards already.
+
+    Args:
+        once: `make_once`, or `only_if_made` where no tokenizer shall be trained.
+        worded: a folder whose template words the prompts, where the tokenizer is not known yet: no tokens are told.
+    Returns:
+        the task, rows, and how many are cut.
+    Raises:
+        UserError: the data cannot be read. NotMade: by `only_if_made`.
+    """
+    task = decide(config, once)
+    if task.shards is not None:
+        return task, [], ""
+    made = limited(read_rows(task.sources, task.columns, BadRows(skip=True)), config.data.max_samples)
+    raw = list(islice(chain.from_iterable(made), max(count, SAMPLED_ROWS)))
+    if worded is not None:
+        left, *_ = examples_of(config, task.kind, task.columns, worded).usable(raw[:count])
+        return task, [SeenRow(texts) for texts in left], ""
+    folder = tokenizer_folder(config, task, once)
+    job = Job(task.kind, task.columns, [], [], False, lengths_of(config.data, task.kind), None, True, 1)
+    encoded = make_encoder(folder, examples_of(config, task.kind, task.columns, folder), job.longest)(raw)
+    tokenizer, sides = Tokenizer.load(folder), []
+    for ids, lengths in encoded.columns:
+        ends = np.cumsum(lengths)[:count]
+        sides.append([ids[end - length : end] for end, length in zip(ends, lengths, strict=False)])
+    rows = [
+        SeenRow([tokenizer.decode(ids).rstrip(BROKEN) for ids in row], [len(ids) for ids in row])
+        for row in zip(*sides, strict=True)
+    ]
+    cut = sum(
+        np.any([before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)], axis=0)
+    )
+    return task, rows, _cut(config, task.kind, int(cut), encoded.num_rows, of_first=True)
+
+
+def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
+    """Rows as a table shows them.
+
+    Args:
+        columns: that the texts were made of, which are named where they are not called so.
+    """
+    table: Rows = []
+    if columns and columns[0] not in ("prompt", "text", "messages", "conversations"):
+        table.append((say("columns"), f"{columns[0]} -> {', '.join(columns[1:])} (--prompt_column, --response_column)"))
+    for row in rows:
+        for place, text in enumerate(row.texts):
+            tokens = f" ({counted(row.tokens[place], 'token')})" if row.tokens else ""
+            side = say("decoder") if place else say("encoder")
+            table.append((side, shown(text) + tokens))
+    return table
+
+
+def cut_of_shards(config: Config, prepared: Prepared) -> str:
+    """How many rows of the training data were cut; empty for a stream, of which nothing is."""
+    manifest = Manifest.of(prepared.train_dir)
+    return _cut(config, manifest.kind, prepared.counts[f"{TRAIN}_cut_rows"], prepared.counts[f"{TRAIN}_texts"])
+
+
+def columns_of_shards(prepared: Prepared) -> list[str]:
+    """The columns that shards were made of."""
+    return list(Manifest.of(prepared.train_dir).content["settings"].get("columns", []))
+
+
+def _cut(config: Config, kind: str, cut: int, rows: int, of_first: bool = False) -> str:
+    if kind == STREAM or not rows:
+        return ""
+    limits = lengths_of(config.data, kind)
+    longest = f"--max_seq_len={limits.input_tokens} or --max_target_len={limits.target_tokens}"
+    values = {"cut": f"{cut:,}", "rows": counted(rows, "row"), "share": f"{cut / rows:.1%}", "longest": longest}
+    if of_first:
+        return say("{cut} of the first {rows} ({share}) are longer than {longest}, and cut there", **values)
+    return say("{cut} of {rows} ({share}) are longer than {longest}, and cut there", **values)
+
+
+def shown(text: str) -> str:
+    """A text in one line, its end kept where its middle is left out; line ends as \\n."""
+    flat = text.replace("\r", "").replace("\n", "\\n")
+    half = LETTERS // 2
+    return flat if len(flat) <= LETTERS else f"{flat[:half]} ... {flat[-half:]}"

@@ -1,0 +1,104 @@
+"""How are JSON objects read one by one: a line each, or out of one array, however large the file?
+
+An array is taken apart piece by piece, so its size does not matter; what is broken in it breaks all that follows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from data.sources.files import JSON, Source
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, blocks, not_utf8, numbered_lines
+from settings.fields import UserError
+
+Objects = Iterator[tuple[str, dict[str, Any]]]
+_BLANK = " \t\r\n"
+
+
+def objects(source: Source, bad_rows: BadRows) -> Objects:
+    """Every object of a file with its place, such as `line 7`.
+
+    Args:
+        bad_rows: told about broken rows; None of them comes.
+    Raises:
+        UserError: the file is broken.
+    Memory: one object, at most 16 MiB of text.
+    """
+    values = _array(source) if source.kind == JSON else _lines(source, bad_rows)
+    for place, value in values:
+        if isinstance(value, dict):
+            yield place, value
+        else:
+            bad_rows.add(source.path, place, "is no JSON object; write one object a line, or an array of objects")
+
+
+def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
+    too_long = 0
+    for number, line in numbered_lines(source):
+        if number == too_long or not line.strip():
+            continue
+        place = f"line {number}"
+        if len(line) >= LONGEST_LINE_BYTES:
+            too_long = number
+            bad_rows.add(source.path, place, f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB")
+            continue
+        try:
+            value = json.loads(line)
+        except UnicodeDecodeError as error:
+            bad_rows.add(source.path, place, not_utf8(error))
+        except (ValueError, RecursionError) as error:
+            bad_rows.add(source.path, place, f"is not JSON ({error})")
+        else:
+            yield place, value
+
+
+def _array(source: Source) -> Iterator[tuple[str, Any]]:
+    """The members of the array that a file is."""
+    decode, text, number, is_open = json.JSONDecoder().raw_decode, "", 0, False
+    for part, is_last in _texts(source):
+        text += part
+        at = _skip(text, 0, _BLANK)
+        if not is_open and at < len(text):
+            is_open, at = True, at + 1  # behind the bracket, which is why it is read as an array
+        while is_open:
+            at = _skip(text, at, _BLANK + ",")
+            if text[at : at + 1] == "]":
+                return
+            try:
+                value, at = decode(text, at)
+            except (ValueError, RecursionError) as error:
+                if is_last or len(text) - at >= LONGEST_LINE_BYTES:
+                    raise _broken(source, number + 1, error) from None
+                break  # the rest of it is still to come
+            number += 1
+            yield f"row {number}", value
+        text = text[at:]
+
+
+def _texts(source: Source) -> Iterator[tuple[str, bool]]:
+    """The text of a file in parts, and whether one is the last."""
+    decoder, before = codecs.getincrementaldecoder("utf-8-sig")(), None
+    for block in blocks(source):
+        try:
+            now = decoder.decode(block)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{source.path}: {not_utf8(error)}") from None
+        if before is not None:
+            yield before, False
+        before = now
+    yield before or "", True
+
+
+def _skip(text: str, at: int, letters: str) -> int:
+    while at < len(text) and text[at] in letters:
+        at += 1
+    return at
+
+
+def _broken(source: Source, number: int, error: Exception) -> UserError:
+    return UserError(
+        f"{source.path}, row {number}: is not JSON ({error}), or the file is cut off there; repair it, or fetch it again"
+    )

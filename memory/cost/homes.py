@@ -1,0 +1,65 @@
+"""What do blocks whose weights rest elsewhere take, and how long are their weights on the way?
+
+The matrices of such a block are in a file, or in the RAM beside a device, and here only while the block works: in one of
+a few slots, each as large as the largest block. A step brings each of them twice, and takes it back once where it learns,
+however many rows pass through it; that runs beside the computation. Speeds of the disk are nominal where ways are
+compared, and measured (`doctor`) where times are told.
+"""
+
+from __future__ import annotations
+
+from memory.cost.precision import dtype_bytes
+from memory.cost.work import FILE, Choice, Machine, Work
+from model.shapes import DECODER, ENCODER, STACKS, Stack
+
+SLOTS = 2  # one computes, one comes or goes
+PIECE_ALIGNMENT = 4096  # bytes: of each matrix in a piece
+
+
+def is_away(block: int, num_blocks: int, away_blocks: int) -> bool:
+    """Whether a block, counted over both stacks, rests elsewhere: they are spread evenly, so that a move has time."""
+    return (block + 1) * away_blocks // num_blocks > block * away_blocks // num_blocks
+
+
+def away_in(work: Work, choice: Choice) -> dict[Stack, int]:
+    """Blocks of each stack that rest elsewhere."""
+    total = work.model.num_layers + work.model.num_decoder_layers
+    encoder = work.model.num_layers * choice.away_blocks // total
+    return {ENCODER: encoder, DECODER: choice.away_blocks - encoder}
+
+
+def piece_bytes(work: Work, choice: Choice, stack: Stack) -> int:
+    """The matrices of one block at rest, as they lie in its home."""
+    size = dtype_bytes(choice.storage)
+    return sum(-(-count * size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for count in work.block_matrices[stack])
+
+
+def away_bytes(work: Work, choice: Choice) -> int:
+    """All that rests elsewhere."""
+    return sum(count * piece_bytes(work, choice, stack) for stack, count in away_in(work, choice).items())
+
+
+def slots_bytes(work: Work, choice: Choice, machine: Machine) -> int:
+    """The slots where weights are while their block works; one more where updates come a block later."""
+    if not choice.away_blocks:
+        return 0
+    largest = max(piece_bytes(work, choice, stack) for stack, count in away_in(work, choice).items() if count)
+    return (SLOTS + (machine.num_processes > 1)) * largest
+
+
+def taken_bytes(work: Work, choice: Choice) -> int:
+    """What a step takes home: the blocks that learn themselves, not by adapters."""
+    learning = work.learning
+    if learning.adapters:
+        return 0
+    learns = {ENCODER: learning.encoder, DECODER: learning.decoder}
+    away = away_in(work, choice)
+    return sum(away[stack] * piece_bytes(work, choice, stack) for stack in STACKS if learns[stack])
+
+
+def moving_seconds(work: Work, choice: Choice, machine: Machine, copy_rate: float) -> tuple[float, float]:
+    """Seconds on the way: of a way through all blocks, and of taking home what learns."""
+    if not choice.away_blocks:
+        return 0.0, 0.0
+    read, write = machine.disk_rates if choice.weights_in == FILE else (copy_rate, copy_rate)
+    return away_bytes(work, choice) / read, taken_bytes(work, choice) / write

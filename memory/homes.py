@@ -1,0 +1,89 @@
+"""Where may the weights of blocks rest, and which of them elsewhere? What the plan tries, in this order.
+
+Where they are computed, as long as that fits; then in the RAM beside a device; then in a file, only as many blocks as do
+not fit otherwise. Named by `weights_in`, all blocks rest there. Numbers are the same everywhere, so a run that is resumed
+rests where it fits now. Blocks that rest elsewhere are recomputed, unless all shall be saved: memory that is left takes in
+weights first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import replace
+from pathlib import Path
+
+from config import Config, UserError
+from memory.cost.homes import away_bytes, piece_bytes
+from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict
+from memory.cost.work import DEVICE, FILE, RAM
+from model.shapes import STACKS
+from settings.fields import AUTO
+
+Homes = tuple[str, int]  # where weights rest, and of how many blocks elsewhere
+
+
+def weights_folder(config: Config) -> Path:
+    """The folder on whose disk weights rest that do so in a file."""
+    return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)
+
+
+def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None) -> list[str]:
+    """The homes that settings and machine allow, the fastest first.
+
+    Args:
+        settled: where the weights of a run rest already.
+    """
+    if settled is not None:
+        return [settled[0]]
+    asked = config.memory.weights_in
+    if asked != AUTO:
+        return [RAM if asked == RAM and machine.host_bytes else DEVICE if asked == RAM else asked]
+    is_alone = config.memory.shard_weights is not True
+    return [DEVICE, *([RAM] if machine.host_bytes and is_alone else []), *([FILE] if is_alone else [])]
+
+
+def ways_at(
+    home: str, config: Config, machine: Machine, work: Work, ways: list[Choice], settled: Homes | None = None
+) -> list[Choice]:
+    """The same ways with weights resting there.
+
+    Args:
+        ways: whatever they say of homes. settled: as of `homes_to_try`.
+    """
+    here = dict.fromkeys(replace(way, weights_in=DEVICE, away_blocks=0) for way in ways)
+    if home == DEVICE:
+        return list(here)
+    whole = [way for way in here if way.shards == 1]
+    if not whole and here:
+        raise UserError(
+            f"--weights_in = {config.memory.weights_in}, is for weights that are whole on each process; leave out shard_weights"
+        )
+    fewest = min((way.saved_blocks for way in whole), default=0)
+    total = work.model.num_layers + work.model.num_decoder_layers
+    if settled is not None or config.memory.weights_in != AUTO:
+        count = total if settled is None else settled[1]
+        moved = [replace(way, weights_in=home, away_blocks=count) for way in whole]
+    else:
+        passes = min((way.accumulation_passes for way in whole), default=1)  # more hold the gradients of all weights
+        few = (way for way in whole if (way.saved_blocks, way.accumulation_passes) == (fewest, passes))
+        moved = [_fewest_away(replace(way, weights_in=home), work, machine, total) for way in few]
+    return [way for way in moved if _is_beside(way, work, machine)]
+
+
+def _fewest_away(way: Choice, work: Work, machine: Machine, total: int) -> Choice:
+    """The way with as few blocks elsewhere as fit, all of them where none does: fewer take more memory and less time."""
+
+    def fits(count: int) -> bool:
+        return peak_of(predict(work, replace(way, away_blocks=count), machine))[1] <= machine.budget_bytes
+
+    counts = range(1, total + 1)
+    return replace(way, away_blocks=min(total, 1 + bisect_left(counts, True, key=fits)))
+
+
+def _is_beside(way: Choice, work: Work, machine: Machine) -> bool:
+    """Whether the RAM beside a device suffices; where it computes in the RAM, that is the budget itself."""
+    if way.weights_in == FILE:
+        resting = max(piece_bytes(work, way, stack) for stack in STACKS)  # what is on its way to the device
+    else:
+        resting = away_bytes(work, way)
+    return not machine.host_bytes or resting + offloaded_bytes(work, way, machine) <= machine.host_bytes

@@ -1,0 +1,321 @@
+"""Which addresses does the API have? Each is a few lines: `asking` reads, `engine` writes, `replies` tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from config import GenerateConfig
+from model.decoding.choosing import Choice, Penalties
+from serving.answers import Answer, Prompt, Told
+from serving.asking import Asked, Refused, Texts, read_chat, read_completion, read_question
+from serving.engine import Busy, Closed, Engine
+from serving.flow import Bridge, Flow
+from serving.replies import END, Finished, Form, event, problem, refusal
+from web.bodies import read_object
+from web.guard import Guard
+
+BODY_BYTES = 2**18
+LEFT = 499  # the client closed the request; nobody reads it
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+OPEN_PATHS = ("/health",)
+
+
+class Failed(Exception):
+    """An answer could not be written; status and text say why."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+
+
+@dataclass
+class Api:
+    """What the addresses share.
+
+    Args:
+        name: of the model. made: when it was, seconds since 1970. eos: its end token.
+        defaults: how tokens are chosen where a request says nothing; their number is the most.
+        seconds: longest time of a request.
+    """
+
+    engine: Engine
+    bridge: Bridge
+    texts: Texts
+    name: str
+    made: int
+    eos: int
+    defaults: GenerateConfig = field(default_factory=GenerateConfig)
+    seconds: float = 600.0
+
+    def begin(self, asked: Asked) -> Flow:
+        """Hand a request to the engine.
+
+        Raises:
+            Refused: too many wait, or the API is being ended.
+        """
+        flow = Flow(self.seconds)
+        flow.answers = self._answers(asked, flow)
+        try:
+            self.engine.submit(flow.answers)
+        except Busy as busy:
+            raise Refused(429, f"{busy} answers wait already; come again", code="rate_limit_exceeded") from None
+        except Closed:
+            raise Refused(503, "the server is being ended") from None
+        return flow
+
+    def _answers(self, asked: Asked, flow: Flow) -> list[Answer]:
+        how = asked.how
+        made: list[Answer] = []
+        penalties = Penalties(how.repetition_penalty, how.no_repeat_ngram_size, 0, self.eos)
+        for ids in asked.prompts:
+            prompt = Prompt(ids, asked.count)
+            for number in range(asked.count):
+                choice = Choice(how.temperature, how.top_k, how.top_p, asked.seed + number)
+                tell = self.bridge.teller(flow, len(made))
+                made.append(
+                    Answer(
+                        prompt, how.max_new_tokens, choice, penalties, asked.stops, self.texts.decode, tell, asked.is_streamed
+                    )
+                )  # fmt: skip
+        return made
+
+    def retry_after(self) -> int:
+        """Seconds after which a request is worth another try: what the queue takes at the speed so far."""
+        meters, rows = self.engine.meters, max(1, self.engine.running)
+        a_token = meters.step_seconds / meters.steps if meters.steps else 0.02
+        return 1 + int(self.engine.waiting / rows * self.defaults.max_new_tokens / 2 * a_token)
+
+    def gauges(self) -> list[tuple[str, str, int]]:
+        """What there is now."""
+        engine, monitor = self.engine, self.engine.monitor
+        latest = monitor.latest()
+        return [
+            ("queue_length", "answers that wait", engine.waiting),
+            ("queue_limit", "answers that may wait", engine.max_queue),
+            ("running_rows", "answers being written", engine.running),
+            ("running_rows_limit", "answers that may be written at once", engine.capacity.rows),
+            ("running_tokens", "tokens that those being written may need", engine.tokens),
+            ("running_tokens_limit", "tokens that fit into the budget", engine.capacity.tokens),
+            ("memory_bytes", "anonymous memory of the process", int(latest.get("anon_bytes", 0))),
+            ("memory_peak_bytes", "the most that it was", monitor.peak_bytes),
+            ("memory_budget_bytes", "memory budget", monitor.budget_bytes),
+            ("device_bytes", "memory held on a device of its own", int(latest.get("device_bytes", 0))),
+        ]
+
+
+def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
+    """The API as an application; its engine runs as long as the application does.
+
+    Args:
+        token: the key; empty: none is needed. hosts: names of this machine.
+    """
+
+    @contextlib.asynccontextmanager
+    async def living(app: Starlette) -> AsyncIterator[None]:
+        api.bridge.open(asyncio.get_running_loop())
+        api.engine.start()
+        yield
+        await asyncio.to_thread(api.engine.stop)
+
+    guard = Middleware(
+        Guard, token=token, hosts=tuple(hosts), is_page=False, open_paths=OPEN_PATHS, refuse=refusal
+    )  # fmt: skip
+    return Starlette(
+        routes=_routes(api), middleware=[guard], lifespan=living,
+        exception_handlers={HTTPException: _http_error, Exception: _unforeseen},
+    )  # fmt: skip
+
+
+def _routes(api: Api) -> list[Route]:
+    table: dict[str, tuple[str, Callable[[Api, Request], Awaitable[Response]]]] = {
+        "/v1/chat/completions": ("POST", _chat), "/v1/completions": ("POST", _completion), "/v1/models": ("GET", _models),
+        "/v1/models/{name}": ("GET", _model), "/api/chat": ("POST", _question),
+        "/health": ("GET", _health), "/metrics": ("GET", _metrics),
+    }  # fmt: skip
+
+    def bound(path: str, answer: Callable[[Api, Request], Awaitable[Response]]) -> Any:
+        async def endpoint(request: Request) -> Response:
+            response = await _answered(api, request, answer)
+            api.engine.meters.requests[path, response.status_code] += 1
+            return response
+
+        return endpoint
+
+    return [Route(path, bound(path, answer), methods=[method]) for path, (method, answer) in table.items()]
+
+
+async def _answered(api: Api, request: Request, answer: Callable[[Api, Request], Awaitable[Response]]) -> Response:
+    try:
+        return await answer(api, request)
+    except Refused as refused:
+        headers = {"Retry-After": str(api.retry_after())} if refused.status == 429 else None
+        return refusal(refused.status, refused.text, refused.param, refused.code, headers)
+    except Failed as failed:
+        return refusal(failed.status, failed.text)
+    except HTTPException as error:
+        return refusal(error.status_code, error.detail)
+    except ClientDisconnect:
+        return Response(status_code=LEFT)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return refusal(error.status_code, error.detail, headers=error.headers)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return refusal(500, "an error of this server; its terminal shows more")
+
+
+# --- answers ---
+
+
+async def _chat(api: Api, request: Request) -> Response:
+    body = await read_object(request, BODY_BYTES)
+    _check_model(api, body)
+    asked = await asyncio.to_thread(read_chat, body, api.texts, api.defaults)
+    return await _respond(api, request, asked, Form(True, api.name))
+
+
+async def _completion(api: Api, request: Request) -> Response:
+    body = await read_object(request, BODY_BYTES)
+    _check_model(api, body)
+    asked = await asyncio.to_thread(read_completion, body, api.texts, api.defaults)
+    return await _respond(api, request, asked, Form(False, api.name))
+
+
+async def _question(api: Api, request: Request) -> Response:
+    """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
+    body = await read_object(request, BODY_BYTES)
+    asked = await asyncio.to_thread(read_question, body, api.texts, api.defaults)
+    finished = await _whole(api, request, api.begin(asked))
+    return Response(status_code=LEFT) if finished is None else JSONResponse({"response": finished[0].text})
+
+
+def _check_model(api: Api, body: dict[str, Any]) -> None:
+    asked = body.get("model", api.name)
+    if asked != api.name:
+        text = f"The model {str(asked)[:100]!r} does not exist here; there is {api.name!r}"
+        raise Refused(404, text, "model", "model_not_found")
+
+
+async def _respond(api: Api, request: Request, asked: Asked, form: Form) -> Response:
+    prompt_tokens = sum(len(ids) for ids in asked.prompts)
+    flow = api.begin(asked)
+    if asked.is_streamed:
+        events = _events(api, flow, form, prompt_tokens if asked.with_usage else None)
+        return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+    finished = await _whole(api, request, flow)
+    if finished is None:
+        return Response(status_code=LEFT)
+    return JSONResponse(form.whole(finished, prompt_tokens))
+
+
+async def _told(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Told], None]:
+    """What the answers of a request are told, until all have ended; whoever stops reading gives them up.
+
+    Raises:
+        Failed: one could not be written.
+    """
+    left = len(flow.answers)
+    try:
+        while left:
+            try:
+                index, told = await flow.next()
+            except asyncio.TimeoutError:
+                raise Failed(504, f"not answered within {api.seconds:g} seconds") from None
+            if told.problem:
+                raise Failed(503 if not api.engine.is_alive else 500, told.problem)
+            yield index, told
+            left -= bool(told.end)
+    finally:
+        flow.leave()
+        api.engine.meters.request_seconds.add(flow.seconds)
+        if flow.first_seconds is not None and flow.answers[0].is_streamed:
+            api.engine.meters.first_seconds.add(flow.first_seconds)
+
+
+async def _whole(api: Api, request: Request, flow: Flow) -> list[Finished] | None:
+    """All answers when the last is done; None where the client has left, which ends the work."""
+    work = asyncio.ensure_future(_collected(api, flow))
+    leaving = asyncio.ensure_future(_has_left(request))
+    try:
+        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, leaving):
+            task.cancel()
+        await asyncio.gather(work, leaving, return_exceptions=True)
+
+
+async def _collected(api: Api, flow: Flow) -> list[Finished]:
+    finished = [Finished("", "", 0)] * len(flow.answers)
+    async with contextlib.aclosing(_told(api, flow)) as telling:
+        async for index, told in telling:
+            before = finished[index]
+            finished[index] = Finished(before.text + told.text, told.end, len(flow.answers[index].tokens))
+    return finished
+
+
+async def _has_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -> AsyncIterator[bytes]:
+    """Server-sent events of a request. Where it fails midway, an event says so.
+
+    Args:
+        prompt_tokens: counted at the end; None: not asked for.
+    """
+    begun: set[int] = set()
+    try:
+        async with contextlib.aclosing(_told(api, flow)) as telling:
+            async for index, told in telling:
+                head = b"" if index in begun else form.head(index)
+                begun.add(index)
+                part = form.part(index, told.text) if told.text else b""
+                yield head + part + (form.tail(index, told.end) if told.end else b"")
+    except Failed as failed:
+        yield event(problem(failed.status, failed.text))
+        return
+    if prompt_tokens is not None:
+        yield form.count(prompt_tokens, sum(len(answer.tokens) for answer in flow.answers))
+    yield END
+
+
+# --- what there is ---
+
+
+def _about(api: Api) -> dict[str, Any]:
+    return {"id": api.name, "object": "model", "created": api.made, "owned_by": "frugalt5"}
+
+
+async def _models(api: Api, request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_about(api)]})
+
+
+async def _model(api: Api, request: Request) -> Response:
+    _check_model(api, {"model": request.path_params["name"]})
+    return JSONResponse(_about(api))
+
+
+async def _health(api: Api, request: Request) -> Response:
+    is_well = api.engine.is_alive
+    return JSONResponse({"status": "ok" if is_well else "ending"}, 200 if is_well else 503)
+
+
+async def _metrics(api: Api, request: Request) -> Response:
+    page = api.engine.meters.page(api.gauges())
+    return PlainTextResponse(page, media_type="text/plain; version=0.0.4")

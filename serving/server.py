@@ -1,0 +1,130 @@
+"""How is the API opened and ended? The model is loaded inside the budget, what fits is told, and SIGTERM ends it cleanly."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from commands.loading import (
+    Trained,
+    check_one_adapter,
+    check_one_process,
+    find_model,
+    load_trained,
+    writing_of,
+)
+from config import Config
+from language import say
+from memory.cost.generation import MOST_ROWS, Capacity, serving_capacity
+from memory.observe.monitor import Monitor
+from model.decoding.running import RunningBatch
+from serving.app import Api, make_app
+from serving.asking import Texts
+from serving.engine import Engine
+from serving.flow import Bridge
+from settings.fields import AUTO
+from units import format_size
+from web.listening import Server, address_of, listen, own_names, server_of, token_of
+
+PORT = 8400
+
+
+def serve(config: Config) -> None:
+    """Serve a model until SIGINT or SIGTERM: open requests are answered, as far as `shutdown_timeout` allows.
+
+    Raises:
+        UserError: the model is not usable, or the address cannot be listened at. DoesNotFit: the budget does not hold
+            one answer.
+    """
+    check_one_process("serve")
+    board = config.board
+    token = token_of(board.token, board.host, "use this model")
+    folder = find_model(config)
+    check_one_adapter(config, folder)
+    with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
+        trained = load_trained(config, folder, writing_of(config, 1))
+        api = api_of(trained, config)
+        for line in _greeting(api, trained, address_of(board.host, listener), token):
+            print(line, flush=True)
+        server = server_of(make_app(api, token, own_names(board.host)), config.serve.shutdown_timeout)
+        with api.engine.monitor, _ending_is_success(server):
+            server.run(sockets=[listener])
+    print(say("ended; memory peak {size}", size=format_size(api.engine.monitor.peak_bytes)), flush=True)
+
+
+@contextmanager
+def _ending_is_success(server: Server) -> Iterator[None]:
+    """uvicorn ends at SIGTERM and SIGINT, and raises the signal anew behind that; here it has done all that it should."""
+
+    def end(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def api_of(trained: Trained, config: Config) -> Api:
+    """Everything behind the addresses, made of a loaded model; its engine does not run yet.
+
+    Raises:
+        DoesNotFit: the budget does not hold one answer of the longest.
+    """
+    model, store, bridge = trained.walk.model, trained.walk.weight_store, Bridge()
+    batch = RunningBatch(model, config.generate.max_new_tokens, store.for_products, store.compute_dtype)
+    budget = trained.room.budget
+    monitor = Monitor(budget.host_bytes, trained.device, device_budget_bytes=budget.device_bytes)
+    engine = Engine(
+        batch, model.config.eos_token_id, model.config.pad_token_id, _capacity(trained, config), config.serve.max_queue,
+        monitor, bridge.hand_over,
+    )  # fmt: skip
+    texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)
+    made = int((trained.folder / "config.json").stat().st_mtime) if _has_config(trained.folder) else 0
+    return Api(
+        engine, bridge, texts, trained.folder.resolve().name, made, model.config.eos_token_id, config.generate,
+        config.serve.request_timeout,
+    )  # fmt: skip
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _capacity(trained: Trained, config: Config) -> Capacity:
+    asked: Any = config.answer.generate_batch_size
+    longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True)
+    room = trained.room
+    found = serving_capacity(
+        trained.walk.model.config, trained.weights, longest, room.base_bytes, room.total_bytes, config.serve.max_queue
+    )
+    if found is None:
+        raise trained.too_little(writing_of(config, 1))
+    return found
+
+
+def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]:
+    """What the user is told at the start."""
+    capacity, room = api.engine.capacity, trained.room
+    longest, new = api.texts.longest, api.defaults.max_new_tokens
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size)
+    lines: list[str] = [
+        say("serving {name} at {address}/v1  (Ctrl-C or SIGTERM ends it)", name=api.name, address=address),
+        say(
+            "at once: {rows} answers, {tokens} tokens of prompts and answers together ({longest} of the longest, {prompt} + {answer}); "
+            "{waiting} more may wait",
+            rows=capacity.rows, tokens=f"{capacity.tokens:,}", longest=capacity.tokens // (longest + new), prompt=longest,
+            answer=new, waiting=api.engine.max_queue,
+        ),
+        say(
+            "memory: {planned} planned of {budget}: {parts}",
+            planned=format_size(sum(capacity.parts.values())), budget=format_size(room.total_bytes), parts=parts,
+        ),
+    ]  # fmt: skip
+    return [*lines, say("key: {key}", key=token)] if token else lines

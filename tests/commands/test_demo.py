@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import demo as module
+from commands.demo import demo
+from config import Config, load
+from data.sources.dates import build_sample_dates
+
+SHORT = ("--max_steps=2", "--eval_steps=2", "--save_steps=2", "--num_threads=1", "--compiled_kernels=False")
+SMALL = ("--d_model=16", "--d_ff=16", "--num_layers=1", "--num_decoder_layers=1")
+
+
+def config_in(folder: Path, **more: Any) -> Config:
+    places = {name: str(folder / name) for name in ("cache_dir", "output_dir", "log_dir")}
+    return load("demo", {**places, **more})
+
+
+@pytest.mark.slow
+def test_both_trainings_the_scores_and_the_line_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = subprocess.run
+    (tmp_path / "prose.txt").write_text("\n\n".join(f"the river runs, {n} boats" for n in range(300)), encoding="utf8")
+
+    def short(words: list[str], **options: Any) -> Any:
+        is_first = "--preset=demo_prose" in words
+        more = [*SHORT, *SMALL, f"--train_file={tmp_path / 'prose.txt'}"] if is_first else SHORT
+        return run([*words, *more], capture_output=True, **options)
+
+    monkeypatch.setattr(subprocess, "run", short)
+    monkeypatch.setattr("data.sources.dates.TRAIN_ROWS", 300)
+    monkeypatch.setattr("data.sources.dates.HELD_OUT_ROWS", 8)
+    demo(config_in(tmp_path, device="cpu"))
+    told = capsys.readouterr().out
+    first, second = sorted(path.name for path in (tmp_path / "output_dir").iterdir() if path.is_dir())[::-1]
+    assert first.startswith("pretrain_") and f"--finetune_from={tmp_path / 'output_dir' / first}" in told
+    assert len(re.findall(r"of 8 +\d", told)) == 3 and told.count("wrong, it is") == 5
+    assert len(re.findall(r"planned [\d.]+ MiB, measured [\d.]+ MiB", told)) == 2
+    assert told.rstrip().endswith(
+        f'generate --model={tmp_path / "output_dir" / second} --input="the 3rd of March, 2021"'
+    )
+
+
+def test_it_ends_as_the_command_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def fails(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(words)
+        return subprocess.CompletedProcess(words, 3)
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(SystemExit) as ended:
+        demo(config_in(tmp_path, memory_budget="100M"))
+    assert ended.value.code == 3 and len(asked) == 1
+    assert f"--memory_budget={100 * 2**20}" in asked[0] and "--preset=demo_prose" in asked[0]
+    assert "$ python train_low_mem.py train --preset=demo_prose" in capsys.readouterr().out
+
+
+def test_an_answer_is_right_letter_by_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.sources.dates.TRAIN_ROWS", 4)
+    monkeypatch.setattr("data.sources.dates.HELD_OUT_ROWS", 4)
+    files = build_sample_dates(tmp_path)
+    first = json.loads(files.years.read_text(encoding="utf8").splitlines()[0])
+    known = {first["prompt"]: first["response"], "the 3rd of March, 2021": "2021-03-03"}
+
+    def answers(trained: object, settings: object, texts: list[str]) -> list[str]:
+        return [known.get(text, "2021-0303") for text in texts]
+
+    monkeypatch.setattr(module, "_answers", answers)
+    nothing: Any = None
+    assert [row[1] for row in module._scores(nothing, nothing, files)] == ["1 of 4", "0 of 4", "0 of 4"]
+    told = [row[2] for row in module._questions(nothing, nothing)]
+    assert told[0] == "right" and told[1] == "wrong, it is 2026-11-21"
+
+
+def test_the_weekdays_of_the_questions_are_true() -> None:
+    answers = list(module.QUESTIONS.values())
+    assert f"{date.fromisoformat(answers[1]):%a}" == "Sat" and f"{date.fromisoformat(answers[4]):%a}" == "Sun"
+    assert all(date.fromisoformat(answer) for answer in answers)
+
+
+@pytest.mark.slow
+def test_the_whole_of_it_reads_dates_of_years_never_seen(tmp_path: Path) -> None:
+    places = [f"--{name}={tmp_path / name}" for name in ("cache_dir", "output_dir", "log_dir")]
+    done = subprocess.run(
+        [sys.executable, str(module.PROGRAM), "demo", *places], capture_output=True, text=True, check=True
+    )
+    right = re.search(r"years never seen .*?([\d.]+)%", done.stdout)
+    assert right is not None and float(right[1]) >= 95.0, done.stdout

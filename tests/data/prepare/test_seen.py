@@ -1,0 +1,54 @@
+"""Rows are shown as the model sees them: worded, cut, with their tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from config import Config
+from data.batches.loader import StepLoader
+from data.prepare.preparing import prepare
+from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, shown, told
+from data.tokenizers.tokenizer import Tokenizer
+
+Configure = Callable[..., Config]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    rows = [{"question": "q" * (3 + 40 * (at % 2)), "answer": f"a{at}"} for at in range(150)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf8")
+    return tmp_path / "rows.json"
+
+
+def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> None:
+    config = configure(train_file=file, max_seq_len=32, max_target_len=16, prompt_template="question")
+    task, rows, cut = rows_of_files(config, 2)
+    assert [list(row.texts) for row in rows] == [["question: qqq", "a0"], ["question: " + "q" * 21, "a1"]]
+    assert [list(row.tokens) for row in rows] == [[14, 3], [32, 3]]
+    assert cut.startswith("75 of the first 150 rows (50.0%) are longer than --max_seq_len=32 or --max_target_len=16")
+    prepared = prepare(config)
+    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    stored = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 2)
+    assert stored[0].texts == list(rows[0].texts) and len(stored) == 2
+    assert columns_of_shards(prepared) == task.columns and " rows (49.7%)" in cut_of_shards(config, prepared)
+    table = told(stored, task.columns)
+    assert table[0] == ("columns", "question -> answer (--prompt_column, --response_column)")
+    assert table[1] == ("encoder", "question: qqq (14 tokens)") and table[2] == ("decoder", "a0 (3 tokens)")
+
+
+def test_masks_are_shown(configure: Configure, text_file: Path) -> None:
+    config = configure(train_file=text_file)
+    prepared = prepare(config)
+    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    (row,) = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 1)
+    assert "<extra_id_0>" in row.texts[0] and row.texts[1].startswith("<extra_id_0>")
+    assert cut_of_shards(config, prepared) == ""
+
+
+def test_long_texts_keep_both_ends() -> None:
+    assert shown("a\nb") == "a\\nb"
+    assert len(shown("x" * 1000 + "end")) < 260 and shown("x" * 1000 + "end").endswith("end")

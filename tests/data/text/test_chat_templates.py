@@ -1,0 +1,100 @@
+"""Chat templates in Jinja: those of others are read in a sandbox, and ours are written so that others say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from config import load
+from data.text.chat_templates import read_chat_template, render
+from data.text.templates import ASSISTANT, SYSTEM, TEMPLATES, USER, Template, Turn, template_of
+from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.training import byte_tokenizer
+from settings.fields import UserError
+
+THEIRS = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}<U>{{ message['content'] }}</U>\n"
+    "{% else %}<A>{{ message['content'] }}</A>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<A>{% endif %}"
+)
+TALKS: list[list[Turn]] = [
+    [(USER, "你好")],
+    [(SYSTEM, "be short"), (USER, 'a "quoted" question')],
+    [(USER, "one "), (ASSISTANT, "two"), (USER, "three"), (ASSISTANT, "四\n五"), (USER, "six {prompt} {{ x }}")],
+    [(SYSTEM, "a"), (SYSTEM, "b"), (USER, "c"), (ASSISTANT, "d"), (USER, "e")],
+]
+OURS = [*TEMPLATES, "Q: {prompt}\nA:", "[{prompt}] ({system})", "{prompt}\n"]
+
+
+def messages(turns: list[Turn]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in turns]
+
+
+@pytest.mark.parametrize("prefix", ["", "summarize: "])
+@pytest.mark.parametrize("name", OURS)
+def test_ours_says_the_same_in_jinja(name: str, prefix: str) -> None:
+    template = Template.load(name, prefix)
+    source = Template(template.text, template.prefix, template.name, turns=True).chat_template()
+    assert source is not None
+    for turns in TALKS:
+        assert render(source, messages(turns)) == template.prompt(turns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chat", "alpaca", "chat_zh"])
+def test_transformers_says_the_same(name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = byte_tokenizer()
+    tokenizer.template = Template.load(name, "x: ")
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for turns in TALKS:
+        said = theirs.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
+        assert said == tokenizer.template.prompt(turns)
+
+
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json", "several"])
+def test_theirs_is_read_and_kept(tmp_path: Path, file: str) -> None:
+    byte_tokenizer().save(tmp_path)
+    if file == "chat_template.jinja":
+        (tmp_path / file).write_text(THEIRS)
+    else:
+        named = [{"name": "tools", "template": "x"}, {"name": "default", "template": THEIRS}]
+        held = named if file == "several" else THEIRS
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": held}))
+    for asked in ("auto", "chat_template"):
+        template = template_of(load("train", {"prompt_template": asked, "train_file": "x"}).data, tmp_path)
+        assert template.prompt([(USER, "a"), (ASSISTANT, "b"), (USER, "c")]) == "<U>a</U>\n<A>b</A>\n<U>c</U>\n<A>"
+        assert template.question("<U>a</U>\n<A>b</A>\n<U>c</U>\n<A>") == "c"
+    assert template.turns, "a chat template is for conversations"
+    assert template_of(load("train", {"prompt_template": "plain", "train_file": "x"}).data, tmp_path) == Template()
+    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer.template = template
+    tokenizer.save(tmp_path / "next")
+    assert template_of(load("train", {"train_file": "x"}).data, tmp_path / "next") == template
+    assert read_chat_template(tmp_path / "next") == THEIRS
+
+
+def test_a_plain_tokenizer_gets_none(tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    assert read_chat_template(tmp_path) is None
+    with pytest.raises(UserError, match="has none"):
+        template_of(load("train", {"prompt_template": "chat_template", "train_file": "x"}).data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% for x in range(10**9) %}{% endfor %}",
+        "{{ raise_exception('no system turns') }}",
+        "{% if %}",
+    ],
+)
+def test_strangers_reach_nothing(source: str) -> None:
+    with pytest.raises(UserError, match="cannot word these turns"):
+        text = render(source, [{"role": "user", "content": "x"}])
+        assert text == "never"

@@ -1,0 +1,203 @@
+"""Weights that rest in a file, or beside a device, train to the same bits as weights in memory; what is absent is never used."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from devices.copies import Carrier
+from engine.checkpointing import Checkpointing
+from engine.homes.files import NamelessFile, aligned_buffer
+from engine.homes.places import FileHome, Home, RamHome
+from engine.homes.resting import RestingWeightStore
+from engine.optimizers import OPTIMIZERS, Step
+from engine.update import Update
+from engine.walk import Walk
+from engine.weights import WeightStore, weight_store_for
+from memory.cost.homes import is_away
+from model import hf_format
+from model.decoding.generation import generate
+from model.lora.adapter import adapters_of, add_adapters
+from model.lora.form import LoraSettings
+from model.loss import LossSettings
+from model.t5 import T5
+from settings.fields import UserError
+from tests.engine.small_models import FAMILIES, Rectangle, small_model
+
+BF16, FP32, INT8, CPU = torch.bfloat16, torch.float32, torch.int8, torch.device("cpu")
+CUTS, STEPS = [[0, 3], [1], [2]], 3
+Trained = tuple[list[float], dict[str, Tensor]]
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[list[RestingWeightStore]]:
+    """Those that are made; closed at the end."""
+    made: list[RestingWeightStore] = []
+    yield made
+    for store in made:
+        store.close()
+
+
+def resting(
+    folder: Path, made: list[RestingWeightStore], dtypes: tuple[torch.dtype, torch.dtype], away: int, beside: str = ""
+) -> RestingWeightStore:
+    """A weight store with a file in a folder; `beside`: "ram" or "file" of a device with memory of its own."""
+    carrier = Carrier(CPU) if beside else None
+
+    def home(pieces: Sequence[tuple[int, int]]) -> Home:
+        if beside == "ram" and carrier is not None:
+            return RamHome(pieces, carrier)
+        return FileHome(folder, sum(pieces[-1]), max(size for _, size in pieces), carrier)
+
+    made.append(RestingWeightStore(*dtypes, away, home, CPU, carrier))
+    return made[-1]
+
+
+def trained(model: T5, store: WeightStore, saved: int = 0, norm: float = 0.0, optimizer: str = "adafactor") -> Trained:
+    """Losses of a few steps, an evaluation among them, and the weights at the end."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    update = Update(OPTIMIZERS[optimizer](weights), norm, weight_store=store)
+    walk, batch, losses = Walk(model, Checkpointing(saved), store, LossSettings(), 0.1), Rectangle(), list[float]()
+    for number in range(1, STEPS + 1):
+        update.begin(Step(number, 1e-2, 1e-3, seed=5))
+        losses.append(float(walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)))
+        update.finish()
+        losses.append(float(walk.loss(batch.micro_batches(model, CUTS))))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    held = {names[id(weight)]: weight.detach().clone() for weight in store.each_held(model.parameters())}
+    return losses, held
+
+
+def assert_same(here: Trained, away: Trained) -> None:
+    assert here[0] == away[0]
+    assert here[1].keys() == away[1].keys()
+    assert all(torch.equal(weight, away[1][name]) for name, weight in here[1].items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (BF16, FP32)])
+@pytest.mark.parametrize(("away", "saved", "norm"), [(5, 0, 0.0), (2, 99, 0.0), (3, 0, 0.1)])
+def test_a_file_gives_the_bits_of_memory(
+    family: str, dtypes: tuple[torch.dtype, torch.dtype], away: int, saved: int, norm: float, tmp_path: Path,
+    stores: list[RestingWeightStore],
+) -> None:  # fmt: skip
+    config = small_model(family).config
+    here = T5(config, dtype=dtypes[0]).initialise(2)
+    store, model = resting(tmp_path, stores, dtypes, away), T5(config, "meta", dtypes[0])
+    model.initialise(2, store.make(model), store.filling)
+    assert_same(trained(here, weight_store_for(*dtypes), saved, norm), trained(model, store, saved, norm))
+    absent = [weight for weight in model.parameters() if weight.untyped_storage().nbytes() < weight.nbytes]
+    assert absent and all(weight.isnan().all() for weight in absent), "what is not here is NaN"
+    assert store.slots.read_bytes and not list(tmp_path.iterdir()), "the file has no name"
+
+
+@pytest.mark.parametrize("beside", ["ram", "file"])
+def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[RestingWeightStore]) -> None:
+    config = small_model().config
+    here = T5(config, dtype=BF16).initialise(2)
+    store, model = resting(tmp_path, stores, (BF16, FP32), 4, beside), T5(config, "meta", BF16)
+    model.initialise(2, store.make(model), store.filling)
+    assert_same(trained(here, weight_store_for(BF16, FP32)), trained(model, store))
+
+
+@pytest.mark.parametrize(("base", "dora"), [(INT8, False), (BF16, False), (BF16, True)])
+def test_adapters_over_a_base_in_a_file(
+    base: torch.dtype, dora: bool, tmp_path: Path, stores: list[RestingWeightStore]
+) -> None:
+    hf_format.save(small_model(), tmp_path / "base")
+    (tmp_path / "disk").mkdir()
+    here = hf_format.load(tmp_path / "base", base)
+    store = resting(tmp_path / "disk", stores, (base, FP32), 5)
+    model = hf_format.load(tmp_path / "base", base, cut=store.make, filling=store.filling)
+    settings = LoraSettings(2, 4.0, dora=dora)
+    add_adapters(here, settings, seed=3)
+    add_adapters(model, settings, seed=3, held=store.held)
+    written = store.slots.written_bytes
+    plain = weight_store_for(base, FP32, (here.embedding, here.output_weight))
+    assert_same(trained(here, plain, optimizer="adamw"), trained(model, store, optimizer="adamw"))
+    assert adapters_of(model) and store.slots.written_bytes == written, "a frozen base is only read"
+
+
+def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: list[RestingWeightStore]) -> None:
+    here = small_model("umt5")
+    hf_format.save(here, tmp_path / "one")
+    (tmp_path / "disk").mkdir()
+    store = resting(tmp_path / "disk", stores, (FP32, FP32), 5)
+    model = hf_format.load(tmp_path / "one", cut=store.make, filling=store.filling)
+    hf_format.save(model, tmp_path / "two", held=store.held)
+    name = "model.safetensors"
+    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    prompts, how = [[5, 6, 7, 1], [9, 1]], {"max_new_tokens": 8, "min_new_tokens": 8}
+    answers = generate(model, prompts, with_weights=store.for_products, compute_dtype=FP32, **how)  # type: ignore[arg-type]
+    assert answers == generate(here, prompts, **how)  # type: ignore[arg-type]
+
+
+def test_a_step_reads_each_block_twice_and_writes_it_once(tmp_path: Path, stores: list[RestingWeightStore]) -> None:
+    config = small_model().config
+    store, model = resting(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
+    model.initialise(2, store.make(model), store.filling)
+    walk, batch = Walk(model, Checkpointing(0), store, LossSettings(), 0.0), Rectangle()
+    update, whole = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())), weight_store=store), 0
+    for number in (1, 2, 3):
+        read, written = store.slots.read_bytes, store.slots.written_bytes
+        update.begin(Step(number, 1e-2))
+        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)
+        whole = sum(size for _, size in store.slots.pieces)
+        assert store.slots.written_bytes - written == whole
+        assert store.slots.read_bytes - read <= 2 * whole, "micro-batches pass through a block together"
+    assert store.slots.read_bytes - read < 2 * whole, "at the turns a block is there already"
+
+
+def test_a_file_without_a_name_keeps_what_is_written_and_takes_its_room_at_once(tmp_path: Path) -> None:
+    file = NamelessFile(tmp_path, 3 * 4096 + 1)
+    assert file.size == 4 * 4096 and not list(tmp_path.iterdir())
+    source, target = aligned_buffer(8192), aligned_buffer(8192)
+    for is_direct in {file.is_direct, False}:
+        file.is_direct = is_direct
+        source.random_(0, 255)
+        file.write(4096, source)
+        file.read(4096, target)
+        assert torch.equal(source, target)
+    file.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no room is taken ahead here")
+def test_a_disk_that_is_too_small_is_noticed_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int, first: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        NamelessFile(tmp_path, 4096)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fails", ["bring", "take"])
+def test_a_disk_that_fails_says_so(
+    fails: str, tmp_path: Path, stores: list[RestingWeightStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_model().config
+    store, model = resting(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
+    model.initialise(2, store.make(model), store.filling)
+
+    def broken(first: int, slot: Tensor) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store.slots.home, fails, broken)
+    with pytest.raises(UserError, match=r"weights_in.*Input/output error.*last checkpoint"):
+        trained(model, store)
+
+
+def test_blocks_that_rest_elsewhere_are_spread_evenly() -> None:
+    for total, away in ((48, 37), (5, 2), (7, 7), (4, 1)):
+        places = [block for block in range(total) if is_away(block, total, away)]
+        gaps = {after - before for before, after in itertools.pairwise(places)}
+        assert len(places) == away and len(gaps) <= 2

@@ -1,0 +1,85 @@
+"""Weights rest where they fit: in memory, in the RAM beside a device, in a file; and as few of them elsewhere as it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from config import Config, DoesNotFit, load
+from memory.cost.homes import away_bytes, slots_bytes, taken_bytes
+from memory.cost.prediction import BASE_BYTES, Machine
+from memory.cost.work import DEVICE, FILE, RAM
+from memory.plan import Plan, make_work, plan
+from model.shapes import weight_counts
+from units import GIB, MIB
+
+RATES = (("float32", 1e11), ("bfloat16", 1e12))
+
+
+def settings_of(**flags: object) -> Config:
+    common = {"model_preset": "t5-base", "max_seq_len": 64, "effective_batch_size": 4, "preset": "none", **flags}
+    return load("train", {name: str(value) for name, value in common.items()})
+
+
+def planned(budget: int, host_bytes: int = 0, **flags: object) -> Plan:
+    base = 0 if host_bytes else BASE_BYTES
+    machine = Machine(budget, 16 * GIB, base, RATES, host_bytes=host_bytes)
+    return plan(settings_of(**flags), machine, source_tokens=64, target_tokens=32)
+
+
+def test_a_file_is_used_where_memory_ends_and_only_as_far() -> None:
+    weights = 2 * weight_counts(settings_of().model)["total"]
+    roomy, tight, tighter = (planned(BASE_BYTES + size) for size in (6 * weights, weights, weights // 2 + 100 * MIB))
+    assert (roomy.choice.weights_in, roomy.choice.away_blocks) == (DEVICE, 0)
+    assert tight.choice.weights_in == tighter.choice.weights_in == FILE
+    assert 0 < tight.choice.away_blocks < tighter.choice.away_blocks
+    for chosen in (tight, tighter):
+        assert chosen.peak_bytes <= chosen.budget_bytes
+        assert any("rest in a file" in reason for reason in chosen.reasons)
+    assert roomy.seconds <= tight.seconds <= tighter.seconds, "more memory is faster"
+
+
+def test_beside_a_device_the_ram_comes_before_a_file() -> None:
+    weights = 2 * weight_counts(settings_of().model)["total"]
+    assert planned(weights, host_bytes=64 * GIB).choice.weights_in == RAM
+    assert planned(weights, host_bytes=40 * MIB).choice.weights_in == FILE
+    named = planned(8 * weights, host_bytes=64 * GIB, weights_in=RAM).choice
+    assert (named.weights_in, named.away_blocks) == (RAM, 24), "all of them, where it is named"
+
+
+def test_on_a_cpu_the_ram_is_where_it_computes() -> None:
+    assert planned(8 * GIB, weights_in=RAM).choice.weights_in == DEVICE
+    with pytest.raises(DoesNotFit):
+        planned(BASE_BYTES + 100 * MIB, weights_in=DEVICE)
+
+
+def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:
+    weights = 2 * weight_counts(settings_of().model)["total"]
+    tight = planned(BASE_BYTES + weights)
+    config, roomy = settings_of(), Machine(BASE_BYTES + 6 * weights, 16 * GIB, BASE_BYTES, RATES)
+    again = plan(config, roomy, source_tokens=64, target_tokens=32, earlier=tight.choice).choice
+    assert again.away_blocks == 0 and again.batch_size_per_gpu == tight.choice.batch_size_per_gpu
+    assert (again.storage, again.compute, again.loss_chunk_bytes) == (
+        tight.choice.storage, tight.choice.compute, tight.choice.loss_chunk_bytes,
+    )  # fmt: skip
+
+
+def test_measured_disks_tell_times_and_choose_nothing() -> None:
+    weights = 2 * weight_counts(settings_of().model)["total"]
+    budget, config = BASE_BYTES + weights // 2 + 100 * MIB, settings_of(effective_batch_size=1)
+    slow, nominal = (
+        plan(
+            config, Machine(budget, 16 * GIB, BASE_BYTES, RATES, measured_disk=disk), source_tokens=64, target_tokens=32
+        )
+        for disk in ((1e7, 1e7), None)
+    )
+    assert slow.choice == nominal.choice and slow.seconds > 2 * nominal.seconds
+
+
+def test_adapters_only_read_their_base() -> None:
+    machine = Machine(GIB, 16 * GIB, BASE_BYTES, RATES)
+    for flags, is_written in (({}, True), ({"lora_rank": 4}, False)):
+        config = settings_of(weights_in=FILE, **flags)
+        chosen = plan(config, machine, source_tokens=64, target_tokens=32)
+        work = make_work(config, machine, 64, 32)
+        assert away_bytes(work, chosen.choice) > slots_bytes(work, chosen.choice, machine) > 0
+        assert (taken_bytes(work, chosen.choice) > 0) == is_written

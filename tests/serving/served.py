@@ -1,0 +1,89 @@
+"""An API over a small model inside a test, and a way to hold its model still."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from starlette.testclient import TestClient
+from torch import Tensor
+
+from commands.loading import Trained, find_model, load_trained, writing_of
+from config import Config, load
+from model.decoding.generation import generate
+from model.decoding.running import RunningBatch, RunningRow
+from serving.app import Api, make_app
+from serving.server import api_of
+from tests.training.small_trained import save_trained
+
+HERE = "http://127.0.0.1:8400"
+NAME = "small"
+
+
+@lru_cache(maxsize=1)
+def folder() -> Path:
+    """A small model, made once for a process."""
+    place = Path(mkdtemp()) / NAME
+    place.mkdir()
+    return save_trained(place)
+
+
+def settings(**flags: Any) -> Config:
+    """Of a server over that model."""
+    defaults = {"model": folder(), "max_seq_len": 64, "max_new_tokens": 24, "mixed_precision": "no", "max_queue": 8}
+    return load("serve", {name: str(value) for name, value in {**defaults, **flags}.items()})
+
+
+@lru_cache(maxsize=1)
+def trained() -> Trained:
+    """The model, loaded once."""
+    config = settings()
+    return load_trained(config, find_model(config), writing_of(config, 1))
+
+
+def make_api(**flags: Any) -> Api:
+    """A server's inside; its engine does not run yet."""
+    return api_of(trained(), settings(**flags))
+
+
+@contextmanager
+def client_of(api: Api, token: str = "", address: str = HERE) -> Iterator[TestClient]:
+    """A client of a running API."""
+    with TestClient(make_app(api, token, ("box",)), base_url=address, raise_server_exceptions=False) as client:
+        yield client
+
+
+def alone(ids: Sequence[int], **how: Any) -> str:
+    """The text that the command `generate` writes to a prompt."""
+    seed = how.pop("seed", 0)
+    return trained().tokenizer.decode(
+        generate(trained().walk.model, [list(ids)], settings(**how).generate, seed=seed)[0]
+    )
+
+
+def prompt_ids(text: str) -> list[int]:
+    """A question as the model reads it."""
+    found = trained()
+    return [*found.tokenizer.encode_batch([text], special=True)[0].tolist(), found.tokenizer.eos_id]
+
+
+class Gate:
+    """Lets an API's model take a step only when it may; before a step that may not be taken, `reached` is set."""
+
+    def __init__(self, api: Api, monkeypatch: Any) -> None:
+        self.reached, self.may_go, self.rows = threading.Event(), threading.Event(), []  # type: ignore[var-annotated]
+        batch: RunningBatch = api.engine._batch
+        step = batch.step
+
+        def gated(rows: Sequence[RunningRow], ids: Sequence[int]) -> Tensor:
+            self.rows.append(len(rows))
+            self.reached.set()
+            assert self.may_go.wait(60)
+            return step(rows, ids)
+
+        monkeypatch.setattr(batch, "step", gated)

@@ -1,0 +1,77 @@
+"""What an answer says, when it ends, and what is held back before a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.decoding.choosing import Choice, Penalties
+from serving.answers import Answer, Prompt, Told, Until
+
+EOS = 1
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def told(text: str, stops: tuple[str, ...] = (), limit: int = 99, is_streamed: bool = True) -> list[Told]:
+    """What an answer tells whose tokens are letters; a line end is the end token."""
+    heard: list[Told] = []
+    answer = Answer(Prompt((5, EOS)), limit, Choice(), Penalties(), stops, decode, heard.append, is_streamed)
+    for letter in text:
+        if not answer.is_done:
+            answer.take(EOS if letter == "\n" else ord(letter), EOS)
+    assert answer.is_done == bool(heard and heard[-1].end)
+    return heard
+
+
+def test_an_answer_ends_at_its_end_token_at_its_length_or_at_a_stop_text() -> None:
+    assert told("ab\n") == [Told("a"), Told("b"), Told("", "stop")]
+    assert told("abcdef", limit=3) == [Told("a"), Told("b"), Told("c", "length")]
+    assert told("abcdef", ("cd",)) == [Told("a"), Told("b"), Told("", "stop")]
+    assert told("abcdef", ("cd", "b")) == [Told("a"), Told("", "stop")]
+
+
+def test_text_that_begins_a_stop_text_waits() -> None:
+    assert told("aab\n", ("aac",)) == [Told("aab"), Told("", "stop")]
+    assert told("xaa\n", ("aac",)) == [Told("x"), Told("aa", "stop")], "what was held back comes at the end"
+    assert told("xaa", ("aac",), limit=3)[-1] == Told("aa", "length")
+
+
+@pytest.mark.parametrize("stops", [(), ("cd",), ("zz",)])
+def test_who_does_not_stream_is_told_once(stops: tuple[str, ...]) -> None:
+    heard = told("abcdef\n", stops, is_streamed=False)
+    assert heard == [Told("ab" if stops == ("cd",) else "abcdef", "stop")]
+
+
+def test_an_end_is_told_once_and_frees_the_prompt() -> None:
+    heard: list[Told] = []
+    prompt = Prompt((5, EOS), answers=2)
+    answers = [Answer(prompt, 9, Choice(), Penalties(), (), decode, heard.append) for _ in range(2)]
+    prompt.source = object()  # type: ignore[assignment]
+    answers[0].finish(Told(problem="left"))
+    answers[0].finish(Told(problem="again"))
+    assert len(heard) == 1 and prompt.source is not None, "the other answer needs it"
+    answers[1].take(EOS, EOS)
+    assert prompt.source is None
+
+
+@given(st.lists(st.text("abc", max_size=5)), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_until_gives_the_text_before_the_first_stop_text(parts: list[str], stops: list[str]) -> None:
+    until, given = Until(stops), ""
+    for part in parts:
+        given += until.push(part)
+        if until.is_reached:
+            break
+    whole = "".join(parts)
+    ends = [whole.find(stop) + len(stop) for stop in stops if stop in whole]
+    if not ends:
+        assert not until.is_reached and given + until.rest() == whole
+    else:
+        assert until.is_reached and whole.startswith(given)
+        assert not any(stop in given for stop in stops)
+        assert any(whole[len(given) :].startswith(stop) for stop in stops)

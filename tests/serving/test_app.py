@@ -1,0 +1,224 @@
+"""Who is let in, what is read, and what every address answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from serving.app import BODY_BYTES, Api
+from tests.serving.served import HERE, NAME, Gate, alone, client_of, make_api, prompt_ids
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOKEN = "a-token-of-some-length"
+AWAY = "http://192.168.0.7:8400"
+ADDRESSES = [
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", f"/v1/models/{NAME}"),
+    ("POST", "/api/chat"), ("GET", "/metrics"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def api() -> Api:
+    return make_api()
+
+
+@pytest.fixture(scope="module")
+def client(api: Api) -> Iterator[TestClient]:
+    with client_of(api) as made:
+        yield made
+
+
+def post(client: TestClient, path: str, content: object, **headers: str) -> Any:
+    return client.post(path, content=json.dumps(content), headers={"Content-Type": "application/json", **headers})
+
+
+def chat(client: TestClient, text: str = "hello", **fields: Any) -> Any:
+    return post(client, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **fields})
+
+
+# --- who is let in ---
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "192.168.0.7", "", "localhost@evil.example"]
+)
+@pytest.mark.parametrize(("method", "path"), [*ADDRESSES, ("GET", "/health")])
+def test_other_names_of_the_host_are_refused(client: TestClient, method: str, path: str, host: str) -> None:
+    answer = client.request(method, path, headers={"Host": host, "Content-Type": "application/json"})
+    assert answer.status_code == 421 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:9"}, {"Sec-Fetch-Site": "cross-site"}]
+)  # fmt: skip
+@pytest.mark.parametrize(("method", "path"), ADDRESSES)
+def test_requests_of_other_sites_are_refused(
+    client: TestClient, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = client.request(method, path, headers={"Content-Type": "application/json", **headers})
+    assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+)
+def test_what_a_form_could_send_is_refused(client: TestClient, kind: str) -> None:
+    assert client.post("/v1/completions", content=b"{}", headers={"Content-Type": kind}).status_code == 415
+
+
+@pytest.mark.parametrize(("method", "path"), ADDRESSES)
+def test_nothing_is_told_without_the_key(method: str, path: str) -> None:
+    with client_of(make_api(), TOKEN, AWAY) as client:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": TOKEN},
+            {"Cookie": f"frugalt5_token={TOKEN}"},
+        ):
+            answer = client.request(method, path, headers={"Content-Type": "application/json", **headers})
+            assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+            assert answer.headers["www-authenticate"] == "Bearer"
+        address = f"{path}?token={TOKEN}"
+        assert client.request(method, address, headers={"Content-Type": "application/json"}).status_code == 401
+
+
+def test_the_key_opens_and_health_needs_none() -> None:
+    with client_of(make_api(), TOKEN, AWAY) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/v1/models", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+        answer = chat_with_key(client)
+        assert answer.json()["choices"][0]["message"]["content"] == alone(prompt_ids("hello"))
+
+
+def chat_with_key(client: TestClient) -> Any:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    return post(client, "/v1/chat/completions", body, Authorization=f"Bearer {TOKEN}")
+
+
+# --- what is read ---
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/api/chat"])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"[]", 400), (b"no", 400), (b"{" * 5000, 400), (b"\xff\xfe", 400), (b'{"a":' * 50_000, 400), (b"x" * (BODY_BYTES + 1), 413),
+     (b"{}", None)],
+)  # fmt: skip
+def test_bodies_that_are_none_are_refused(client: TestClient, path: str, body: bytes, status: int | None) -> None:
+    answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == (status or (406 if path == "/api/chat" else 400))
+    assert answer.json()["error"]["message"]
+
+
+def test_a_body_that_never_ends_is_cut_off(client: TestClient, api: Api) -> None:
+    sent = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 100 * BODY_BYTES:
+            sent += 65536
+            yield b" " * 65536
+
+    answer = client.post("/v1/completions", content=parts(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("GET", "/v1/chat/completions", 405), ("GET", "/v1/../etc/passwd", 404), ("POST", "/v1/embeddings", 404),
+     ("GET", "/v1/models/other", 404), ("GET", "/v1/models/%2e%2e%2f", 404)],
+)  # fmt: skip
+def test_unknown_addresses_are_told_in_the_same_form(client: TestClient, method: str, path: str, status: int) -> None:
+    answer = client.request(method, path, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+def test_another_model_is_not_there(client: TestClient) -> None:
+    answer = chat(client, model="gpt-5")
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+    assert chat(client, model=NAME).status_code == 200
+
+
+def test_markup_comes_back_as_json_alone(client: TestClient) -> None:
+    script = "<script>alert(1)</script>"
+    for answer in (chat(client, model=script), chat(client, **{script: 1}), client.get(f"/v1/models/{script}")):
+        assert (
+            answer.headers["content-type"] == "application/json"
+            and answer.headers["x-content-type-options"] == "nosniff"
+        )
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+# --- what is answered ---
+
+
+def test_a_chat_is_answered_and_counted(client: TestClient) -> None:
+    answer = chat(client, max_tokens=7).json()
+    assert answer["object"] == "chat.completion" and answer["model"] == NAME
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": alone(prompt_ids("hello"), max_new_tokens=7)}
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 7, "total_tokens": 13}
+
+
+def test_several_prompts_and_answers_stand_in_order(client: TestClient) -> None:
+    body = {"prompt": ["hello", "x"], "n": 2, "temperature": 1.0, "seed": 5, "max_tokens": 9}
+    answer = post(client, "/v1/completions", body).json()
+    expected = [
+        alone(prompt_ids(text), temperature=1.0, seed=seed, max_new_tokens=9)
+        for text in ("hello", "x")
+        for seed in (5, 6)
+    ]
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+
+
+def test_the_older_address_answers(client: TestClient) -> None:
+    assert post(client, "/api/chat", {"input_txt": "hello"}).json() == {"response": alone(prompt_ids("hello"))}
+
+
+def test_a_stop_text_ends_before_itself(client: TestClient) -> None:
+    whole = alone(prompt_ids("hello"))
+    stop = whole[3:5]
+    choice = chat(client, stop=[stop]).json()["choices"][0]
+    assert choice["message"]["content"] == whole[: whole.index(stop)] and choice["finish_reason"] == "stop"
+
+
+def test_too_many_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = make_api(max_queue=0, generate_batch_size=1)
+    gate = Gate(api, monkeypatch)
+    with client_of(api) as client:
+        refused = chat(client, n=2)
+        gate.may_go.set()
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert chat(client).status_code == 200
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, is_streamed: bool) -> None:
+    api = make_api(request_timeout=0.01)
+    gate = Gate(api, monkeypatch)
+    with client_of(api) as client:
+        answer = chat(client, stream=is_streamed)
+        assert "not answered within 0.01 seconds" in answer.text
+        assert answer.status_code == (200 if is_streamed else 504)
+        gate.may_go.set()
+
+
+def test_figures_are_as_prometheus_reads_them(client: TestClient) -> None:
+    chat(client)
+    page = client.get("/metrics").text
+    line = r'(# (HELP|TYPE) \S+ .+|[a-z0-9_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+)'
+    assert all(re.fullmatch(line, one) for one in page.splitlines())
+    assert 'frugalt5_requests_total{path="/v1/chat/completions",code="200"}' in page
+    assert re.search(r"^frugalt5_memory_bytes [1-9]", page, re.MULTILINE)
+
+
+def test_the_address_is_this_machines_own(client: TestClient) -> None:
+    assert str(client.base_url) == HERE and client.get("/v1/models").json()["data"][0]["id"] == NAME

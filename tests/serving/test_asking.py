@@ -1,0 +1,136 @@
+"""What a body asks for, and how what is wrong is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from config import GenerateConfig
+from data.text.templates import Template
+from data.tokenizers.training import byte_tokenizer
+from serving.asking import Asked, Refused, Texts, read_chat, read_completion, read_question
+
+TOKENIZER = byte_tokenizer()
+TEXTS = Texts(TOKENIZER, Template.load("chat"), 64)
+DEFAULTS = GenerateConfig(max_new_tokens=24)
+QUESTION = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> Asked:
+    return read_chat({"messages": QUESTION, **fields}, TEXTS, DEFAULTS)
+
+
+def said(asked: Asked) -> list[str]:
+    assert all(ids[-1] == TOKENIZER.eos_id for ids in asked.prompts)
+    return [TOKENIZER.decode(ids) for ids in asked.prompts]
+
+
+def test_a_conversation_is_put_into_the_models_template() -> None:
+    turns = [
+        {"role": "system", "content": "be kind"}, {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
+    ]  # fmt: skip
+    assert said(chat(messages=turns)) == ["be kind\nUser: a\nAssistant: b\nUser: c\nAssistant:"]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 9, 3000])
+def test_the_oldest_turns_leave_until_the_rest_fits(turns: int) -> None:
+    messages = [
+        message
+        for number in range(turns)
+        for message in ({"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": f"a{number}"})
+    ]
+    (text,) = said(chat(messages=[*messages, {"role": "user", "content": "last"}]))
+    assert text.startswith(f"User: q{turns - 1}\n") and text.endswith("User: last\nAssistant:")
+
+
+def test_system_prompt_is_for_those_who_send_none() -> None:
+    texts = Texts(TOKENIZER, Template.load("chat"), 64, "be brief")
+    assert said(read_chat({"messages": QUESTION}, texts, DEFAULTS)) == ["be brief\nUser: hi\nAssistant:"]
+    own = [{"role": "developer", "content": "sing"}, *QUESTION]
+    assert said(read_chat({"messages": own}, texts, DEFAULTS)) == ["sing\nUser: hi\nAssistant:"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"), [("a b", ["a b"]), (["a", "b"], ["a", "b"]), ([100, 101], None), ([[100], [101, 1]], None)]
+)
+def test_prompts_are_texts_or_token_ids(prompt: object, texts: list[str] | None) -> None:
+    asked = read_completion({"prompt": prompt}, TEXTS, DEFAULTS)
+    if texts is not None:
+        assert said(asked) == texts, "as they are, without a template"
+    else:
+        assert [ids[-1] for ids in asked.prompts] == [1] * len(asked.prompts)
+        assert all(1 not in ids[:-1] for ids in asked.prompts)
+
+
+def test_settings_are_taken_and_else_those_of_the_server() -> None:
+    asked = chat(temperature=0.5, top_p=0.9, top_k=3, max_tokens=5, seed=7, n=2, stop="x", stream=True,
+                 stream_options={"include_usage": True}, repetition_penalty=1.5, no_repeat_ngram_size=2)  # fmt: skip
+    assert asked.how == GenerateConfig(
+        max_new_tokens=5, temperature=0.5, top_p=0.9, top_k=3, repetition_penalty=1.5, no_repeat_ngram_size=2
+    )
+    assert (asked.seed, asked.count, asked.stops) == (7, 2, ("x",)) and asked.is_streamed and asked.with_usage
+    plain = chat()
+    assert plain.how == DEFAULTS and plain.count == 1 and not plain.stops and not plain.is_streamed
+    assert chat(max_completion_tokens=3).how.max_new_tokens == 3
+    assert chat().seed != chat().seed, "drawn anew where none is named"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"user": "me"}, {"metadata": {"a": "b"}}, {"store": True}, {"frequency_penalty": 0}, {"presence_penalty": 0.0}, {"tools": []},
+     {"response_format": {"type": "text"}}, {"logprobs": False}, {"logit_bias": {}}, {"stop": None}, {"seed": None}, {"top_p": 0}],
+)  # fmt: skip
+def test_fields_that_ask_for_nothing_are_let_be(fields: dict[str, Any]) -> None:
+    assert chat(**fields).how.max_new_tokens == 24
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": 25}, {"max_tokens": 0}, {"max_tokens": "5"}, {"max_tokens": True}, {"temperature": 2.1}, {"temperature": -1},
+     {"temperature": "hot"}, {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_p": 1.5}, {"n": 0}, {"n": 17},
+     {"seed": 1.5}, {"seed": 2**63}, {"stop": ["a"] * 5}, {"stop": [""]}, {"stop": ""}, {"stop": 5}, {"stop": ["x" * 201]}, {"stream": 1},
+     {"stream_options": {"include_usage": True}}, {"top_k": -1}, {"logprobs": True}, {"logit_bias": {"5": 1}}, {"tools": [{}]},
+     {"frequency_penalty": 0.5}, {"response_format": {"type": "json_object"}}, {"best_of": 2}, {"nonsense": 1}, {"messages": []},
+     {"messages": "hi"}, {"messages": [{"role": "user"}]}, {"messages": [{"role": "root", "content": "x"}]}, {"messages": ["x"]},
+     {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"messages": [{"role": ["user"], "content": "x"}]},
+     {"messages": [{"role": "assistant", "content": "x"}]}, {"messages": [{"role": "system", "content": "x"}]}],
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_its_field(fields: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        chat(**fields)
+    assert refused.value.status == 400 and str(refused.value.param).startswith(next(iter(fields)))
+
+
+@pytest.mark.parametrize("text", ["x" * 64, "x" * 1_000_000, "春" * 30])
+def test_a_question_that_is_too_long_is_refused_and_never_cut(text: str) -> None:
+    for ask in (
+        lambda: chat(messages=[{"role": "user", "content": text}]),
+        lambda: read_completion({"prompt": text}, TEXTS, DEFAULTS),
+        lambda: read_completion({"prompt": [5] * 64}, TEXTS, DEFAULTS),
+        lambda: read_question({"input_txt": text}, TEXTS, DEFAULTS),
+    ):
+        with pytest.raises(Refused) as refused:
+            ask()
+        assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, "", [], [[]], [1.5], [["a"]], {"a": 1}, [10**9], [-1], [True], ["a"] * 17, [["a", 5]]]
+)
+def test_what_is_no_prompt_is_refused(prompt: object) -> None:
+    with pytest.raises(Refused) as refused:
+        read_completion({"prompt": prompt}, TEXTS, DEFAULTS)
+    assert refused.value.param == "prompt"
+
+
+def test_the_older_projects_ask_with_input_txt() -> None:
+    assert said(read_question({"input_txt": "hi"}, TEXTS, DEFAULTS)) == ["User: hi\nAssistant:"]
+    told = read_question({"input_txt": "c", "history": [["a", "b"]]}, TEXTS, DEFAULTS)
+    assert said(told) == ["User: a\nAssistant: b\nUser: c\nAssistant:"]
+    for wrong, status in (({"input_txt": ""}, 406), ({}, 406), ({"input_txt": 5}, 400), ({"input_txt": "a", "x": 1}, 400),
+                          ({"input_txt": "a", "history": [["a"]]}, 400)):  # fmt: skip
+        with pytest.raises(Refused) as refused:
+            read_question(wrong, TEXTS, DEFAULTS)
+        assert refused.value.status == status

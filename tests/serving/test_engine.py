@@ -1,0 +1,201 @@
+"""Requests that come at any time are written together, each as it would be alone, and never more than fits."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from memory.cost.generation import Weights, Writing, serving_capacity
+from model.decoding.choosing import Choice, Penalties
+from serving.answers import Answer, Prompt, Told
+from serving.app import Api
+from serving.engine import Busy, Closed
+from tests.serving.served import Gate, alone, make_api, prompt_ids
+from tests.training.small_trained import SHAPE
+from units import GIB, MIB
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUESTIONS = ["hello", "a somewhat longer question than that", "x", "河水从桥下流过", "two words"]
+
+
+@dataclass
+class Ear:
+    """What one answer was told."""
+
+    heard: list[Told] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, told: Told) -> None:
+        self.heard.append(told)
+        if told.end or told.problem:
+            self.ended.set()
+
+    def text(self) -> str:
+        """The whole answer, awaited."""
+        assert self.ended.wait(60)
+        assert not self.heard[-1].problem, self.heard[-1].problem
+        return "".join(told.text for told in self.heard)
+
+
+def ask(api: Api, question: str, limit: int = 24, choice: Choice | None = None, **how: Any) -> tuple[Answer, Ear]:
+    """An answer that is not submitted yet."""
+    ear = Ear()
+    penalties = Penalties(how.pop("repetition_penalty", 1.0), how.pop("no_repeat_ngram_size", 0), 0, api.eos)
+    prompt = Prompt(tuple(prompt_ids(question)))
+    return Answer(prompt, limit, choice or Choice(), penalties, (), api.texts.decode, ear, **how), ear
+
+
+@pytest.fixture
+def api() -> Any:
+    made = make_api()
+    yield made
+    if made.engine._thread.is_alive():
+        made.engine.stop()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "seed": 4}, {"repetition_penalty": 2.0},
+     {"no_repeat_ngram_size": 1}],
+)  # fmt: skip
+def test_answers_are_those_given_alone(api: Api, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
+    """They join one by one while others are being written."""
+    gate = Gate(api, monkeypatch)
+    gate.may_go.set()
+    choice = Choice(**{name: value for name, value in how.items() if name in ("temperature", "top_k", "top_p", "seed")})
+    penalised = {name: value for name, value in how.items() if "pen" in name or "ngram" in name}
+    asked = [ask(api, question, choice=choice, **penalised) for question in QUESTIONS]
+    api.engine.submit([answer for answer, _ in asked])
+    api.engine.start()
+    for (_, ear), question in zip(asked, QUESTIONS, strict=True):
+        assert ear.text() == alone(prompt_ids(question), **how)
+    assert gate.rows[:3] == [1, 2, 3], "one joins before each step"
+
+
+def test_different_settings_share_a_batch(api: Api) -> None:
+    kinds: list[dict[str, Any]] = [
+        {}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 5}, {"temperature": 0.5, "top_p": 0.8, "seed": 3},
+    ]  # fmt: skip
+    asked = [ask(api, "hello", choice=Choice(**kind)) for kind in kinds]
+    api.engine.submit([answer for answer, _ in asked])
+    api.engine.start()
+    assert [ear.text() for _, ear in asked] == [alone(prompt_ids("hello"), **kind) for kind in kinds]
+
+
+def test_no_more_rows_and_tokens_than_fit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = max(ask(api, question)[0].needed_tokens for question in QUESTIONS)
+    for capacity, most in (
+        (replace(api.engine.capacity, rows=2), 2),
+        (replace(api.engine.capacity, tokens=needed), 1),
+    ):
+        api = make_api()
+        api.engine.capacity = capacity
+        gate = Gate(api, monkeypatch)
+        gate.may_go.set()
+        asked = [ask(api, question) for question in QUESTIONS]
+        api.engine.submit([answer for answer, _ in asked])
+        api.engine.start()
+        assert [ear.text() for _, ear in asked] == [alone(prompt_ids(question)) for question in QUESTIONS]
+        assert max(gate.rows) == most
+        api.engine.stop()
+
+
+def test_the_queue_has_a_limit_and_takes_a_request_whole_or_not_at_all(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.engine.capacity = replace(api.engine.capacity, rows=1)
+    gate = Gate(api, monkeypatch)
+    api.engine.start()
+    first, _ = ask(api, "x")
+    api.engine.submit([first])
+    assert gate.reached.wait(60)
+    api.engine.submit([ask(api, "x")[0] for _ in range(7)])
+    with pytest.raises(Busy):
+        api.engine.submit([ask(api, "x")[0] for _ in range(2)])
+    assert api.engine.waiting == 7
+    last, ear = ask(api, "hello")
+    api.engine.submit([last])
+    gate.may_go.set()
+    assert ear.text() == alone(prompt_ids("hello"))
+
+
+def test_an_answer_that_nobody_waits_for_leaves(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.engine.capacity = replace(api.engine.capacity, rows=1)
+    gate = Gate(api, monkeypatch)
+    api.engine.start()
+    (first, gone), (second, kept), (third, never) = (ask(api, question) for question in QUESTIONS[:3])
+    api.engine.submit([first, second, third])
+    assert gate.reached.wait(60)
+    first.is_left = third.is_left = True
+    gate.may_go.set()
+    assert kept.text() == alone(prompt_ids(QUESTIONS[1]))
+    assert gone.heard[-1].problem == "left" and len(first.tokens) <= 1
+    assert never.heard == [Told(problem="left")] and third.prompt.source is None
+    assert first.row is None and first.prompt.source is None, "its memory is free"
+
+
+def test_one_prompt_that_fails_leaves_the_others(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    (good, heard), (bad, failed) = ask(api, "hello"), ask(api, "x")
+    bad.prompt = Prompt((10**6, 1))
+    api.engine.submit([bad, good])
+    api.engine.start()
+    assert heard.text() == alone(prompt_ids("hello"))
+    assert failed.ended.wait(60) and "outside of the model's vocabulary" in failed.heard[-1].problem
+    assert "an answer failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_want_of_memory_is_met_by_freeing_and_trying_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    step, failures = api.engine._batch.step, iter([True] * times)
+
+    def failing(*arguments: Any) -> Any:
+        if next(failures, False):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes")
+        return step(*arguments)
+
+    monkeypatch.setattr(api.engine._batch, "step", failing)
+    (first, ear), (second, after) = ask(api, "hello"), ask(api, "x")
+    api.engine.submit([first])
+    api.engine.start()
+    assert ear.ended.wait(60)
+    assert bool(ear.heard[-1].problem) == (times == 2)
+    api.engine.submit([second])
+    assert after.text() == alone(prompt_ids("x")), "the server goes on"
+
+
+def test_stopping_tells_everybody(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.engine.capacity = replace(api.engine.capacity, rows=1)
+    gate = Gate(api, monkeypatch)
+    api.engine.start()
+    (first, running), (second, waiting) = ask(api, "hello"), ask(api, "x")
+    api.engine.submit([first, second])
+    assert gate.reached.wait(60)
+    ending = threading.Thread(target=api.engine.stop)
+    ending.start()
+    while api.engine.is_alive:
+        gate.reached.wait()
+    gate.may_go.set()
+    ending.join(60)
+    assert "ended" in running.heard[-1].problem and "ended" in waiting.heard[-1].problem
+    with pytest.raises(Closed):
+        api.engine.submit([ask(api, "x")[0]])
+
+
+def test_the_budget_says_how_much_is_written_at_once() -> None:
+    weights, longest = Weights(MIB, False, "float32"), Writing(64, 512, 128, sampled=True)
+    model = replace(SHAPE, d_kv=64, num_heads=8, num_decoder_layers=6)
+    token = 2 * 6 * 8 * 64 * 4
+    wide = serving_capacity(model, weights, longest, 200 * MIB, 4 * GIB, 64)
+    assert wide is not None and (wide.rows, wide.tokens) == (64, 64 * 640)
+    assert sum(wide.parts.values()) <= 4 * GIB
+    narrow = serving_capacity(model, weights, longest, 200 * MIB, 512 * MIB, 64)
+    assert narrow is not None and 640 <= narrow.tokens < wide.tokens
+    assert sum(narrow.parts.values()) <= 512 * MIB < sum(narrow.parts.values()) + 2 * token
+    assert serving_capacity(model, weights, longest, 200 * MIB, 240 * MIB, 64) is None
+    few = serving_capacity(model, weights, replace(longest, rows=3), 200 * MIB, 4 * GIB, 64)
+    assert few is not None and few.rows == 3

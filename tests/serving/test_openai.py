@@ -1,0 +1,149 @@
+"""The real client of OpenAI's API, over the loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from serving.app import Api, make_app
+from serving.flow import Flow
+from tests.serving.served import NAME, Gate, alone, make_api, prompt_ids
+from web.listening import listen, server_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUESTION = [{"role": "user", "content": "hello"}]
+TOKEN = "a-token-of-some-length"
+
+
+class Served:
+    """An API at a real port."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self._listener = listen("127.0.0.1", 0)
+        self.port = self._listener.getsockname()[1]
+        self._server = server_of(make_app(api, TOKEN), 1)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread.start()
+
+    def client(self, key: str = TOKEN) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0)
+
+    def end(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive() and not self.api.engine._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    made = Served(make_api())
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> openai.OpenAI:
+    return served.client()
+
+
+def chat(client: openai.OpenAI, **how: Any) -> Any:
+    return client.chat.completions.create(model=NAME, messages=QUESTION, **how)  # type: ignore[call-overload]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [NAME] == [client.models.retrieve(NAME).id]
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = chat(client, max_tokens=9)
+    assert answer.choices[0].message.content == alone(prompt_ids("hello"), max_new_tokens=9)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 9)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_streamed_chat(client: openai.OpenAI, n: int) -> None:
+    how: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+    texts, ends, usage = [""] * n, [None] * n, None
+    for chunk in chat(client, stream=True, stream_options={"include_usage": True}, n=n, **how):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    assert texts == [alone(prompt_ids("hello"), temperature=1.0, seed=3 + number) for number in range(n)]
+    assert all(end in ("stop", "length") for end in ends) and usage is not None and usage.prompt_tokens == 6
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    whole = alone(prompt_ids("x"))
+    assert client.completions.create(model=NAME, prompt="x").choices[0].text == whole
+    streamed = client.completions.create(model=NAME, prompt="x", stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == whole
+
+
+def test_clients_at_once_get_what_they_would_get_alone(client: openai.OpenAI) -> None:
+    questions = ["hello", "a somewhat longer question", "x", "河水从桥下流过"] * 2
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        messages = [{"role": "user", "content": questions[number]}]
+        made = client.chat.completions.create(model=NAME, messages=messages)  # type: ignore[call-overload]
+        answers[number] = made.choices[0].message.content
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(questions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [answers[number] for number in range(len(questions))] == [alone(prompt_ids(text)) for text in questions]
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "param"),
+    [({"max_tokens": 999}, openai.BadRequestError, "max_tokens"), ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "nonsense"),
+     ({"logprobs": True}, openai.BadRequestError, "logprobs")],
+)  # fmt: skip
+def test_errors_are_the_clients_own(client: openai.OpenAI, how: dict[str, Any], error: type, param: str) -> None:
+    with pytest.raises(error) as raised:
+        chat(client, **how)
+    assert raised.value.param == param and raised.value.type == "invalid_request_error"
+
+
+def test_a_wrong_key_and_a_wrong_model(served: Served, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        chat(served.client("wrong"))
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=QUESTION)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_client_that_leaves_ends_its_work(monkeypatch: pytest.MonkeyPatch, is_streamed: bool) -> None:
+    api, has_left = make_api(), threading.Event()
+    gate = Gate(api, monkeypatch)
+    leave = Flow.leave
+
+    def leaving(flow: Flow) -> None:
+        leave(flow)
+        has_left.set()
+
+    monkeypatch.setattr(Flow, "leave", leaving)
+    served = Served(api)
+    body = b'{"input_txt": "hello"}'
+    path = b"/api/chat"
+    if is_streamed:
+        path, body = b"/v1/completions", b'{"prompt": "hello", "stream": true}'
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.sendall(
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (path, TOKEN.encode(), len(body), body)
+        )
+        assert gate.reached.wait(60)
+    assert has_left.wait(60)
+    gate.may_go.set()
+    served.end()
+    assert sum(gate.rows) == 1 and api.engine.meters.left == 1, "no step was taken for it any more"

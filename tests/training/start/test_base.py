@@ -1,0 +1,136 @@
+"""Which model a run starts from, and that it is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import Config, load
+from data.prepare.fitting import Fit
+from data.tokenizers.training import train_tokenizer
+from settings.fields import UserError
+from tests.training.small_trained import save_trained
+from training.checkpoints.runs import SETTINGS_FILE, create_run
+from training.start import base, download
+from training.start.base import choose_base
+
+SHAPED = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
+
+
+def settings(folder: Path, **flags: object) -> Config:
+    places = {"output_dir": folder / "runs", "cache_dir": folder / "cache", "is_finetune": True}
+    return load("train", {name: str(value) for name, value in {**places, **flags}.items()})
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> Path:
+    run = create_run(tmp_path / "runs", "before", "pretrain")
+    save_trained(run)
+    (run / SETTINGS_FILE).write_text(json.dumps({"train_file": None}))
+    return run
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "fit_in_child", lambda config, folder: Fit())
+
+
+def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: Path, fits: None) -> None:
+    found, told = choose_base(settings(tmp_path), None)
+    assert found == pretrained
+    (line,) = told
+    for part in (
+        str(pretrained),
+        "its shape and its tokenizer",
+        "built-in sample",
+        "--finetune_from=none",
+        "384 tokens",
+    ):
+        assert part in line
+
+
+def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path, fits: None) -> None:
+    found, told = choose_base(settings(tmp_path, model_preset="t5-small"), None)
+    assert found is None and "another shape than --model_preset=t5-small" in told[0] and "random weights" in told[0]
+    assert choose_base(settings(tmp_path, **SHAPED), None)[0] == pretrained
+
+
+def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path: Path, pretrained: Path) -> None:
+    """Measured: Chinese rows, and a run whose tokenizer knows no Chinese."""
+    train_tokenizer(["the quick brown fox jumps over the lazy dog " * 50], "bpe", 384, 2**20).save(pretrained)
+    rows = tmp_path / "zh.jsonl"
+    text = {"prompt": "长江是亚洲第一长河吗？黄河呢？", "response": "是的，长江是亚洲第一长河。"}
+    rows.write_text((json.dumps(text, ensure_ascii=False) + "\n") * 200, encoding="utf8")
+    found, told = choose_base(settings(tmp_path, train_file=rows), None)
+    assert found is None and "is not taken unless it is named" in told[0] and "times the tokens" in told[0]
+    assert choose_base(settings(tmp_path, train_file=rows, finetune_from=pretrained), None) == (pretrained, [])
+
+
+def test_from_scratch(tmp_path: Path, pretrained: Path) -> None:
+    found, told = choose_base(settings(tmp_path, finetune_from="none"), None)
+    assert found is None and "as --finetune_from=none asks" in told[0]
+    assert choose_base(settings(tmp_path, is_finetune=False), None) == (None, [])
+    found, told = choose_base(settings(tmp_path / "fresh"), None)
+    assert found is None and "there is no pretraining run" in told[0]
+
+
+@pytest.mark.parametrize("name", ["google/flan-t5-small", "me/my.model"])
+def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refused:
+        choose_base(settings(tmp_path, finetune_from=name), None)
+    told, place = str(refused.value), f"models/{name.split('/')[1]}"
+    for part in (f"hf download {name} --local-dir {place}", "HF_ENDPOINT=", "--allow_download=True", "config.json"):
+        assert part in told
+    save_trained(Path(place))
+    with pytest.raises(UserError, match=f"{place} is there; name that"):
+        choose_base(settings(tmp_path, finetune_from=name), None)
+
+
+def test_a_folder_that_holds_a_pickle(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UserError, match="--allow_pickle=True"):
+        choose_base(settings(tmp_path, finetune_from=tmp_path / "old"), None)
+
+
+class Hub:
+    """A hub of one repository."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
+        self.files, self.asked = files, list[dict[str, Any]]()
+        monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name: self.files)
+        monkeypatch.setattr("huggingface_hub.snapshot_download", self.download)
+
+    def download(self, name: str, local_dir: str, allow_patterns: list[str]) -> None:
+        self.asked.append({"name": name, "local_dir": local_dir, "patterns": allow_patterns})
+        save_trained(Path(local_dir))
+
+
+def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub = Hub(monkeypatch, ["config.json", "model.safetensors", "pytorch_model.bin"])
+    config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
+    assert choose_base(config, None) == (Path("models/flan-t5-small"), [])
+    (asked,) = hub.asked
+    assert asked["name"] == "google/flan-t5-small" and "*.safetensors" in asked["patterns"]
+    assert not any("bin" in pattern for pattern in asked["patterns"])
+
+
+def test_a_download_of_a_pickle_says_how_it_becomes_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, ["config.json", "pytorch_model.bin"])
+    with pytest.raises(UserError, match="convert --model="):
+        download.download("google/mt5-small", tmp_path / "mt5-small")
+
+
+def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> list[str]:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.list_repo_files", fail)
+    with pytest.raises(UserError, match=r"did not give it .*no route") as refused:
+        download.download("google/flan-t5-small", tmp_path / "x")
+    assert "hf download" in str(refused.value)

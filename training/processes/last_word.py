@@ -1,0 +1,40 @@
+"""How is a run's last line seen under a launcher? Told once more when the launcher has ended.
+
+accelerate and torchrun answer Ctrl-C with tracebacks of their own, some pages long, after the run has said where it was saved
+and how it continues. A small process waits for the launcher's end and says it below them; it lives a minute at most.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+from screen import visible
+from training.processes.launch import is_launched
+
+WAIT_SECONDS = 60
+WAITER = f"""
+import os, sys, time
+launcher, text = int(sys.argv[1]), sys.argv[2]
+end = time.monotonic() + {WAIT_SECONDS}
+while time.monotonic() < end:
+    try:
+        os.kill(launcher, 0)
+    except OSError:
+        break
+    time.sleep(0.05)
+print(text, file=sys.stderr, flush=True)
+"""
+
+
+def say_after_launcher(text: str) -> None:
+    """Say something on standard error once the launcher of this process, if there is one, has ended."""
+    if not is_launched() or os.name != "posix":
+        return
+    with suppress(OSError):  # the text has been said before
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", WAITER, str(os.getppid()), visible(text)], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip

@@ -1,0 +1,183 @@
+"""Which model does a run start from, and what does that imply?
+
+A folder that the user names is taken, and all else that is found by itself is told before anything else: what it is, why
+it, and what other starts there are. A pretraining run is found by itself only where its shape is not another than the one
+asked for, and its tokenizer suits the data (`data.prepare.fitting`); else weights are random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+from config import PREFERENCES, Config, T5ModelConfig, UserError
+from data.prepare.fitting import fit_in_child
+from language import say
+from model import hf_format
+from model.shapes import weight_counts
+from settings.fields import AUTO
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
+from training.start.adapters import home_of
+from training.start.download import MODELS_DIR, download, how_to_fetch
+
+MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
+NOT_OF_SHAPE = ("dropout_rate", "vocab_size", "pad_token_id", "eos_token_id")  # the tokenizer's, or of training alone
+NAMED = ("flag", "file", "edited")  # origins of what a user has chosen
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def choose_base(config: Config, run_dir: Path | None) -> tuple[Path | None, list[str]]:
+    """Choose the folder whose weights a run starts from.
+
+    Args:
+        run_dir: of the run that is resumed; its newest checkpoint goes before all others.
+    Returns:
+        the folder, None for random weights; and what is to be told of a choice that the user did not make.
+    Raises:
+        UserError: what was named is not there, or preferences have nothing to start from.
+    """
+    told = []
+    if run_dir is not None:
+        latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()
+        if latest is not None:
+            return latest, []
+        told.append(say("{run} was stopped before its first checkpoint: it starts again from step 1", run=run_dir.name))
+    base, why = _first_base(config)
+    return base, [*told, *why]
+
+
+def planned_start(config: Config) -> tuple[T5ModelConfig | None, str | None, list[str]]:
+    """Shape and folder of the model that a run of these settings would start from, None of random weights; and what is told.
+
+    Raises:
+        UserError: as `choose_base`.
+    """
+    base, told = choose_base(config, None)
+    if base is None:
+        return None, None, told
+    home = home_of(base, config)
+    return hf_format.read_config(home), str(home), told or [f"starts from {base}"]
+
+
+def _first_base(config: Config) -> tuple[Path | None, list[str]]:
+    named, wants_one = config.train.finetune_from, config.train.is_finetune or config.data.objective == PREFERENCES
+    if named not in (AUTO, None):
+        return _named_base(config, str(named)), []
+    if config.data.objective == PREFERENCES:
+        return _preference_base(config)
+    if not wants_one:
+        return None, []
+    if named is None:
+        return None, [_random(say("as --finetune_from=none asks"), config)]
+    found, why_not = _newest_base(config)
+    return (found, [_taken(found)]) if found else (None, [_random(why_not, config)])
+
+
+def _newest_base(config: Config) -> tuple[Path | None, str]:
+    """The newest pretraining run's model where it suits what was asked for; else why it does not."""
+    run = newest_run(config.run.output_dir, "pretrain", needs_model=True)
+    found = None if run is None else model_folder(run)
+    if found is None:
+        return None, say("there is no pretraining run in {folder}", folder=config.run.output_dir)
+    shape = hf_format.read_config(found)
+    asked = [
+        name for name in (*MODEL_FIELDS, "model_preset") if config.origin(name) in NAMED and name != "dropout_rate"
+    ]
+    other = [
+        name
+        for name in MODEL_FIELDS
+        if (name not in NOT_OF_SHAPE or name in asked) and getattr(shape, name) != getattr(config.model, name)
+    ]
+    if asked and other:
+        name = asked[0]
+        value = config.model_preset if name == "model_preset" else getattr(config.model, name)
+        return None, say(
+            "{model} is of another shape than --{name}={value} asks for", model=str(found), name=name, value=value
+        )
+    problem = fit_in_child(config, found).problem()
+    if not problem:
+        return found, ""
+    return None, say("{model} is not taken unless it is named: {problem}", model=str(found), problem=problem)
+
+
+def _others() -> str:
+    return say("other starts: --finetune_from=FOLDER (docs/finetuning.md says where checkpoints are)")
+
+
+def _taken(folder: Path) -> str:
+    shape = hf_format.read_config(folder)
+    sample = say("; it has seen nothing but the built-in sample") if _saw_the_sample(folder) else ""
+    return say(
+        "starts from {model}, the newest pretraining run ({weights} weights, {tokens} tokens), as --finetune_from names no other: "
+        "its shape and its tokenizer are used{sample}; {others}, or --finetune_from=none for random weights",
+        model=str(folder), weights=f"{weight_counts(shape)['total']:,}", tokens=f"{shape.vocab_size:,}", sample=sample,
+        others=_others(),
+    )  # fmt: skip
+
+
+def _random(why: str, config: Config) -> str:
+    given = config.data.tokenizer_dir
+    return say(
+        "starts from random weights, {why}: the model ({preset}) will know nothing but this data, with {tokenizer}; some "
+        "thousand pairs are few for that. {others}",
+        why=why, preset=config.model_preset, others=_others(),
+        tokenizer=say("a tokenizer trained on it") if given == AUTO else given,
+    )  # fmt: skip
+
+
+def _saw_the_sample(folder: Path) -> bool:
+    """Whether the run of a model had no file of its own."""
+    run_dir = folder if (folder / SETTINGS_FILE).is_file() else folder.parent.parent
+    try:
+        settings = json.loads((run_dir / SETTINGS_FILE).read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(settings, dict) and "train_file" in settings and settings["train_file"] is None
+
+
+def _named_base(config: Config, named: str) -> Path:
+    folder = Path(named)
+    if _holds_model(folder):
+        return folder
+    if not folder.is_dir() and _HUB_NAME.fullmatch(named):
+        fetched = Path(MODELS_DIR, folder.name)
+        if config.train.allow_download:
+            return download(named, fetched)
+        if _holds_model(fetched):
+            raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; name that")
+        raise UserError(f"--finetune_from = {named}, no such folder; {how_to_fetch(named, fetched)}")
+    if folder.is_dir():
+        pickled = any(folder.glob("pytorch_model*.bin"))
+        hint = f"; turn its pytorch_model.bin into it: {_convert(folder)}" if pickled else ""
+        what = f"holds no {hf_format.CONFIG_FILE}" + hint
+    else:
+        what = "no such folder"
+    raise UserError(
+        f"--finetune_from = {folder}, {what}; name a folder with {hf_format.CONFIG_FILE}, model.safetensors and "
+        "tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"
+    )
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (hf_format.CONFIG_FILE, ADAPTER_FILES[0]))
+
+
+def _convert(folder: Path) -> str:
+    return f"python train_low_mem.py convert --model={folder} --output={folder}-plain --allow_pickle=True"
+
+
+def _preference_base(config: Config) -> tuple[Path, list[str]]:
+    """The model that preferences start from, and are compared with."""
+    runs = (newest_run(config.run.output_dir, kind, needs_model=True) for kind in ("finetune", "pretrain"))
+    found = next((model_folder(run) for run in runs if run is not None), None)
+    if found is None:
+        raise UserError(
+            f"--finetune_from = {config.train.finetune_from}, there is no trained model in {config.run.output_dir}, and "
+            "preferences need one to continue from; name a model folder, or finetune first"
+        )
+    return found, [
+        say("starts from {model}, the newest run, and compares with it; {others}", model=str(found), others=_others())
+    ]

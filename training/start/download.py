@@ -1,0 +1,59 @@
+"""How does a checkpoint of the Hugging Face hub get here? By a command that is told, or, where the user allows it, at once.
+
+Only what is read is fetched: the shape, the weights and the tokenizer. `HF_ENDPOINT` names a mirror, for both ways.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from settings.fields import UserError
+
+MODELS_DIR = "models"
+FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "spiece.model", "special_tokens_map.json",
+         "added_tokens.json", "vocab.json", "merges.txt", "generation_config.json")  # fmt: skip
+PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other weights
+
+
+def how_to_fetch(name: str, folder: Path) -> str:
+    """The command that fetches a checkpoint, and what can be done where the hub cannot be reached."""
+    return "\n".join(
+        [
+            f"where it is a checkpoint of the Hugging Face hub, fetch it (or add --allow_download=True) and name {folder}:",
+            f'  hf download {name} --local-dir {folder} --exclude "*.[hm][5s]*"',
+            f"  HF_ENDPOINT=https://hf-mirror.com hf download {name} --local-dir {folder}    (by a mirror)",
+            "needed: config.json, model.safetensors, and tokenizer.json or spiece.model; of a pytorch_model.bin `convert` makes one",
+        ]
+    )
+
+
+def download(name: str, folder: Path) -> Path:
+    """Fetch a checkpoint into a folder; files that are there and whole are kept.
+
+    Raises:
+        UserError: huggingface_hub is not installed, or the hub did not give it, or it is in an old format.
+    """
+    try:
+        from huggingface_hub import list_repo_files, snapshot_download
+    except ImportError:
+        raise UserError(
+            f"--allow_download = True, needs huggingface_hub (pip install huggingface_hub); or {how_to_fetch(name, folder)}"
+        ) from None
+    try:
+        has_plain = any(file.endswith(".safetensors") for file in list_repo_files(name))
+        wanted = list(FILES if has_plain else FILES + PICKLES)
+        snapshot_download(name, local_dir=str(folder), allow_patterns=wanted)
+    except Exception as error:  # of many libraries: network, rights, names
+        reason = " ".join(str(error).split())[:200]
+        where = os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
+        raise UserError(
+            f"--finetune_from = {name}, {where} did not give it ({type(error).__name__}: {reason}); check the name and the "
+            f"network, or {how_to_fetch(name, folder)}"
+        ) from None
+    if not has_plain:
+        raise UserError(
+            f"--finetune_from = {name}, is in {folder} now, as a pickle; turn it into a plain folder, and name that:\n"
+            f"  python train_low_mem.py convert --model={folder} --output={folder}-plain --allow_pickle=True"
+        )
+    return folder

@@ -1,0 +1,98 @@
+"""Where is a server reached, what opens it, and how does it run? One process, one thread of requests, until it is ended."""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import secrets
+import socket
+from contextlib import ExitStack
+
+from starlette.types import ASGIApp
+from uvicorn import Config, Server
+
+from config import UserError
+from settings.fields import AUTO
+
+__all__ = ["Server", "address_of", "listen", "own_names", "server_of", "token_of"]
+
+LEAST_TOKEN = 12  # letters
+
+
+def token_of(asked: str | None, host: str, what: str = "start programs here") -> str:
+    """The word that opens the server; empty where none is needed.
+
+    Args:
+        asked: `--token`. what: what others could do without one.
+    Raises:
+        UserError: others could reach the server without one.
+    """
+    is_local = host == "localhost" or _is_loopback(host)
+    if asked == AUTO:
+        return "" if is_local else secrets.token_urlsafe(18)
+    if not asked and not is_local:
+        raise UserError(f"--token = none, would let anybody who reaches {host} {what}; leave it out, and one is drawn")
+    if asked and len(asked) < LEAST_TOKEN:
+        raise UserError(f"--token = ..., is shorter than {LEAST_TOKEN} letters; leave it out, and one is drawn")
+    return asked or ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address_of(host: str, listener: socket.socket) -> str:
+    """What a browser or a program is told: http://HOST:PORT."""
+    if host in ("0.0.0.0", "::"):
+        host = platform.node()
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def own_names(host: str) -> tuple[str, ...]:
+    """Names of this machine, for `Guard`."""
+    return host, platform.node()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port; 0 takes any that is free.
+
+    Raises:
+        UserError: it cannot be listened at.
+    """
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with ExitStack() as opened:
+            listener = opened.enter_context(socket.socket(family, kind, number))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(128)
+            opened.pop_all()
+    except OSError as error:
+        raise UserError(
+            f"--port = {port}, cannot be listened at on {host}: {error.strerror}; name another, such as --port={port + 1}"
+        ) from None
+    return listener
+
+
+def server_of(app: ASGIApp, leave_seconds: int) -> Server:
+    """A server for an application; `run(sockets=[listener])` serves until SIGINT or SIGTERM.
+
+    Args:
+        leave_seconds: given to open answers at the end.
+    """
+    return Server(
+        Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=leave_seconds,
+            lifespan="on",
+            server_header=False,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+        )
+    )
