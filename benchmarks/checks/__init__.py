@@ -1,4 +1,4 @@
-"""Do the tests find what they should? `covered` and `mutants` ask the tests, `fuzz` the readers.
-`launches` counts the kernels of a GPU that is not here; `plan_table` keeps the READMEs true. Each is a command: `python -m benchmarks.checks.NAME`.
+"""Do the tests find what they should (`covered`, `mutants`), the readers what is damaged (`fuzz`), a step its GPU (`launches`)?
+`plan_table` keeps the READMEs true. Each is a command: `python -m benchmarks.checks.NAME`.
 Nothing imports from here.
 """
