@@ -633,7 +633,7 @@ ROWS = (
 )  # fmt: skip
 SHARED = ("output_dir", "log_dir", "language")
 # where a trained model is used, and what it may take
-USE = ("memory_budget", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *SHARED)
+USE = ("memory_budget", "weights_in", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *SHARED)
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run")
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {

@@ -168,7 +168,7 @@ def test_what_others_may_still_take() -> None:
 
 
 def test_a_plan_gets_only_flags_that_it_knows() -> None:
-    words = plan_words({"max_steps": "5", "dedup": "near", "train_file": "x", "run_name": "one"})
+    words = plan_words({"max_steps": "5", "port": "1", "train_file": "x", "run_name": "one"})
     assert set(words) == {"--max_steps=5", "--train_file=x", "--run_name=one"}
     assert "--preset=sample" in plan_words({}), "as train without a file"
 

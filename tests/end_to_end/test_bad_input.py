@@ -34,7 +34,7 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "cut Parquet": (["train", "--train_file={data}/cut.parquet"], ["cut.parquet"]),
     "text called Parquet": (["train", "--train_file={data}/text.parquet"], ["text.parquet", "does not begin like"]),
     "broken line": (["train", "--train_file={data}/broken.jsonl"], ["broken.jsonl", "line 3", "skip_bad_rows"]),
-    "wrong column": (["train", "--train_file={data}/columns.jsonl"], ["columns.jsonl", "question", "--text_column"]),
+    "wrong column": (["train", "--train_file={data}/columns.jsonl"], ["columns.jsonl", "first", "--text_column"]),
     "wrong column of pairs": (
         ["train", "--is_finetune=True", "--train_file={data}/columns.jsonl", "--finetune_from={model}"],
         ["columns.jsonl", "--prompt_column"],
@@ -60,7 +60,7 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "unknown metric": (["train", "--train_file={data}/good.jsonl", "--metrics=foo"], ["--metrics = foo, foo is not known"]),
     "a device as data": (["train", "--train_file=/dev/null"], ["--train_file = /dev/null, is no ordinary file"]),
     "blank lines alone": (["train", "--train_file={data}/blank.txt"], ["blank.txt, holds no text", "name a file with"]),
-    "broken lines alone": (["train", "--train_file={data}/torn.jsonl"], ["torn.jsonl", "no line is a JSON object"]),
+    "broken lines alone": (["train", "--train_file={data}/torn.jsonl"], ["torn.jsonl", "holds no JSON object"]),
     "base without a model": (
         ["train", "--train_file={data}/good.jsonl", "--finetune_from={data}/nothing"],
         ["--finetune_from = ", "nothing, holds no config.json"],
@@ -116,7 +116,7 @@ def write_bad_data(data: Path, model: Path) -> None:
     good = [json.dumps({"text": f"row {number} about a river"}) for number in range(50)]
     (data / "good.jsonl").write_text("\n".join(good) + "\n")
     (data / "broken.jsonl").write_text("\n".join([*good[:2], '{"text": "a', *good[2:]]) + "\n")
-    (data / "columns.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    (data / "columns.jsonl").write_text('{"first": "a", "second": "b"}\n')
     (data / "cut_weights").mkdir()
     for path in model.iterdir():
         if path.is_file():

@@ -38,7 +38,7 @@ def talker(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def test_the_model_remembers_its_template(talker: World) -> None:
     stored = json.loads((talker.place.runs / "talk" / "prompt_template.json").read_text("utf8"))
-    assert stored == {"prompt_template": "问：{prompt}\n答：", "source_prefix": "chat: "}
+    assert stored == {"prompt_template": "问：{prompt}\n答：", "source_prefix": "chat: ", "turns": True}
     samples = [event for event in talker.place.events("talk") if event["event"] == "sample"]
     assert samples
     for sample in samples:

@@ -45,7 +45,7 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
             "optimizer": "adamw", "learning_rate": 3e-3, **flags,
         }  # fmt: skip
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
-        begin = start(config, 1 << 40)
+        begin = start(config, 1 << 40, str)
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
         return begin
 

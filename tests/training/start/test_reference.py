@@ -51,7 +51,7 @@ def configure(tmp_path: Path) -> Configure:
 
 def begun(config: Config) -> Start:
     """A run whose folder exists, and nothing else."""
-    begin = start(config, 1 << 40)
+    begin = start(config, 1 << 40, str)
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
     return begin
 
@@ -192,7 +192,7 @@ def test_who_stores_and_who_asks(configure: Configure, tmp_path: Path) -> None:
 
 def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
     with pytest.raises(UserError, match="--finetune_from = auto, there is no trained model"):
-        start(configure(finetune_from="auto"), 1 << 40)
+        start(configure(finetune_from="auto"), 1 << 40, str)
 
 
 def test_they_take_small_steps(configure: Configure) -> None:
