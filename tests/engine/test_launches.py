@@ -70,7 +70,7 @@ def test_the_plan_says_what_is_held(
 ) -> None:
     rows = lengths * 4
     work = TracedWork(WIDE, device, rows, dropout=dropout, saved=saved, dtype=dtype, scores=1 << 26)
-    assert planned_bytes(work) == pytest.approx(trace(work).peak_bytes, rel=0.1)
+    assert 0.9 < planned_bytes(work) / trace(work).peak_bytes < 1.11
 
 
 def test_the_tracer_counts_what_it_should() -> None:
