@@ -69,7 +69,8 @@ class TokenSums:
         """The sums of these tokens, which are on the host."""
         tokens = np.concatenate([part.numpy() for part in ids])
         distinct, counts = np.unique(tokens, return_counts=True)
-        terms, levels = np.argsort(tokens, kind="stable"), []
+        terms = np.argsort(tokens, kind="stable")
+        levels: list[NDArray[np.int64]] = []
         while not levels or counts.max() > 1:
             level, counts = _level(terms, counts)
             levels.append(level)

@@ -95,7 +95,8 @@ class PositionBias(nn.Module):
             buckets = position_buckets(distances, self.bidirectional, count, self.max_distance)
             members = (buckets == torch.arange(count)[:, None]).float()  # (buckets, R)
             ahead = torch.zeros(len(distances)) if self.bidirectional else torch.where(distances > 0, -math.inf, 0.0)
-            self._buckets = longest, *(place(made, self.table.device) for made in (buckets, members, ahead))
+            device = self.table.device
+            self._buckets = longest, place(buckets, device), place(members, device), place(ahead, device)
         _, buckets, members, ahead = self._buckets
         bias: Tensor = _Lookup.apply(self.table, buckets, members)
         return bias if self.bidirectional else bias + ahead

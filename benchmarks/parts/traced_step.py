@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from engine.step import Engine
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import weight_store_for
+from limits import DEVICE_SCORES
 from memory.cost.prediction import Choice, Machine, Work, predict
 from memory.cost.shapes import Shapes
 from model.loss import LossSettings
@@ -47,7 +48,7 @@ class TracedWork:
     micro_batch: int | None = None
     dtype: str = "bfloat16"
     chunk_bytes: int = 32 * 2**20
-    scores: int = ways.DEVICE_SCORES
+    scores: int = DEVICE_SCORES
     optimizer: str = "adafactor"
 
     @property
@@ -128,7 +129,7 @@ def trace(work: TracedWork, steps: int = 2, keeps_calls: bool = False) -> Tracer
     return tracer
 
 
-def lengths_between(count: int, low: int, high: int) -> Sequence[tuple[int, int]]:
+def lengths_between(count: int, low: int, high: int) -> tuple[tuple[int, int], ...]:
     """Rows of random lengths; the target is a quarter of the source."""
     drawn = np.random.default_rng(7).integers(low, high + 1, count)
     return tuple((int(n), max(1, int(n) // 4)) for n in drawn)

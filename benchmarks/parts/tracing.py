@@ -164,7 +164,8 @@ class Tracer(TorchDispatchMode):
 
 def _fused_gradients(args: Any) -> tuple[Tensor, ...]:
     """What the backward of fused attention gives: torch's own function for meta does not take all of its arguments."""
-    q, k, v, has_dbias = *args[1:4], args[-1]
+    q, k, v = args[1:4]
+    has_dbias = args[-1]
     dbias = q.new_empty(len(q), q.shape[2], q.shape[1], k.shape[1]) if has_dbias else q.new_empty(0)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.optimizers.adafactor import EPSILON_SCALE
 from engine.optimizers.base import Optimizer, Step, at_least, row_chunks
+from engine.optimizers.together import EPSILON_SCALE
 from limits import STATE_BLOCK
 
 BETA_1, BETA_2 = 0.9, 0.999

@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.optimizers.adafactor import EPSILON_SCALE, Adafactor
+from engine.optimizers.adafactor import Adafactor
 from engine.optimizers.base import Step, at_least, row_chunks, subtract_
+from engine.optimizers.together import EPSILON_SCALE
 from model.shapes import is_block_matrix
 
 TURNS = 5

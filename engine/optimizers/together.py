@@ -95,7 +95,7 @@ class Together:
 
     def __init__(self, names: Sequence[str], weights: Sequence[Tensor], state: dict[str, Tensor]) -> None:
         self.state, self.device, self.dim = state, weights[0].device, weights[0].dim()
-        shapes = [tuple(w.shape) if w.dim() == 2 else (1, w.numel()) for w in weights]
+        shapes = [(w.shape[0], w.shape[1]) if w.dim() == 2 else (1, w.numel()) for w in weights]
         self.order = sorted(range(len(names)), key=lambda index: shapes[index])
         self.alike = _alike([shapes[index] for index in self.order])
         self.keys = self._keys([names[index] for index in self.order], [shapes[index] for index in self.order])
