@@ -5,7 +5,7 @@
 
 Counted are the kernels that torch starts, the places where the host waits for the device, copies from the host, and what the
 tensors alive take at most, beside what the plan says of it. Nothing is timed, and nothing has run on a GPU: see
-`benchmarks.parts.tracing` for how it is counted.
+`benchmarks.traced.tracing` for how it is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
-from benchmarks.parts.traced_step import TracedWork, lengths_between, planned_bytes, trace
+from benchmarks.traced.traced_step import TracedWork, lengths_between, planned_bytes, trace
 from config import T5ModelConfig
 from settings.precedence import model_presets
 from units import format_size

@@ -21,8 +21,8 @@ import yaml
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.parts.traced_step import TracedWork, trace
-from benchmarks.parts.tracing import Tracer
+from benchmarks.traced.traced_step import TracedWork, trace
+from benchmarks.traced.tracing import Tracer
 from config import T5ModelConfig
 from limits import MPS_INNER
 

@@ -15,16 +15,20 @@ from screen import visible
 from training.processes.launch import is_launched
 
 WAIT_SECONDS = 60
+# where there are no descriptors of processes, a launcher that ended but was not waited for seems to live
 WAITER = f"""
-import os, sys, time
+import os, select, sys, time
 launcher, text = int(sys.argv[1]), sys.argv[2]
 end = time.monotonic() + {WAIT_SECONDS}
-while time.monotonic() < end:
-    try:
-        os.kill(launcher, 0)
-    except OSError:
-        break
-    time.sleep(0.05)
+try:
+    select.select([os.pidfd_open(launcher)], [], [], {WAIT_SECONDS})
+except (AttributeError, OSError):
+    while time.monotonic() < end:
+        try:
+            os.kill(launcher, 0)
+        except OSError:
+            break
+        time.sleep(0.05)
 print(text, file=sys.stderr, flush=True)
 """
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.checks.launches import works
-from benchmarks.parts.traced_step import TracedWork, planned_bytes, trace
-from benchmarks.parts.tracing import Tracer
+from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
+from benchmarks.traced.tracing import Tracer
 from config import T5ModelConfig
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)

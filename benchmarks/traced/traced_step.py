@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.parts.tracing import Tracer
+from benchmarks.traced.tracing import Tracer
 from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
 from devices import ways
