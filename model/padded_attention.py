@@ -25,7 +25,7 @@ from devices.ways import way_of
 from limits import RowGroup, wide_groups
 from model.dropout import Dropout, counters, kept_of, mix, mixed_places, scale_kept
 from model.fused_attention import fused, fused_back, takes_fused
-from model.rows import Rows
+from model.rows import Rows, places_of
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layo
 def _make(queries: Rows, keys: Rows, heads: int, scores: int, device: torch.device) -> Layout:
     plans = list(wide_groups(queries.lengths, keys.lengths, heads, scores))
     places = [
-        [_places(rows, plan.rows, length, plan.places) for plan, length in zip(plans, lengths, strict=True)]
+        [places_of(rows, plan.rows, length, plan.places) for plan, length in zip(plans, lengths, strict=True)]
         for rows, lengths in ((queries, [p.num_queries for p in plans]), (keys, [p.num_keys for p in plans]))
     ]
     sides = [[_side(tokens, there, heads, device) for tokens, there in of] for of in places]
@@ -144,18 +144,6 @@ def _make(queries: Rows, keys: Rows, heads: int, scores: int, device: torch.devi
         )
     homes = [_homes(rows, of, heads, device) for rows, of in zip((queries, keys), places, strict=True)]
     return Layout(tuple(groups), *homes)
-
-
-def _places(
-    rows: Rows, members: tuple[int, ...], length: int, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(count, length): the token of each place, and whether there is one; where there is none, some token's number."""
-    starts, lengths = np.zeros((count, 1), np.int64), np.zeros((count, 1), np.int64)
-    starts[: len(members), 0] = [rows.starts[row] for row in members]
-    lengths[: len(members), 0] = [rows.lengths[row] for row in members]
-    offsets = np.arange(length)[None]
-    there = offsets < lengths
-    return starts + np.where(there, offsets, 0), there
 
 
 def _side(tokens: NDArray[np.int64], there: NDArray[np.bool_], heads: int, device: torch.device) -> Side:

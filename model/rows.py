@@ -133,3 +133,15 @@ class Rows:
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
         """What belongs to each row of (N, ...): B tensors."""
         return values[: self.row_tokens].split(self.lengths)
+
+
+def places_of(
+    rows: Rows, members: tuple[int, ...], length: int, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(size, length): the token of each place of rows laid side by side, and whether there is one; where not, some token's number."""
+    starts, lengths = np.zeros((size, 1), np.int64), np.zeros((size, 1), np.int64)
+    starts[: len(members), 0] = [rows.starts[row] for row in members]
+    lengths[: len(members), 0] = [rows.lengths[row] for row in members]
+    places = np.arange(length)[None]
+    there = places < lengths
+    return starts + np.where(there, places, 0), there

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import limits
-from model.rows import Rows
+from model.rows import Rows, places_of
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def _make(query_rows: Rows, key_rows: Rows, num_heads: int, width: int, device: 
     groups, start, key_start = [], 0, 0
     for group in limits.row_groups(query_rows.lengths, key_rows.lengths, num_heads, width):
         places, num_queries, num_keys = group.places, group.num_queries, group.num_keys
-        queries, live = _places(query_rows, group.rows, num_queries, places)
-        keys, there = _places(key_rows, group.rows, num_keys, places)
+        queries, live = places_of(query_rows, group.rows, num_queries, places)
+        keys, there = places_of(key_rows, group.rows, num_keys, places)
         queries, live = queries[:, ::-1], live[:, ::-1]
         _settle(query_homes, queries, live, start, num_heads, group.block)
         _settle(key_homes, keys, there, key_start, num_heads, num_keys)
@@ -112,18 +112,6 @@ def _make(query_rows: Rows, key_rows: Rows, num_heads: int, width: int, device: 
     key_homes[key_rows.row_tokens :, 0] = key_start * num_heads
     homes = _tensor(query_homes, np.int32, device), _tensor(key_homes, np.int32, device)
     return Layout(tuple(groups), start, key_start, *homes)
-
-
-def _places(
-    rows: Rows, members: tuple[int, ...], length: int, size: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(size, length): the token of each place, and whether there is one."""
-    starts, lengths = np.zeros((size, 1), np.int64), np.zeros((size, 1), np.int64)
-    starts[: len(members), 0] = [rows.starts[row] for row in members]
-    lengths[: len(members), 0] = [rows.lengths[row] for row in members]
-    places = np.arange(length)[None]
-    there = places < lengths
-    return starts + np.where(there, places, 0), there
 
 
 def _settle(

@@ -202,6 +202,14 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def three_saved(run_dir: Path) -> Checkpoints:
+    """A run with saves 1 (the best), 2 and 3, which keeps one beside the best."""
+    checkpoints = Checkpoints(run_dir, keep_latest=1)
+    for step in (1, 2, 3):
+        checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+    return checkpoints
+
+
 @pytest.mark.skipif(os.name == "nt", reason="os.fork")
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("is_best", [False, True])
@@ -209,9 +217,7 @@ def test_a_kill_at_every_single_change_of_the_disk(tmp_path: Path, is_best: bool
     """Saves 1 (the best), 2 and 3; dies while saving 4. Whatever moment that is, latest and best are whole and right."""
     for number in range(1000):
         run_dir = tmp_path / str(number)
-        checkpoints = Checkpoints(run_dir, keep_latest=1)
-        for step in (1, 2, 3):
-            checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+        checkpoints = three_saved(run_dir)
 
         def save(checkpoints: Checkpoints = checkpoints, number: int = number) -> None:
             die_at(number, is_after)
@@ -243,9 +249,7 @@ def test_what_a_kill_after_the_last_save_has_left_undone_is_done_by_the_next_sta
     """A run that has nothing more to do saves nothing more: its links would lead astray, and its old ones stay for good."""
     for number in range(1000):
         run_dir = tmp_path / str(number)
-        checkpoints = Checkpoints(run_dir, keep_latest=1)
-        for step in (1, 2, 3):
-            checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+        checkpoints = three_saved(run_dir)
 
         def save(checkpoints: Checkpoints = checkpoints, number: int = number) -> None:
             die_at(number, is_after)
@@ -274,9 +278,7 @@ def test_a_disk_that_fails_from_any_change_on(tmp_path: Path, failure: int) -> N
     """Full, over its quota, read-only, broken or gone: told in a sentence, the checkpoint before is whole, and the next save is as ever."""
     for number in range(1000):
         run_dir = tmp_path / str(number)
-        checkpoints = Checkpoints(run_dir, keep_latest=1)
-        for step in (1, 2, 3):
-            checkpoints.save(step, write_file(str(step)), is_best=step == 1)
+        checkpoints = three_saved(run_dir)
 
         def save(checkpoints: Checkpoints = checkpoints, number: int = number) -> None:
             start(Fault("error", number, error=failure))
