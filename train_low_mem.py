@@ -134,6 +134,8 @@ def _run(name: str, config: Config) -> None:
     from devices.environment import prepare_environment
 
     prepare_environment()  # before torch is imported
+    if "compiled_kernels" in flags_of(name) and name != "plan":
+        _make_kernels(config)
     for note in config.edited_notes():
         _print_once(note)
     if name in ("train", "dpo"):
@@ -153,6 +155,14 @@ def _run(name: str, config: Config) -> None:
         show(config)
     else:
         getattr(import_module(f"commands.{name}"), name)(config)
+
+
+def _make_kernels(config: Config) -> None:
+    """Compile them where a CPU may compute: now, while this process is small."""
+    if config.run.compiled_kernels and config.run.device in (AUTO, "cpu"):
+        from devices.kernels.build import library_here
+
+        library_here()
 
 
 def _serve(name: str, config: Config) -> None:

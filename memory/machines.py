@@ -14,7 +14,7 @@ from typing import Any
 from config import UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
-from devices.kernels.build import is_possible
+from devices.kernels.build import why_impossible
 from memory.cost.precision import BFLOAT16, FLOAT32
 from memory.cost.prediction import BASE_BYTES, Machine
 from memory.observe.budget import host_limits, installed_bytes, margin_of
@@ -37,11 +37,11 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
     taken = offered if budget == AUTO else min(int(budget), offered)
     # with a budget that is named, what other programs hold does not change the run
     available = lowest if budget == AUTO else installed_bytes()
-    kind, count = processor.here(), computing_threads(threads)
+    kind, count, no_kernels = processor.here(), computing_threads(threads), why_impossible()
     known = machine_file.read(machine_file.key_of("cpu", processor.describe_here()))
     return Machine(
         taken, available, BASE_BYTES, tuple((dtype, kind.rate(dtype, count)) for dtype in DTYPES), speed_class=kind.name,
-        measured=() if known is None else known.rates_with(count), has_kernels=is_possible(),
+        measured=() if known is None else known.rates_with(count), has_kernels=not no_kernels, no_kernels=no_kernels,
         measured_disk=None if folder is None else machine_file.disk_rates(folder),
     )  # fmt: skip
 

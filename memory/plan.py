@@ -251,7 +251,9 @@ def plan(
             *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
             *_fp16_reasons(config, machine, best.choice),
-            *kernel_reasons(best.choice, had_kernels),
+            *kernel_reasons(
+                best.choice, had_kernels, "" if config.run.compiled_kernels is False else machine.no_kernels
+            ),
         ),
     )
 

@@ -39,12 +39,14 @@ def home_reasons(choice: Choice, total: int) -> Iterator[str]:
         )  # fmt: skip
 
 
-def kernel_reasons(choice: Choice, had_kernels: bool) -> Iterator[str]:
+def kernel_reasons(choice: Choice, had_kernels: bool, missing: str) -> Iterator[str]:
     """Whether compiled kernels compute, where that is to be told."""
     if choice.kernels:
         yield say("computes with compiled kernels where they can")
     elif had_kernels:
         yield say("the run computed with compiled kernels, which are not here now: numbers differ in their last places")
+    if not choice.kernels and missing:
+        yield say("computes without compiled kernels: {missing}", missing=missing)
 
 
 def dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Precision | None) -> Iterator[str]:

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from devices import machine_file, processor
@@ -49,21 +50,35 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
     return path
 
 
-def is_possible(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether there are kernels here, or all that is needed to make them; nothing is made."""
+@lru_cache(maxsize=1)
+def library_here() -> tuple[Path | None, str]:
+    """This process's library, looked for or made once.
+
+    A command that computes calls it before torch is imported: a compiler beside a process that has grown could exceed the
+    limit that both run under, and what was refused then is not tried again when there is less room.
+
+    Returns:
+        the library, or None and why there is none.
+    """
+    try:
+        return library(), ""
+    except NoKernels as reason:
+        return None, str(reason)
+
+
+def why_impossible(environ: Mapping[str, str] = os.environ) -> str:
+    """What is missing to have kernels here; empty where nothing is. Nothing is made."""
     try:
         _ingredients(environ)
-    except NoKernels:
-        return False
-    return True
+    except NoKernels as reason:
+        return str(reason)
+    return ""
 
 
 def describe(environ: Mapping[str, str] = os.environ) -> str:
     """Whether there are kernels here, in words; nothing is made."""
-    try:
-        return f"by {_ingredients(environ)[1]}"
-    except NoKernels as reason:
-        return f"none: {reason}"
+    missing = why_impossible(environ)
+    return f"none: {missing}" if missing else f"by {compiler_of(environ)}"
 
 
 def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from devices.kernels.build import NoKernels, library
+from devices.kernels.build import library_here
 from devices.ways import is_host
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
@@ -267,9 +267,10 @@ def why_none() -> str | None:
 
 @lru_cache(maxsize=1)
 def _loaded() -> tuple[Kernels | None, str | None]:
+    path, reason = library_here()
     try:
-        return Kernels(str(library())), None
-    except (NoKernels, OSError) as error:
+        return (Kernels(str(path)), None) if path else (None, reason)
+    except OSError as error:
         return None, str(error)
 
 

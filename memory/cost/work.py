@@ -45,7 +45,7 @@ class Machine:
         fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
-        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
+        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`). no_kernels: why a CPU has none.
         disk_rates: bytes a second that are read from and written to the disk: nominal. measured_disk: as measured here.
         host_bytes: RAM that checkpointed activations and weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
@@ -64,6 +64,7 @@ class Machine:
     speed_class: str = AVX2.name
     measured: tuple[tuple[str, float], ...] = ()
     has_kernels: bool = False
+    no_kernels: str = ""
     disk_rates: tuple[float, float] = (1e9, 5e8)
     measured_disk: tuple[float, float] | None = None
 

@@ -20,7 +20,7 @@ from model.layers import RMSNorm
 from model.loss import LossSettings, loss_and_gradients
 from model.rows import Rows
 
-needs_kernels = pytest.mark.skipif(not build.is_possible(), reason="no compiled kernels here")
+needs_kernels = pytest.mark.skipif(bool(build.why_impossible()), reason="no compiled kernels here")
 
 
 @needs_kernels
@@ -58,7 +58,7 @@ def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(NoKernels, match="apt install gcc"):
         build.compiler_of({})
-    assert not build.is_possible({})
+    assert build.why_impossible({})
 
 
 def test_without_the_runtime_of_torch_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from devices.kernels import build
 from tests.end_to_end.conftest import SHAPE, World
 from tests.end_to_end.running import ENVIRONMENT
 
@@ -91,3 +92,20 @@ def test_a_limit_that_is_lowered_while_it_runs_is_survived(world: World, group: 
     assert records and records[0]["reason"] in ("budget", "pressure")
     ours, theirs = place.losses("lowered"), place.losses("undisturbed")
     assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.skipif(bool(build.why_impossible()), reason="no compiled kernels here")
+def test_kernels_are_compiled_before_the_process_has_grown(world: World, tmp_path: Path) -> None:
+    """The compiler shares the limit that the run is under: it comes before torch, and after a failure not again."""
+    compiler, seen = tmp_path / "compiler", tmp_path / "seen"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-c*) grep -c libtorch /proc/$PPID/maps >> {seen};; esac\necho none here >&2; exit 1\n'
+    )
+    compiler.chmod(0o755)
+    environ = {**ENVIRONMENT, "CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = world.place.command(
+        "train", *SHAPE, f"--train_file={world.text}", "--max_steps=2", "--run_name=no_compiler"
+    )
+    done = subprocess.run([sys.executable, *words], env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "none here" in done.stdout + done.stderr, done.stdout + done.stderr
+    assert seen.read_text().split() == ["0"]

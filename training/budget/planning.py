@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from devices.base import Device, name_of
-from devices.kernels.calls import kernels
+from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from devices.measuring import known_speed, measure
 from devices.ways import way_of
@@ -110,6 +110,7 @@ def machine_of(
         fuses_attention=way.is_fused,
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
+        no_kernels=(why_none() or "") if device.name == "cpu" else "",
         measured_disk=None if folder is None else disk_rates(folder),
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
     )
