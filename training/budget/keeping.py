@@ -161,8 +161,9 @@ class Keeper:
 
     def _watch_growth(self, step: int) -> None:
         """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
-        growth = self._growth.after_step(self._monitor.pressure())
-        left = self._growth.steps_left(growth, self._peak_share())
+        peak = self._peak_share()
+        growth = self._growth.after_step(self._monitor.pressure(), peak)
+        left = self._growth.steps_left(growth, peak)
         if left is None:
             return
         pace = format_size(int(growth * self._monitor.budget_bytes))
