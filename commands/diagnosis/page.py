@@ -20,14 +20,29 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 def print_report(report: dict[str, Any], console: Console | None = None) -> None:
     """Print everything for people."""
-    console = console or Console(highlight=False, file=raw(sys.stdout))
+    print_machine(report, console)
+    print_findings(report, console)
+
+
+def print_machine(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print what is known before a model is tried, which may take minutes."""
+    console = console or _screen()
     console.print(_table("this machine", list(machine_rows(report))))
     if report["devices"]:
         console.print(_device_table(report["devices"]))
+
+
+def print_findings(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print what a model takes here, and the advice."""
+    console = console or _screen()
     if report["trials"]:
         console.print(_trial_table(report))
     advice = report["advice"] or ["nothing stands out: this machine does what it can"]
     console.print(_table("advice", [("-", sentence) for sentence in advice]))
+
+
+def _screen() -> Console:
+    return Console(highlight=False, file=raw(sys.stdout))
 
 
 def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ machine with swap it would not fail but stall everything.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from memory.cost.shapes import Shapes
 from memory.plan import Plan, plan
 from memory.probe import ProbeRequest, ProbeResult, probe
 from settings.fields import AUTO
+from training.report.wording import about
 
 TRIAL_SECONDS = 120.0  # longest trial
 STEPS_OF_A_TRIAL = 6  # what a probe does takes about as long as this many steps
@@ -103,10 +104,14 @@ def _changed(base: Config, rows: int, **values: Any) -> Config:
     return base.changed(**batch, **values)
 
 
-def run_trials(trials: list[Trial], machine: Machine) -> Iterator[Result]:
-    """Run one after the other; the first that runs also tells what the model takes once it is loaded."""
+def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], object]) -> Iterator[Result]:
+    """Run one after the other; the first that runs also tells what the model takes once it is loaded.
+
+    Args:
+        tell: called with a line before each that runs.
+    """
     has_loaded = False
-    for trial in trials:
+    for number, trial in enumerate(trials, 1):
         try:
             planned, shapes = planned_for(trial.config, machine)
         except DoesNotFit as error:
@@ -117,6 +122,8 @@ def run_trials(trials: list[Trial], machine: Machine) -> Iterator[Result]:
             outcome = f"not tried: a step would take about {planned.seconds:.0f} s"
             yield Result(trial.kind, trial.label, planned.peak_bytes, None, planned.seconds, outcome=outcome)
             continue
+        time = about(expected, expected, expected)
+        tell(f"  {number} of {len(trials)}: {trial.kind} {trial.label}, {time} and the start of its process")
         steps = tuple(tuple(step) for step in shapes.worst_steps(planned.choice.batch_size_per_gpu))
         evaluation = shapes.worst_steps(planned.choice.eval_batch_size_per_gpu)[0][0]
         measured = probe(ProbeRequest(trial.config, planned.choice, steps, evaluation), None, TRIAL_SECONDS)
