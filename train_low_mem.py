@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
-from language import speak
+from language import join, say, speak
 from screen import guard, visible
 from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
@@ -212,13 +212,13 @@ def _may_be_empty(facts: Mapping[str, Any]) -> bool:
 
 def _print_refusal(name: str, error: UserError) -> None:
     if isinstance(error, OverBudget):
-        heading = "done, but over its memory budget"
+        heading = say("done, but over its memory budget")
     elif isinstance(error, DoesNotFit):
-        heading = "does not fit the memory budget"
+        heading = say("does not fit the memory budget")
     else:
         heading = counted(len(error.problems), "problem")
     lines = [f"  {line}" for problem in error.problems for line in problem.splitlines()]
-    _print_once("\n".join([f"{name or 'train_low_mem.py'}: {heading}", *lines]))
+    _print_once("\n".join([join(": ", [name or "train_low_mem.py", heading]), *lines]))
 
 
 def _print_once(text: str) -> None:
@@ -251,7 +251,8 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
             print(f"{text}\n{place}: {unwritable}", file=sys.stderr)
             return
     summary = " ".join(str(error).split())[:200]
-    print(f"unforeseen {type(error).__name__}: {summary}; the traceback is in {place}", file=sys.stderr)
+    told = "unforeseen {error}: {summary}; the traceback is in {place}"
+    print(say(told, error=type(error).__name__, summary=summary, place=place), file=sys.stderr)
 
 
 def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:

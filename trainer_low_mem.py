@@ -83,7 +83,8 @@ class LowMemTrainer:
         if self.config.run.num_threads != AUTO:
             torch.set_num_threads(int(self.config.run.num_threads))
         with ExitStack() as stack:
-            stack.enter_context(Peers(self.accelerator.process_index, self.accelerator.num_processes))
+            self.peers = Peers(self.accelerator.process_index, self.accelerator.num_processes)
+            stack.enter_context(self.peers)
             self._open(stack)
             self._loop()
             return self._finish()
@@ -100,6 +101,7 @@ class LowMemTrainer:
         opening = open_run(self.config, budget, device, accelerator, monitor, owner)
         start, plan = opening.start, opening.plan
         self.config = config = start.config
+        self.peers.resume = resume_command(config)
         self.steps = opening.steps
         trackers = stack.enter_context(Trackers(accelerator, config))
         self.journal = journal = Journal(

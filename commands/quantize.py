@@ -21,6 +21,7 @@ from data.batches.loader import StepLoader
 from engine.checkpointing import Checkpointing
 from engine.walk import Walk
 from engine.weights import weight_store_for
+from language import say
 from model import hf_format
 from model.lora.adapter import merge as merge_adapters
 from model.loss import LossSettings
@@ -90,12 +91,26 @@ def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
     largest = float((after.logits - before.logits).abs().max())
     share = float((after.logits - before.logits).norm() / before.logits.norm())
     Progress(1).table(
-        "int8 weights",
+        say("int8 weights"),
         [
-            ("folder", output),
-            ("weights", f"{format_size(before.size)} -> {format_size(after.size)}"),
-            ("loss", f"{before.loss:.4f} -> {after.loss:.4f} ({after.loss - before.loss:+.4f}) on {rows}"),
-            ("logits", f"differ by at most {largest:.3f}, {share:.1e} of their norm"),
-            ("next", f"python train_low_mem.py generate --model={output} --input='...'"),
+            (say("folder"), output),
+            (say("weights"), f"{format_size(before.size)} -> {format_size(after.size)}"),
+            (
+                say("loss"),
+                say(
+                    "{before} -> {after} ({change}) on {rows}",
+                    before=f"{before.loss:.4f}",
+                    after=f"{after.loss:.4f}",
+                    change=f"{after.loss - before.loss:+.4f}",
+                    rows=rows,
+                ),
+            )(  # fmt: skip,
+                say("logits"),
+                say(
+                    "differ by at most {largest}, {share} of their norm",
+                    largest=f"{largest:.3f}",
+                    share=f"{share:.1e}",
+                ),
+            )(say("next"), f"python train_low_mem.py generate --model={output} --input='...'"),  # fmt: skip,
         ],
     )

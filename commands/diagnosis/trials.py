@@ -15,6 +15,7 @@ from typing import Any
 
 from config import Config, DoesNotFit
 from data.batches.objectives import lengths_of
+from language import english
 from memory.cost.prediction import Machine
 from memory.cost.shapes import Shapes
 from memory.plan import Plan, plan
@@ -135,7 +136,7 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
 
 def _need_of(refusal: DoesNotFit) -> str:
     """What the refusal says is needed, without its parts."""
-    return refusal.problems[0].rpartition(": ")[2].partition(" (")[0]
+    return str(english(refusal.problems[0])).rpartition(": ")[2].partition(" (")[0]
 
 
 def planned_for(config: Config, machine: Machine) -> tuple[Plan, Shapes]:

@@ -128,7 +128,9 @@ def _cut(config: Config, kind: str, cut: int, rows: int, of_first: bool = False)
     if kind == STREAM or not rows:
         return ""
     limits = lengths_of(config.data, kind)
-    longest = f"--max_seq_len={limits.input_tokens} or --max_target_len={limits.target_tokens}"
+    longest = say(
+        "--max_seq_len={input} or --max_target_len={target}", input=limits.input_tokens, target=limits.target_tokens
+    )
     values = {"cut": f"{cut:,}", "rows": counted(rows, "row"), "share": f"{cut / rows:.1%}", "longest": longest}
     if of_first:
         return say("{cut} of the first {rows} ({share}) are longer than {longest}, and cut there", **values)

@@ -17,7 +17,9 @@ WINDOW = 8  # steps of the shortest third
 TIMES = (1, 2, 4, 8)  # windows of a third
 LEAST_SHARE = 0.002  # of the budget from third to third: less is noise
 STANDARD_ERRORS = 3.0  # from third to third, twice in a row: by chance less than once in a million times
-PLAIN_SHARE = 0.05  # of the budget in a stretch: so much is growth though an early peak, of loading or evaluating, hides it
+PLAIN_SHARE = (
+    0.05  # of the budget in a stretch: so much is growth though an early peak, of loading or evaluating, hides it
+)
 FORESIGHT = 200  # steps
 
 

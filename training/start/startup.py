@@ -18,6 +18,7 @@ from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from model import hf_format
 from model.formats.checksums import refuse_damaged
 from settings.fields import AUTO, counted
@@ -101,7 +102,10 @@ def start(config: Config, available_bytes: int, tell: Callable[[str], object]) -
     train, validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
     if 0 < validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         notes.append(
-            f"held out for evaluation: {counted(validation.num_rows, 'row')}; its numbers say little, name a --validation_file"
+            say(
+                "held out for evaluation: {rows}; its numbers say little, name a --validation_file",
+                rows=counted(validation.num_rows, "row"),
+            )
         )
     # one that was stopped before its first checkpoint begins again with the model that it goes on from
     is_resumed = run_dir is not None and base is not None and base.parent == Checkpoints(run_dir, 1).folder
@@ -162,7 +166,8 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 "it does not match; use the tokenizer that the model was trained with"
             )
         model = dataclasses.replace(model, vocab_size=math.ceil(tokenizer.size / 64) * 64)
-        notes.append(f"vocab_size = {model.vocab_size}, to hold the tokenizer's {tokenizer.size} tokens")
+        told = "vocab_size = {rows}, to hold the tokenizer's {tokens} tokens"
+        notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
     if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
         if base is not None:
             raise UserError(

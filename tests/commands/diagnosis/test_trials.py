@@ -67,7 +67,9 @@ def test_each_trial_is_one_micro_batch_of_full_rows(machine: Machine, asked: lis
 
 
 def test_what_does_not_fit_is_told_and_not_tried(machine: Machine, asked: list[ProbeRequest]) -> None:
-    (result,) = run_trials([Trial("step", "as planned", settings(memory_budget="64M"))], with_budget(machine, 64 * MIB), print)
+    (result,) = run_trials(
+        [Trial("step", "as planned", settings(memory_budget="64M"))], with_budget(machine, 64 * MIB), print
+    )
     assert result.outcome.startswith("does not fit: the least it needs is about") and asked == []
     assert result.predicted_bytes is None and result.measured_bytes is None
 
