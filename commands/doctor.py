@@ -21,6 +21,7 @@ from commands.diagnosis.trials import run_trials, trials_of
 from config import Config, T5ModelConfig, UserError
 from data.prepare.child import call_in_child
 from devices import machine_file
+from language import english, say
 from memory.cost.prediction import Machine
 from memory.homes import weights_folder
 from memory.machines import this_machine
@@ -53,11 +54,16 @@ def doctor(config: Config) -> None:
     was_stopped = measures and not report["problem"] and not _try_model(config, report)
     report["advice"] = advice_for(report)
     if config.plan.json:
-        print(json.dumps(report, indent=1))
+        print(json.dumps(_in_english(report), indent=1))
     else:
         print_findings(report)
     if was_stopped:
         raise KeyboardInterrupt
+
+
+def _in_english(report: dict[str, Any]) -> dict[str, Any]:
+    trials = [{name: english(value) for name, value in trial.items()} for trial in report["trials"]]
+    return {**report, "trials": trials, "advice": [english(sentence) for sentence in report["advice"]]}
 
 
 def _of_model(config: Config) -> Config:
@@ -108,7 +114,8 @@ def _try_model(config: Config, report: dict[str, Any]) -> bool:
     trials = trials_of(config, machine)
     named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
     report |= {"model": named, "budget_bytes": machine.budget_bytes}
-    print(f"trying {named}: {counted(len(trials), 'trial')}; Ctrl-C shows what is known till then", file=sys.stderr)
+    told = "trying {model}: {trials}; Ctrl-C shows what is known till then"
+    print(say(told, model=named, trials=counted(len(trials), "trial")), file=sys.stderr)
     try:
         for result in run_trials(trials, machine, partial(print, file=sys.stderr, flush=True)):
             report["trials"].append(result.as_dict())

@@ -15,7 +15,7 @@ from typing import Any
 
 from config import Config, DoesNotFit
 from data.batches.objectives import lengths_of
-from language import english
+from language import english, join, say
 from memory.cost.prediction import Machine
 from memory.cost.shapes import Shapes
 from memory.plan import Plan, plan
@@ -42,6 +42,11 @@ class Trial:
     kind: str
     label: str
     config: Config
+
+
+def trial_name(kind: str, label: str) -> str:
+    """What is tried, in words."""
+    return join(" ", [say(kind), say(label)])
 
 
 @dataclass(frozen=True)
@@ -116,15 +121,16 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
         try:
             planned, shapes = planned_for(trial.config, machine)
         except DoesNotFit as error:
-            yield Result(trial.kind, trial.label, outcome=f"does not fit: {_need_of(error)}")
+            yield Result(trial.kind, trial.label, outcome=say("does not fit: {need}", need=_need_of(error)))
             continue
         expected = planned.seconds * STEPS_OF_A_TRIAL * planned.choice.accumulation_passes
         if expected > TRIAL_SECONDS:
-            outcome = f"not tried: a step would take about {planned.seconds:.0f} s"
+            outcome = say("not tried: a step would take about {seconds} s", seconds=f"{planned.seconds:.0f}")
             yield Result(trial.kind, trial.label, planned.peak_bytes, None, planned.seconds, outcome=outcome)
             continue
-        time = about(expected, expected, expected)
-        tell(f"  {number} of {len(trials)}: {trial.kind} {trial.label}, {time} and the start of its process")
+        told = "  {number} of {count}: {trial}, {time} and the start of its process"
+        name, time = trial_name(trial.kind, trial.label), about(expected, expected, expected)
+        tell(say(told, number=number, count=len(trials), trial=name, time=time))
         steps = tuple(tuple(step) for step in shapes.worst_steps(planned.choice.batch_size_per_gpu))
         evaluation = shapes.worst_steps(planned.choice.eval_batch_size_per_gpu)[0][0]
         measured = probe(ProbeRequest(trial.config, planned.choice, steps, evaluation), None, TRIAL_SECONDS)
