@@ -140,7 +140,7 @@ class Encoder:
 
     def notes(self, bad_rows: BadRows) -> list[str]:
         """What the user should know in the end."""
-        longest, notes = self.config.data.max_seq_len, []
+        longest, notes = self.config.data.max_seq_len, list[str]()
         if self.cut:
             notes.append(
                 say(

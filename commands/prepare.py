@@ -25,18 +25,16 @@ def prepare(config: Config) -> None:
         return
     prepared = data.prepare.preparing.prepare(config)
     folder = prepared.train_dir.parent
-    rows = [
+    rows: list[tuple[str, str]] = [
         (say("folder"), str(folder)), (say("objective"), prepared.objective), (say("tokenizer"), str(prepared.tokenizer_dir))
     ]  # fmt: skip
     rows += [(name.replace("_", " "), f"{count:,}") for name, count in prepared.counts.items() if count]
     manifest = Manifest.of(prepared.train_dir)
     for column, facts in manifest.lengths(prepared.train_dir.name).items():
         known = {name: f"{facts[name]:,}" for name in ("mean", "longest", "longest_uncut")}
+        told_lengths = say("mean {mean}, longest {longest}", **known)
         if facts["longest_uncut"] > facts["longest"]:
             told_lengths = say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
-        else:
-            known.pop("longest_uncut")
-            told_lengths = say("mean {mean}, longest {longest}", **known)
         rows.append((say("tokens of {column}", column=column), told_lengths))
     for reason, entry in manifest.content["dropped"].items():
         samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])

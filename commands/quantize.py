@@ -90,27 +90,19 @@ def _measure(model: T5, config: Config, loader: StepLoader) -> Measured:
 def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
     largest = float((after.logits - before.logits).abs().max())
     share = float((after.logits - before.logits).norm() / before.logits.norm())
+    differ = say("differ by at most {largest}, {share} of their norm", largest=f"{largest:.3f}", share=f"{share:.1e}")
+    losses = {
+        "before": f"{before.loss:.4f}",
+        "after": f"{after.loss:.4f}",
+        "change": f"{after.loss - before.loss:+.4f}",
+    }
     Progress(1).table(
         say("int8 weights"),
         [
             (say("folder"), output),
             (say("weights"), f"{format_size(before.size)} -> {format_size(after.size)}"),
-            (
-                say("loss"),
-                say(
-                    "{before} -> {after} ({change}) on {rows}",
-                    before=f"{before.loss:.4f}",
-                    after=f"{after.loss:.4f}",
-                    change=f"{after.loss - before.loss:+.4f}",
-                    rows=rows,
-                ),
-            )(  # fmt: skip,
-                say("logits"),
-                say(
-                    "differ by at most {largest}, {share} of their norm",
-                    largest=f"{largest:.3f}",
-                    share=f"{share:.1e}",
-                ),
-            )(say("next"), f"python train_low_mem.py generate --model={output} --input='...'"),  # fmt: skip,
+            (say("loss"), say("{before} -> {after} ({change}) on {rows}", rows=rows, **losses)),
+            (say("logits"), differ),
+            (say("next"), f"python train_low_mem.py generate --model={output} --input='...'"),
         ],
     )

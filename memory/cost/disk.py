@@ -121,7 +121,7 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
     """
     free = free_bytes(output_dir)
     place = say("--output_dir = {folder}, has {size} free", folder=output_dir, size=format_size(free))
-    problems = []
+    problems = list[str]()
     if free < need.least_bytes:
         size = format_size(need.checkpoint_bytes)
         if need.least_bytes > need.checkpoint_bytes:
