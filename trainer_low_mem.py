@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import torch
 from accelerate import Accelerator
 
 import devices
@@ -21,7 +20,6 @@ from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
 from memory.observe.monitor import Monitor
-from settings.fields import AUTO
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.ownership import Ownership
@@ -29,7 +27,7 @@ from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, agreed_budget, headline, open_run
+from training.opening import agree_on_kernels, agreed_budget, headline, open_run, set_threads
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
 from training.processes.last_word import say_after_launcher
@@ -80,8 +78,7 @@ class LowMemTrainer:
             cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(self.config) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
-        if self.config.run.num_threads != AUTO:
-            torch.set_num_threads(int(self.config.run.num_threads))
+        set_threads(self.config)
         with ExitStack() as stack:
             self.peers = Peers(self.accelerator.process_index, self.accelerator.num_processes)
             stack.enter_context(self.peers)
@@ -99,7 +96,7 @@ class LowMemTrainer:
         )
         owner = stack.enter_context(Ownership())
         opening = open_run(self.config, budget, device, accelerator, monitor, owner)
-        start, plan = opening.start, opening.plan
+        start, plan, budget = opening.start, opening.plan, opening.budget
         self.config = config = start.config
         self.peers.resume = resume_command(config)
         self.steps = opening.steps

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 
 from config import Config
@@ -41,7 +42,7 @@ from training.processes.launch import local_processes
 from training.report.progress import Progress
 from training.start.preference import is_preference_run
 from training.start.resolving import RunSpec
-from training.start.resuming import find_run_to_resume, goes_on
+from training.start.resuming import find_run_to_resume, goes_on, resumed_config
 from training.start.schedules import Steps
 from training.start.startup import Start, lasting_settings, start
 
@@ -104,6 +105,12 @@ def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> B
     return replace(budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device))
 
 
+def set_threads(config: Config) -> None:
+    """Let torch compute with as many threads as the user has named."""
+    if config.run.num_threads != AUTO:
+        torch.set_num_threads(int(config.run.num_threads))
+
+
 def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
     """Compiled kernels are used by all processes or by none: weights that all update alike must stay the same bits."""
     use(config.run.compiled_kernels is not False)
@@ -131,6 +138,8 @@ def open_run(
     config, notes = config.changed(is_keep_training=agree_on(accelerator, resumes)), list[str]()
     if config.train.is_keep_training:
         notes = by_main(accelerator, partial(_reopen, config, owner))
+        budget = _as_begun(resumed_config(config, find_run_to_resume(config)), device, accelerator)
+        monitor.watch(budget.host_bytes, budget.device_bytes)
     else:
         config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
@@ -183,6 +192,17 @@ def _reopen(config: Config, owner: Ownership) -> list[str]:
         )
     with writing("output_dir", config.run.output_dir):
         return checkpoints.intact()[1]
+
+
+def _as_begun(begun: Config, device: Device, accelerator: Accelerator) -> Budget:
+    """Let this process work as the run that goes on was told to: with its threads and kernels, and inside its budget.
+
+    Args:
+        begun: the settings that the run has saved, under the flags of this start.
+    """
+    set_threads(begun)
+    agree_on_kernels(begun, accelerator)
+    return agreed_budget(begun, device, accelerator)
 
 
 def _check_one_step(begin: Start, accelerator: Accelerator) -> None:

@@ -71,9 +71,11 @@ class Monitor:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, budget_bytes: int) -> None:
-        """Hold memory against another host budget from now on."""
+    def watch(self, budget_bytes: int, device_budget_bytes: int | None = None) -> None:
+        """Hold memory against another host budget from now on, and where one is given against another of the device."""
         self.budget_bytes = budget_bytes
+        if device_budget_bytes is not None:
+            self.device_budget_bytes = device_budget_bytes
 
     def report_to(self, on_record: Callable[[dict[str, Any]], None]) -> None:
         """Call this with every record from now on."""
