@@ -78,8 +78,9 @@ def _dispatch(arguments: list[str]) -> int:
         return 2
     if not name:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{arguments[0]}, is no command; the first word is one of: {', '.join(COMMANDS)}{hint}")
+        hint = say("; did you mean {near}?", near=near[0]) if near else ""
+        told = "{word}, is no command; the first word is one of: {commands}{hint}"
+        raise UserError(say(told, word=arguments[0], commands=", ".join(COMMANDS), hint=hint))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire
@@ -179,20 +180,21 @@ def _serve(name: str, config: Config) -> None:
 
 def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:
     """Check everything that was typed, so that all problems are told at once."""
-    problems = [f"{word.lstrip(NO_VALUE)}, is unexpected; settings are written --name=value" for word in unexpected]
+    problems = [_unexpected(word.lstrip(NO_VALUE), name) for word in unexpected]
     taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
     switches = {flag for flag, facts in taken.items() if facts["kind"] is bool}
     raw: dict[str, str] = {}
     for flag, value in flags.items():
         positive = flag.removeprefix("no").lstrip("_")
         if flag not in taken and flag.startswith("no") and positive in switches:
-            problems.append(f"--{flag}: no such flag; write --{positive}=False")
+            problems.append(say("--{flag}: no such flag; write --{positive}=False", flag=flag, positive=positive))
         elif flag in switches and value == NO_VALUE:
             raw[flag] = "True"
         elif flag in ("config", "preset", "model_preset") and value in (NO_VALUE, ""):
-            problems.append(f"--{flag}, needs a value")
+            problems.append(say("--{flag}, needs a value", flag=flag))
         elif flag in taken and (value == NO_VALUE or (value == "" and not _may_be_empty(taken[flag]))):
-            problems.append(f"--{flag}, needs a value; allowed: {allowed(taken[flag])}")
+            told = "--{flag}, needs a value; allowed: {allowed}"
+            problems.append(say(told, flag=flag, allowed=allowed(taken[flag])))
         else:
             raw[flag] = value.strip(NO_VALUE)
     try:
@@ -203,6 +205,14 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
         raise UserError(*problems)
     speak(config.run.language)
     return config
+
+
+def _unexpected(word: str, command: str) -> str:
+    """What is said of a word that is no flag; a file or folder that is there was meant for the setting that takes one."""
+    takes = next((flag for flag in ("train_file", "model") if flag in flags_of(command)), "")
+    if takes and Path(word).exists():
+        return say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes)
+    return say("{word}, is unexpected; settings are written --name=value", word=word)
 
 
 def _may_be_empty(facts: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from engine.checkpointing import Checkpointing
 from engine.homes.making import resting_store
 from engine.walk import Walk
 from engine.weights import weight_store_for
+from language import say
 from memory.cost.generation import Weights, Writing, most_rows, predict_generation
 from memory.cost.homes import away_bytes, slots_bytes
 from memory.cost.work import FILE, Choice, Machine, Work
@@ -149,7 +150,10 @@ def find_model(config: Config) -> Path:
     folder = model_folder(named) or Path(named)
     if not folder.is_dir():
         raise UserError(
-            f"--model = {named}, no such folder; name one with config.json, model.safetensors and tokenizer.json"
+            say(
+                "--model = {folder}, no such folder; name one with config.json, model.safetensors and tokenizer.json",
+                folder=named,
+            )
         )
     return folder
 

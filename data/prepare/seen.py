@@ -107,9 +107,10 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
         table.append((say("columns"), f"{columns[0]} -> {', '.join(columns[1:])} (--prompt_column, --response_column)"))
     for row in rows:
         for place, text in enumerate(row.texts):
-            tokens = f" ({counted(row.tokens[place], 'token')})" if row.tokens else ""
-            side = say("decoder") if place else say("encoder")
-            table.append((side, shown(text) + tokens))
+            side, cell = say("decoder") if place else say("encoder"), shown(text)
+            if row.tokens:
+                cell = say("{text} ({tokens})", text=cell, tokens=counted(row.tokens[place], "token"))
+            table.append((side, cell))
     return table
 
 

@@ -26,6 +26,7 @@ from data.sources.lines import (
 )
 from data.sources.tables import check_types, table_batches, table_columns, table_keys
 from data.text.conversations import TurnsColumn, check_pair, turns_text
+from language import join, say
 from settings.fields import UserError, counted, listed
 
 BATCH_ROWS = 256
@@ -57,7 +58,7 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
 def _first_object(source: Source) -> dict[str, Any]:
     bad_rows = BadRows(skip=True)
     first = next(objects(source, bad_rows), None)
-    if first is None and bad_rows.examples and GBK_REMEDY in bad_rows.examples[0]:
+    if first is None and bad_rows.examples and say(GBK_REMEDY) in bad_rows.examples[0]:
         raise UserError(bad_rows.examples[0])
     if first is None:
         raise UserError(
@@ -299,7 +300,8 @@ def _not_utf8(cells: Sequence[str]) -> str:
     try:
         raw.decode("utf8")
     except UnicodeDecodeError as error:
-        return f"is not UTF-8; {GBK_REMEDY}" if is_gbk(error.object) else "is not UTF-8"
+        told = say("is not UTF-8")
+        return join("; ", [told, say(GBK_REMEDY)]) if is_gbk(error.object) else told
     return "is not UTF-8"
 
 
@@ -310,10 +312,12 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
     for number, cells in rows:
         if len(cells) != len(header):
             bad_rows.add(
-                source.path, f"line {number}", f"has {counted(len(cells), 'cell')}, the header has {len(header)}"
+                source.path,
+                say("line {number}", number=number),
+                f"has {counted(len(cells), 'cell')}, the header has {len(header)}",
             )
         elif not all(_encodable(cells[place]) for place in places):
-            bad_rows.add(source.path, f"line {number}", _not_utf8(cells))
+            bad_rows.add(source.path, say("line {number}", number=number), _not_utf8(cells))
         else:
             named = zip(columns, (cells[place] for place in places), strict=True)
             try:
@@ -322,6 +326,6 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
                 )
                 check_pair(columns, row)
             except ValueError as error:
-                bad_rows.add(source.path, f"line {number}", str(error))
+                bad_rows.add(source.path, say("line {number}", number=number), str(error))
             else:
                 yield row

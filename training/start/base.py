@@ -148,7 +148,8 @@ def _named_base(config: Config, named: str) -> Path:
             return download(named, fetched)
         if _holds_model(fetched):
             raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; name that")
-        raise UserError(f"--finetune_from = {named}, no such folder; {how_to_fetch(named, fetched)}")
+        told = "--finetune_from = {folder}, no such folder; {how}"
+        raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
     if folder.is_dir():
         pickled = any(folder.glob("pytorch_model*.bin"))
         hint = f"; turn its pytorch_model.bin into it: {_convert(folder)}" if pickled else ""
