@@ -27,7 +27,7 @@ SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, 
 class Kind(NamedTuple):
     """The files of one format: the index of shards, single files by choice, and the ending of all."""
 
-    index: str
+    index_file: str
     names: tuple[str, ...]
     ending: str
 
@@ -65,7 +65,7 @@ class TensorHeaders:
 
     def _shards(self) -> list[str]:
         for kind in self._kinds():
-            if (self.path / kind.index).exists():
+            if (self.path / kind.index_file).exists():
                 return self._indexed(*kind)
             for name in kind.names:
                 if (self.path / name).exists():
