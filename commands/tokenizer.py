@@ -21,7 +21,7 @@ def tokenizer(config: Config) -> None:
     Raises:
         UserError: there is one already, the data cannot be read, or the folder cannot be written.
     Memory:
-        a few times `tokenizer_sample`.
+        that of `data.prepare.room`.
     """
     given = config.data.tokenizer_dir
     folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)

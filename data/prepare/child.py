@@ -39,9 +39,7 @@ def call_in_child(function: Callable[..., Result], *arguments: Any) -> Result:
     if done.returncode in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if done.returncode == -getattr(signal, "SIGKILL", 9):
-        raise DoesNotFit(
-            f"{name} was killed by the system, most likely for lack of memory; free some or lower --tokenizer_sample"
-        )
+        raise DoesNotFit(f"{name} was killed by the system, most likely for lack of memory; free some")
     if done.returncode != 0:
         raise RuntimeError(f"{name} failed in its process with exit code {done.returncode}; its messages stand above")
     answer: tuple[list[str] | None, Result] = pickle.loads(done.stdout)
