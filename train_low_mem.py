@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,7 @@ def _run(name: str, config: Config) -> None:
     for note in config.edited_notes():
         _print_once(note)
     if name in ("train", "dpo"):
-        from trainer_low_mem import LowMemTrainer
-
-        if told := LowMemTrainer(config).train().over_budget():
-            raise OverBudget(told)
+        _train(config)
     elif name in ("board", "serve"):
         _serve(name, config)
     elif name == "runs":
@@ -156,6 +154,19 @@ def _run(name: str, config: Config) -> None:
         show(config)
     else:
         getattr(import_module(f"commands.{name}"), name)(config)
+
+
+def _train(config: Config) -> None:
+    """Rows are prepared while this process is small, that is before torch is imported."""
+    from training.ahead import begin_ahead
+
+    with ExitStack() as held:
+        ahead = begin_ahead(config, held)
+        from trainer_low_mem import LowMemTrainer
+
+        told = LowMemTrainer(config, ahead=ahead).train().over_budget()
+    if told:
+        raise OverBudget(told)
 
 
 def _make_kernels(config: Config) -> None:
@@ -238,7 +249,7 @@ def _print_once(text: str) -> None:
 
 
 def _rank() -> int:
-    from training.processes.launch import rank  # light; anything else of training/ loads torch
+    from training.processes.launch import rank  # light
 
     return rank()
 

@@ -81,10 +81,10 @@ def _of_model(config: Config) -> Config:
 def shape_of(config: Config) -> T5ModelConfig:
     """The shape of the model that the settings name; imports torch."""
     from commands.loading import find_model
-    from model import hf_format
-    from training.start.adapters import base_of
+    from model.formats.shape_file import read_config
+    from training.start.adapted import base_of
 
-    return hf_format.read_config(base_of(find_model(config)))
+    return read_config(base_of(find_model(config)))
 
 
 def examine(config: Config) -> dict[str, Any]:

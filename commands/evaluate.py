@@ -15,7 +15,7 @@ from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.cost.generation import MOST_ROWS, Writing
 from memory.observe.monitor import Monitor
-from model import hf_format
+from model.formats.shape_file import read_config
 from settings.fields import AUTO, counted, read_settings_file
 from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
@@ -23,7 +23,7 @@ from training.evaluation.samples import SHOWN, generate_metrics
 from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
-from training.start.adapters import base_of, tokenizer_folder
+from training.start.adapted import base_of, tokenizer_folder
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -150,7 +150,7 @@ def _data_settings(config: Config, folder: Path) -> Config:
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "max_new_tokens")}
     merged = replace(
         merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home))),
-        model=hf_format.read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
+        model=read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip
     if not config.given("validation_file"):

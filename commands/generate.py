@@ -30,7 +30,7 @@ from memory.cost.generation import MOST_ROWS
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
-from training.start.adapters import base_of
+from training.start.adapted import base_of
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"

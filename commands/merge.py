@@ -18,7 +18,8 @@ from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.t5 import T5
 from training.report.progress import Progress
-from training.start.adapters import adapter_folders, attach, base_of, tokenizer_folder
+from training.start.adapted import adapter_folders, base_of, tokenizer_folder
+from training.start.adapters import attach
 
 
 def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]:

@@ -16,7 +16,6 @@ from config import Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.cache import only_if_made
-from data.prepare.child import call_in_child
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows as SeenRows
 from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
@@ -37,6 +36,7 @@ from settings.precedence import model_presets
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
+from training.start.base import planned_start
 from training.start.resolving import RunSpec, resolve
 from units import format_size
 
@@ -73,7 +73,7 @@ def _with_start(config: Config) -> tuple[Config, list[str]]:
     if not train.is_finetune and train.finetune_from in (AUTO, None):
         return config, []
     try:
-        shape, folder, told = call_in_child(planned_start, config)  # which reads weights' shapes by torch
+        shape, folder, told = planned_start(config)
     except UserError as error:
         if not config.given("model_preset"):
             raise
@@ -83,13 +83,6 @@ def _with_start(config: Config) -> tuple[Config, list[str]]:
     shape = replace(shape, dropout_rate=config.model.dropout_rate)
     known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else folder
     return replace(config.changed(tokenizer_dir=known), model=shape), told
-
-
-def planned_start(config: Config) -> Any:
-    """`training.start.base.planned_start`, which imports torch."""
-    from training.start import base
-
-    return base.planned_start(config)
 
 
 @dataclass(frozen=True)

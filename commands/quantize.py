@@ -30,7 +30,8 @@ from model.t5 import T5
 from settings.fields import AUTO, counted
 from training.evaluation.losses import evaluate
 from training.report.progress import Progress
-from training.start.adapters import note_origin, tokenizer_folder
+from training.start.adapted import tokenizer_folder
+from training.start.adapters import note_origin
 from units import format_size
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data.sources.files import JSON, Source
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, blocks, not_utf8, numbered_lines
+from data.sources.lines import LONGEST_LINE_BYTES, TOO_LONG, BadRows, blocks, not_utf8, numbered_lines
 from language import join, say
 from settings.fields import UserError
 
@@ -44,7 +44,7 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
         place = say("line {number}", number=number)
         if len(line) >= LONGEST_LINE_BYTES:
             too_long = number
-            bad_rows.add(source.path, place, f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB")
+            bad_rows.add(source.path, place, TOO_LONG)
             continue
         try:
             value = json.loads(line)

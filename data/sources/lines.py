@@ -23,6 +23,7 @@ from settings.fields import UserError
 PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2
+TOO_LONG = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB, which is no row to learn from; cut it into several"
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 GBK_REMEDY = "it reads as GBK: save the file as UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW), all of it is meant"

@@ -18,6 +18,7 @@ from data.sources.layouts import TRANSLATION, Optional, Table, is_made, made, re
 from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
+    TOO_LONG,
     BadRows,
     decoded_lines,
     is_gbk,
@@ -58,7 +59,8 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
 def _first_object(source: Source) -> dict[str, Any]:
     bad_rows = BadRows(skip=True)
     first = next(objects(source, bad_rows), None)
-    if first is None and bad_rows.examples and say(GBK_REMEDY) in bad_rows.examples[0]:
+    known = (say(GBK_REMEDY), TOO_LONG)
+    if first is None and bad_rows.examples and any(told in bad_rows.examples[0] for told in known):
         raise UserError(bad_rows.examples[0])
     if first is None:
         raise UserError(
@@ -260,7 +262,7 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
         except csv.Error as error:
             bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
         except _LineTooLong:
-            hint = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB"
+            hint = TOO_LONG
             hint += "; a quote may be missing" if source.kind == CSV else ""
             bad_rows.add(source.path, f"line {lines.number}", hint)
             reader = csv.reader(lines, **DIALECTS[source.kind])  # forgets an open quote

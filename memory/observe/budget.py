@@ -10,7 +10,7 @@ Source: proc_meminfo(5), getrlimit(2); control groups in memory/observe/cgroup.p
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,6 +74,11 @@ def measure_budget(
         local_processes: ranks on this machine; they share what the system offers, the flag is for each.
         root, pid: "/" and this process unless a test says otherwise.
     """
+    return with_device(host_budget(flag, local_processes, root=root, pid=pid), flag, device)
+
+
+def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> Budget:
+    """The budget of this rank as far as the host goes, before its device is known. Arguments as of `measure_budget`."""
     pid = os.getpid() if pid is None else pid
     system = host_limits(local_processes, root=root, pid=pid)
     usable = {limit: max(0, limit.bytes - margin_of(limit.bytes)) for limit in system}
@@ -91,12 +96,18 @@ def measure_budget(
             if local_processes > 1:
                 allowed = say("{what} allows {size} to each of them; that is used instead", what=what, size=size)
             warnings.append(_too_much(asked, allowed, local_processes))
-    on_device = _device_bytes(flag, device, host, warnings)
     ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
     return Budget(
-        host, on_device, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
+        host, None, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
         installed_bytes(local_processes, root=root, pid=pid),
     )  # fmt: skip
+
+
+def with_device(budget: Budget, flag: int | str, device: Device) -> Budget:
+    """The same budget, and what the device offers."""
+    warnings = list(budget.warnings)
+    on_device = _device_bytes(flag, device, budget.host_bytes, warnings)
+    return replace(budget, device_bytes=on_device, warnings=tuple(warnings))
 
 
 def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> list[Limit]:

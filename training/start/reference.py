@@ -38,7 +38,7 @@ from training.checkpoints.durable import replace_file, replace_text
 from training.checkpoints.state import TrainingState
 from training.processes.collectives import agree_on
 from training.report.wording import duration
-from training.start.adapters import base_of
+from training.start.adapted import base_of
 from training.start.building import build
 from training.start.preference import stores_reference
 from training.start.schedules import Steps
