@@ -90,17 +90,19 @@ def standing_for(work: TracedWork) -> Iterator[None]:
         yield
 
 
-def engine_of(work: TracedWork) -> Engine:
-    """The engine that the plan's choice gives, its weights on meta."""
+def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
+    """The engine that the plan's choice gives, filled on a device; None: its weights are on meta, and nothing fills them."""
     choice, dtype = work.choice, getattr(torch, work.dtype)
-    model = T5(work.model, "meta", dtype)
+    model = T5(work.model, "meta" if device is None else device.torch_device, dtype)
+    if device is not None:
+        model.initialise(0)
     checks = StepChecks(None)
     walk = Walk(
         model, Checkpointing(choice.saved_blocks), weight_store_for(dtype, dtype), LossSettings(choice.loss_chunk_bytes),
         work.dropout, check_loss=checks.loss,
     )  # fmt: skip
     update = Update(OPTIMIZERS[work.optimizer](dict(model.named_parameters())))
-    return Engine(walk, update, MetaDevice(work.device), choice, checks)
+    return Engine(walk, update, device or MetaDevice(work.device), choice, checks)
 
 
 def batches_of(work: TracedWork) -> list[Batch]:
