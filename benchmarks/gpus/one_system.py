@@ -83,7 +83,7 @@ def peer(system: str, work: TracedWork, device: Device) -> Callable[[int], float
             loss = run(**inputs).loss
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 

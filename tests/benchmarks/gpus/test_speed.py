@@ -76,6 +76,7 @@ def test_our_modes_from_the_command_to_the_page(card: None, tmp_path: Path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_peers_beside_our_modes(card: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "benchmarks.md")
     throughput.main(["tiny", "--device=cuda", "--repeats=1"])
