@@ -3,6 +3,8 @@
     WORK           tiny, t5-small (the default), t5-base, chatlm-0.2b, t5-3b
     --systems=...  of shipped, tuned, ours-standard, ours-low, ours-ultra; by default all that the work has room for
     --repeats=2    turns                              --write=True   into docs/benchmarks.md
+    --device=cpu   or cuda, mps: works t5-base, t5-base-dropout, t5-base-ragged on CUDA, t5-small on MPS (by default all);
+                   systems eager, fused, compiled (Hugging Face), ours-standard, ours-low, ours-ultra: see `benchmarks.gpus`
 
 Each system runs in a child process of its own, alone, in turn. Printed: tokens/s, the peak of the process (anonymous memory
 of the tree; VmHWM, with pages of files, beside it), the ratios to the peer with their spread, and the share of what this
@@ -15,20 +17,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchmarks.parts import children
-from benchmarks.parts.results import markdown, write_section
-from config import T5ModelConfig
+from benchmarks.parts.results import Run, markdown, pairs_of, ratio, speeds_of, write_section
+from config import DEVICES, T5ModelConfig
 from memory.cost.speed import Amount, recomputed_flops, step_flops
 from settings.precedence import model_presets
 from units import format_size
 
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")
 MODE_BAR = 0.95  # of the share of ours-standard's speed that a mode's recomputed products allow
-OPTIONS = {"systems": "", "repeats": "2", "write": "True"}
-Run = dict[str, Any]
+OPTIONS = {"systems": "", "repeats": "2", "write": "True", "device": "cpu"}
 
 
 def saved_blocks(mode: str, blocks: int) -> int:
@@ -112,26 +113,6 @@ def table(runs: list[Run]) -> str:
     return markdown([*head, "to the peer tuned"], rows)
 
 
-def ratio(mine: list[Run], peers: list[Run]) -> str:
-    """Speed and peak over the peer's, turn by turn."""
-    pairs = pairs_of(mine, peers)
-    if not pairs:
-        return "-"
-    speeds = speeds_of(pairs)
-    sizes = [run["peak_bytes"] / base["peak_bytes"] for run, base in pairs]
-    return f"{speeds[0]:.2f}-{speeds[-1]:.2f}x at {max(sizes):.2f} of its peak"
-
-
-def pairs_of(mine: list[Run], others: list[Run]) -> list[tuple[Run, Run]]:
-    """The runs of two systems that stood beside each other in one turn."""
-    return [(run, base) for run in mine for base in others if base["turn"] == run["turn"] and "failed" not in base]
-
-
-def speeds_of(pairs: list[tuple[Run, Run]]) -> list[float]:
-    """Speed of the first over the second's, turn by turn, the least first."""
-    return sorted(run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs)
-
-
 def notes(work: Work, runs: list[Run]) -> list[str]:
     """What a reader of the table must know: the rate of products, and whether the bar is kept."""
     good = [run for run in runs if "failed" not in run]
@@ -165,9 +146,12 @@ def notes(work: Work, runs: list[Run]) -> list[str]:
 def main(arguments: list[str]) -> None:
     """Measure the named works; all flags are --name=value."""
     names, options = children.options_of(arguments, OPTIONS, str(__doc__))
-    asked = [name for name in options["systems"].split(",") if name]
-    if unknown := [*(name for name in names if name not in WORKS), *(name for name in asked if name not in SYSTEMS)]:
-        sys.exit(f"unknown: {', '.join(unknown)}; works are {', '.join(WORKS)}; systems are {', '.join(SYSTEMS)}")
+    device, asked = options["device"], [name for name in options["systems"].split(",") if name]
+    if device not in DEVICES:
+        sys.exit(f"unknown: --device={device}; devices are {', '.join(DEVICES)}")
+    if device != "cpu":
+        return on_gpu(names, asked, options)
+    refuse_unknown(names, list(WORKS), asked, SYSTEMS)
     for name in names or ["t5-small"]:
         work, runs = WORKS[name], []
         for turn in range(int(options["repeats"])):
@@ -179,6 +163,26 @@ def main(arguments: list[str]) -> None:
         print(f"\n{heading}\n{body}", flush=True)
         if options["write"] == "True":
             write_section(f"throughput-{name}", heading, body, runs)
+
+
+def on_gpu(names: list[str], systems: list[str], options: dict[str, str]) -> None:
+    """Measure the named works on a GPU."""
+    from benchmarks.gpus import speed, works  # they load torch
+    from devices.choose import backends
+
+    device = options["device"]
+    if missing := backends()[device].why_missing():
+        sys.exit(f"--device={device}: {missing}")
+    refuse_unknown(names, list(works.works(device)), systems, works.SYSTEMS)
+    chosen = [system for system in works.SYSTEMS if system in systems or not systems]
+    repeats, write = int(options["repeats"]), options["write"] == "True"
+    speed.compare(names or works.by_default(device), chosen, repeats, device, write)
+
+
+def refuse_unknown(names: Sequence[str], works: Sequence[str], systems: Sequence[str], known: Sequence[str]) -> None:
+    """End the program where a work or a system is none."""
+    if unknown := [*(name for name in names if name not in works), *(name for name in systems if name not in known)]:
+        sys.exit(f"unknown: {', '.join(unknown)}; works are {', '.join(works)}; systems are {', '.join(known)}")
 
 
 if __name__ == "__main__":

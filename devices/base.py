@@ -97,9 +97,13 @@ class Device(ABC):
     def memory_peak_bytes(self) -> int:
         """The most that `memory_now_bytes` reached since `reset_peak`."""
 
+    def tensors_peak_bytes(self) -> int:
+        """The most that tensors took since `reset_peak`, where the device can tell; else `memory_peak_bytes`."""
+        return self.memory_peak_bytes()
+
     @abstractmethod
     def reset_peak(self) -> None:
-        """Start a new peak at what is held now."""
+        """Start new peaks at what is held now."""
 
     @abstractmethod
     def memory_total_bytes(self) -> int:

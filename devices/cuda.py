@@ -83,6 +83,9 @@ class CudaDevice(Device):
     def memory_peak_bytes(self) -> int:
         return torch.cuda.max_memory_reserved(self.torch_device)
 
+    def tensors_peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 

@@ -62,19 +62,20 @@ class StepChecks:
             NotFinite: this process's loss is not; with `shards`, that of any process. Lost: an earlier step's gradients were not.
         """
         earlier, self.earlier = self.earlier, None
-        if is_host(loss) or self.shards is not None:
-            told = (~torch.isfinite(torch.stack([loss] if earlier is None else [loss, earlier]))).float()
+        looked = torch.stack([loss] if earlier is None else [loss, earlier])
+        if is_host(loss):
+            told = (~torch.isfinite(looked)).float()
             bad, *lost = (told if self.shards is None else self.shards.sum(told)).tolist()
         else:
-            number, *norms = torch.stack([loss] if earlier is None else [loss, earlier]).tolist()
-            bad, lost = not math.isfinite(number), [not math.isfinite(norm) for norm in norms]
+            numbers = looked.tolist()
+            bad, *lost = [float(not math.isfinite(number)) for number in numbers]
+            if self.shards is not None:
+                bad, *lost = self.shards.sum_numbers(bad, *lost)
+            self.seen_loss = numbers[0] + (self.seen_loss or 0.0)
         if any(lost):
             raise Lost
         if bad:
             raise NotFinite
-        if is_host(loss) or self.shards is not None:
-            return
-        self.seen_loss = number + (self.seen_loss or 0.0)
 
 
 def norm_of(tensors: Iterable[Tensor]) -> Tensor:

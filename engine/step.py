@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from data.batches.collate import Batch
@@ -68,7 +69,7 @@ class Engine:
         walk: forms the gradients. update: applies them; it holds the optimizer. device: where all of it lies.
         choice: the plan's, which the walk was made by.
         checks: what is looked at in every step. shards: which weights are sharded; None: none.
-        num_processes: that train together. sum_over: sums each of some numbers over them.
+        num_processes: that train together. sum_over: sums each of some numbers over them. hosts: see `engine.sharing.reduce`.
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class Engine:
         shards: Shards | None = None,
         num_processes: int = 1,
         sum_over: SumOver = alone,
+        hosts: dist.ProcessGroup | None = None,
     ) -> None:
         self.walk, self.update, self.device, self.choice, self.shards = walk, update, device, choice, shards
         self.checks, self._sum_over = checks or StepChecks(shards), sum_over
-        self._reducer = Reducer(update.ready, num_processes, shards)
+        self._reducer = Reducer(update.ready, num_processes, shards, hosts)
 
     @property
     def model(self) -> T5:

@@ -99,7 +99,10 @@ def _best(runs: list[dict[str, Any]], systems: str) -> dict[str, tuple[float, st
 
 def _throughput(name: str, runs: list[dict[str, Any]]) -> Iterator[Row]:
     work, ours = f"a step of {name.removeprefix('throughput-')}", _best(runs, "ours-")
-    peer = _best(runs, "tuned") or _best(runs, "shipped")
+    # on a GPU the peers are called otherwise
+    peer = next(
+        (best for name in ("tuned", "shipped", "compiled", "fused", "eager") if (best := _best(runs, name))), {}
+    )
     for question, figure, shown in (("memory", "peak", format_size), ("speed", "speed", _speed)):
         sides = [
             f"{shown(side[figure][0])} ({side[figure][1].removeprefix('ours-')})" if side else "-"

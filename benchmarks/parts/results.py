@@ -21,6 +21,7 @@ from devices.cores import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
+Run = dict[str, Any]  # one system in one turn
 TITLE = "# Benchmarks\n\nWritten by the scripts in `benchmarks/`, never by hand. Ratios within one run count; absolute times drift with the machine. Each class of processor (as `doctor` names it) has tables of its own.\n"
 
 
@@ -41,9 +42,34 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def class_folder() -> str:
-    """The class of this processor, as it names folders of figures and marks of sections."""
-    return processor.here().name.replace(" ", "-")
+def ratio(mine: list[Run], peers: list[Run]) -> str:
+    """Speed and peak over the peer's, turn by turn."""
+    pairs = pairs_of(mine, peers)
+    if not pairs:
+        return "-"
+    speeds = speeds_of(pairs)
+    sizes = [run["peak_bytes"] / base["peak_bytes"] for run, base in pairs]
+    return f"{speeds[0]:.2f}-{speeds[-1]:.2f}x at {max(sizes):.2f} of its peak"
+
+
+def pairs_of(mine: list[Run], others: list[Run]) -> list[tuple[Run, Run]]:
+    """The runs of two systems that stood beside each other in one turn."""
+    return [(run, base) for run in mine for base in others if base["turn"] == run["turn"] and "failed" not in base]
+
+
+def speeds_of(pairs: list[tuple[Run, Run]]) -> list[float]:
+    """Speed of the first over the second's, turn by turn, the least first."""
+    return sorted(run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs)
+
+
+def class_of(card: str = "") -> str:
+    """The class of what computed: this processor's, or a GPU by its kind and name."""
+    return card or processor.here().name
+
+
+def class_folder(card: str = "") -> str:
+    """That class, as it names folders of figures and marks of sections."""
+    return re.sub(r"[^\w.]+", "-", class_of(card)).strip("-")
 
 
 def picture_place(name: str, page: Path = PAGE) -> tuple[Path, str]:
@@ -52,28 +78,32 @@ def picture_place(name: str, page: Path = PAGE) -> tuple[Path, str]:
     return page.parent / link, link
 
 
-def write_section(name: str, heading: str, body: str, data: Any, page: Path = PAGE) -> None:
+def write_section(name: str, heading: str, body: str, data: Any, page: Path | None = None, card: str = "") -> None:
     """Replace (or append) the section of one benchmark on this class of processor, and put the raw figures beside it as JSON.
 
     The sections of other classes stay; `page_order` says where each of them stands.
 
     Args:
-        name: marks the section. heading: its title. body: Markdown. data: raw figures.
+        name: marks the section. heading: its title. body: Markdown. data: raw figures. page: None: docs/benchmarks.md.
+        card: "cuda NVIDIA H200" where a GPU computed.
     """
-    begin, end = (f"<!-- {slash}{name} on {class_folder()} -->" for slash in ("", "/"))
-    stamp = f"{time.strftime('%Y-%m-%d')}, {machine()}"
-    section = f"{begin}\n## {heading} ({processor.here().name})\n\n{stamp}\n\n{body}\n{end}\n"
+    page = page or PAGE
+    begin, end = (f"<!-- {slash}{name} on {class_folder(card)} -->" for slash in ("", "/"))
+    section = f"{begin}\n## {heading} ({class_of(card)})\n\n{_stamp(card)}\n\n{body}\n{end}\n"
     text = page.read_text(encoding="utf8") if page.exists() else TITLE
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end) + "\n", re.DOTALL)
     text = pattern.sub(lambda _: section, text) if pattern.search(text) else f"{text}\n{section}"
     page.parent.mkdir(exist_ok=True)
-    write_figures(name, data, page)
+    write_figures(name, data, page, card)
     page.write_text(arranged(text, TITLE, page.parent / "benchmarks"), encoding="utf8")
 
 
-def write_figures(name: str, data: Any, page: Path = PAGE) -> None:
+def write_figures(name: str, data: Any, page: Path = PAGE, card: str = "") -> None:
     """Put raw figures beside a page as JSON, with date and machine."""
-    raw = page.parent / "benchmarks" / class_folder() / f"{name}.json"
+    raw = page.parent / "benchmarks" / class_folder(card) / f"{name}.json"
     raw.parent.mkdir(parents=True, exist_ok=True)
-    stamp = f"{time.strftime('%Y-%m-%d')}, {machine()}"
-    raw.write_text(json.dumps({"when": stamp, "figures": data}, indent=1) + "\n", encoding="utf8")
+    raw.write_text(json.dumps({"when": _stamp(card), "figures": data}, indent=1) + "\n", encoding="utf8")
+
+
+def _stamp(card: str) -> str:
+    return f"{time.strftime('%Y-%m-%d')}, {f'{card}, beside it ' if card else ''}{machine()}"

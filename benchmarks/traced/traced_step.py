@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from benchmarks.traced.tracing import Tracer
@@ -19,6 +20,7 @@ from devices.cpu import CpuDevice
 from engine.checkpointing import Checkpointing
 from engine.finite import StepChecks
 from engine.optimizers import OPTIMIZERS, Step
+from engine.sharing.sharding import ShardedWeightStore, Shards
 from engine.step import Engine
 from engine.update import Update
 from engine.walk import Walk
@@ -37,7 +39,8 @@ class TracedWork:
     Args:
         device: "cuda" or "mps". lengths: (source, target) tokens of each row.
         saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of weights and products.
-        scores: see `devices.ways`.
+        scores: see `devices.ways`. processes: that train together; here only what the first of them does. is_sharded: each
+            holds its rows of the weights. max_grad_norm: of clipping; 0: off.
     """
 
     model: T5ModelConfig
@@ -50,6 +53,9 @@ class TracedWork:
     chunk_bytes: int = 32 * 2**20
     scores: int = DEVICE_SCORES
     optimizer: str = "adafactor"
+    processes: int = 1
+    is_sharded: bool = False
+    max_grad_norm: float = 0.0
 
     @property
     def shapes(self) -> Shapes:
@@ -90,17 +96,39 @@ def standing_for(work: TracedWork) -> Iterator[None]:
         yield
 
 
-def engine_of(work: TracedWork) -> Engine:
-    """The engine that the plan's choice gives, its weights on meta."""
+@contextmanager
+def standing_for_processes(work: TracedWork) -> Iterator[None]:
+    """Until the context ends, collectives are answered without any other process."""
+    if work.processes == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=work.processes, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
+    """The engine that the plan's choice gives, filled on a device; None: its weights are on meta, and nothing fills them."""
     choice, dtype = work.choice, getattr(torch, work.dtype)
-    model = T5(work.model, "meta", dtype)
-    checks = StepChecks(None)
+    shards = Shards(0, work.processes) if work.is_sharded else None
+    model = T5(work.model, "meta" if device is None else device.torch_device, dtype)
+    if device is not None:
+        model.initialise(0)
+    elif shards is not None:
+        shards.cut(model, "meta")
+    store = weight_store_for(dtype, dtype) if shards is None else ShardedWeightStore(dtype, shards)
+    checks = StepChecks(shards)
     walk = Walk(
-        model, Checkpointing(choice.saved_blocks), weight_store_for(dtype, dtype), LossSettings(choice.loss_chunk_bytes),
-        work.dropout, check_loss=checks.loss,
+        model, Checkpointing(choice.saved_blocks), store, LossSettings(choice.loss_chunk_bytes), work.dropout,
+        check_loss=checks.loss,
     )  # fmt: skip
-    update = Update(OPTIMIZERS[work.optimizer](dict(model.named_parameters())))
-    return Engine(walk, update, MetaDevice(work.device), choice, checks)
+    optimizer = OPTIMIZERS[work.optimizer](dict(model.named_parameters()), shards=shards)
+    update = Update(optimizer, work.max_grad_norm, weight_store=store)
+    return Engine(walk, update, device or MetaDevice(work.device), choice, checks, shards, work.processes)
 
 
 def batches_of(work: TracedWork) -> list[Batch]:
@@ -118,7 +146,7 @@ def batches_of(work: TracedWork) -> list[Batch]:
 def trace(work: TracedWork, steps: int = 2, keeps_calls: bool = False) -> Tracer:
     """Run steps and give what the last one was made of: the first makes the optimizer's state."""
     tracer = Tracer(work.device == "mps")
-    with standing_for(work), tracer:
+    with standing_for(work), standing_for_processes(work), tracer:
         engine, batches = engine_of(work), batches_of(work)
         labels = sum(batch.num_labels for batch in batches)
         for number in range(1, steps + 1):

@@ -6,7 +6,8 @@ Matrices that are sharded over the processes get the sum of their own rows alone
 
 A process that fails in the middle of a walk, for lack of memory, would leave the others waiting for its gradients. With
 every group of weights goes one number, 1 from a process that has failed. All read it at the same place of the walk, and
-all stop there, with the same groups updated: the step can be run again, after a rollback where one was.
+all stop there, with the same groups updated: the step can be run again, after a rollback where one was. The number lies on
+the host, which knows of a failure as it starts kernels, and goes over a process group of hosts: no GPU is waited for.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Group:
     parts: list[tuple[nn.Parameter, Tensor]]
 
     def wait(self) -> bool:
-        """Wait for all sums; returns whether a process has failed."""
+        """Wait for all sums, on a GPU in its own queue; returns whether a process has failed."""
         for work in self.works:
             work.wait()
         return bool(self.failed.item())
@@ -52,11 +53,18 @@ class Reducer:
         then: what happens to weights whose gradients are final (the update).
         num_processes: 1 passes straight on.
         shards: which weights are sharded; None: none.
+        hosts: over which tensors of the host are summed; None: the default group.
     Memory: the gradients of two blocks instead of one.
     """
 
-    def __init__(self, then: Callable[[Weights], None], num_processes: int, shards: Shards | None = None) -> None:
-        self.then, self.num_processes, self.shards = then, num_processes, shards
+    def __init__(
+        self,
+        then: Callable[[Weights], None],
+        num_processes: int,
+        shards: Shards | None = None,
+        hosts: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.then, self.num_processes, self.shards, self.hosts = then, num_processes, shards, hosts
         self._pending: _Group | None = None
         self._started = 0  # groups of this walk
 
@@ -104,8 +112,8 @@ class Reducer:
         self._pending, self._started = None, 0
 
     def _start(self, weights: Weights, failed: bool = False) -> _Group:
-        flag = torch.full((1,), float(failed), device=weights[0].device)
-        group = _Group(weights, self._started, flag, [dist.all_reduce(flag, async_op=True)], [])
+        flag = torch.full((1,), float(failed))
+        group = _Group(weights, self._started, flag, [dist.all_reduce(flag, group=self.hosts, async_op=True)], [])
         self._started += 1
         for weight in weights:
             if weight.grad is None:

@@ -62,11 +62,11 @@ class Shards:
     """Which weights of a model are sharded, and the collectives that bring and sum them.
 
     Args:
-        rank, num_processes: of the default process group.
+        rank, num_processes: of the default process group. hosts: see `engine.sharing.reduce`.
     """
 
-    def __init__(self, rank: int, num_processes: int) -> None:
-        self.rank, self.num_processes = rank, num_processes
+    def __init__(self, rank: int, num_processes: int, hosts: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.num_processes, self.hosts = rank, num_processes, hosts
         self.parts: dict[str, Part] = {}
         self._by_id: dict[int, Part] = {}
 
@@ -132,6 +132,12 @@ class Shards:
         """Sum a small tensor over all processes, in place."""
         dist.all_reduce(tensor)
         return tensor
+
+    def sum_numbers(self, *numbers: float) -> list[float]:
+        """Sum numbers that lie on the host over all processes; no GPU is waited for."""
+        told = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(told, group=self.hosts)
+        return told.tolist()  # type: ignore[no-any-return]
 
     @staticmethod
     def _padded(rows: Tensor, count: int) -> Tensor:

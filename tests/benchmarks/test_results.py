@@ -36,7 +36,8 @@ def test_the_page_has_sections_of_known_classes_alone() -> None:
     text = results.PAGE.read_text(encoding="utf8")
     marks = [line for line in text.splitlines() if line.startswith("<!-- ")]
     folders = {name.replace(" ", "-") for name in CLASSES}
-    assert marks and all(mark.removesuffix(" -->").rpartition(" on ")[2] in folders for mark in marks)
+    classes = [mark.removesuffix(" -->").rpartition(" on ")[2] for mark in marks]
+    assert classes and all(name in folders or name.startswith(("cuda-", "mps-")) for name in classes)
     for name in ("throughput-t5-small", "contract-accuracy"):
         assert (results.PAGE.parent / "benchmarks" / "fp32-products" / f"{name}.json").is_file()
 

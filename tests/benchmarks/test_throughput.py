@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks import throughput
-from benchmarks.throughput import WORKS, Work, main, notes, ratio, table
+from benchmarks.parts.results import ratio
+from benchmarks.throughput import WORKS, Work, main, notes, table
 from settings.precedence import model_presets
 
 GIB = 2**30

@@ -20,6 +20,7 @@ def gpu(monkeypatch):
         "memory_reserved": 2 * GIB,
         "memory_allocated": 3 * GIB // 2,
         "max_memory_reserved": 3 * GIB,
+        "max_memory_allocated": 5 * GIB // 2,
         "mem_get_info": (5 * GIB, 8 * GIB),
         "get_device_name": "NVIDIA Test",
     }
@@ -30,6 +31,7 @@ def gpu(monkeypatch):
 
 def test_memory_figures_count_cached_blocks(gpu):
     assert (gpu.memory_now_bytes(), gpu.memory_idle_bytes(), gpu.memory_peak_bytes()) == (2 * GIB, GIB // 2, 3 * GIB)
+    assert gpu.tensors_peak_bytes() == 5 * GIB // 2
     assert (gpu.memory_total_bytes(), gpu.memory_free_bytes()) == (8 * GIB, 5 * GIB + GIB // 2)
     assert gpu.is_separate_memory and gpu.describe() == "cuda:1 (NVIDIA Test)"
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import broadcast_object_list, gather_object
 
@@ -24,10 +26,29 @@ def group_settings() -> InitProcessGroupKwargs:
     return InitProcessGroupKwargs(timeout=PATIENCE)
 
 
+def group_of_hosts(accelerator: Accelerator) -> dist.ProcessGroup | None:
+    """The processes as a group that tensors of the host go over, so that no GPU is waited for; None: the default one is.
+
+    All processes must ask together for the first time.
+    """
+    if accelerator.num_processes == 1 or accelerator.device.type == "cpu":
+        return None
+    return _hosts_of(dist.group.WORLD)
+
+
+@cache
+def _hosts_of(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    return dist.new_group(timeout=PATIENCE, backend="gloo")
+
+
 def sum_over(accelerator: Accelerator, *numbers: float) -> list[float]:
-    """Sum each number over all processes, in float64 where the device has it: one process and two shall agree."""
+    """Sum each number over all processes, in float64: one process and two shall agree."""
     if accelerator.num_processes == 1:
         return list(numbers)
+    if (hosts := group_of_hosts(accelerator)) is not None:
+        told = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(told, group=hosts)
+        return told.tolist()  # type: ignore[no-any-return]
     return accelerator.reduce(_as_tensor(accelerator, numbers), reduction="sum").tolist()  # type: ignore[no-any-return, union-attr]
 
 

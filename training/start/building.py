@@ -32,7 +32,7 @@ from model.loss import LossSettings
 from model.t5 import T5, in_memory
 from training.checkpoints.sharded_state import load_optimizer_share
 from training.checkpoints.state import OPTIMIZER_FILE, load_optimizer
-from training.processes.collectives import sum_over
+from training.processes.collectives import group_of_hosts, sum_over
 from training.start.adapted import home_of
 from training.start.adapters import choose_trained
 from training.start.preference import objective_of
@@ -54,7 +54,8 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     compute = getattr(torch, choice.compute)
-    shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size())
+    hosts = None if accelerator is None else group_of_hosts(accelerator)
+    shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size(), hosts)
     resting = resting_store(
         choice, device, weights_folder(config), 1 if accelerator is None else accelerator.num_processes
     )
@@ -85,7 +86,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     if accelerator is None:
         return Engine(walk, update, device, choice, checks, shards)
     processes, sums = accelerator.num_processes, partial(sum_over, accelerator)
-    return Engine(walk, update, device, choice, checks, shards, processes, sums)
+    return Engine(walk, update, device, choice, checks, shards, processes, sums, hosts)
 
 
 def _make_model(

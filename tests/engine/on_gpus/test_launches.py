@@ -35,6 +35,12 @@ def test_twice_the_rows_start_as_many_kernels(
     assert two.peak_bytes < 2.1 * one.peak_bytes and two.moved_bytes < 2.1 * one.moved_bytes
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_several_processes_wait_as_often_as_one(is_sharded: bool) -> None:
+    found = trace(step("cuda", RAGGED, processes=2, is_sharded=is_sharded))
+    assert found.waits.total() == 1 and found.kernels["c10d::allreduce_"] > 0
+
+
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_a_layer_starts_as_many_kernels_as_the_next(device: str) -> None:
     shapes = [replace(SHAPE, num_layers=count, num_decoder_layers=count) for count in (1, 2, 3)]

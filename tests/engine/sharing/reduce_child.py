@@ -22,9 +22,14 @@ class Broken(Exception):
     """Stands for an out-of-memory error."""
 
 
-def main(place: str) -> None:
-    """Process 1 fails when group `place` of the walk is handed over ("update3": in the update of the fourth group)."""
+def main(place: str, how: str = "") -> None:
+    """Process 1 fails when group `place` of the walk is handed over ("update3": in the update of the fourth group).
+
+    Args:
+        how: "hosts": failures are told over a group of their own, as on GPUs.
+    """
     dist.init_process_group("gloo")
+    hosts = dist.new_group(backend="gloo") if how == "hosts" else None
     rank, batch = dist.get_rank(), Rectangle()
     model = small_model(seed=3)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -40,7 +45,7 @@ def main(place: str) -> None:
         update.ready(weights)
 
     weight_store = weight_store_for(torch.float32, torch.float32)
-    walk, reducer = Walk(model, Checkpointing(99), weight_store, LossSettings(), 0.0), Reducer(apply, 2)
+    walk, reducer = Walk(model, Checkpointing(99), weight_store, LossSettings(), 0.0), Reducer(apply, 2, hosts=hosts)
     handed: list[list[str]] = []
 
     def ready(weights) -> None:
@@ -74,15 +79,15 @@ def main(place: str) -> None:
     if place == "0":
         assert not any(names for _, names in everywhere)
         assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
-    again(rank, before, number)
+    again(rank, before, hosts)
 
 
-def again(rank: int, before: dict[str, torch.Tensor], number: int) -> None:
+def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup | None) -> None:
     """The collectives are in order again: a step of both processes gives the gradients of one."""
     model, batch = small_model(seed=3), Rectangle()
     model.load_state_dict(before)
     sums: dict[int, torch.Tensor] = {}
-    reducer = Reducer(lambda weights: sums.update({id(w): w.grad.clone() for w in weights}), 2)
+    reducer = Reducer(lambda weights: sums.update({id(w): w.grad.clone() for w in weights}), 2, hosts=hosts)
     walk = Walk(model, Checkpointing(0), weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
     walk.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
     reducer.finish()
@@ -94,4 +99,4 @@ def again(rank: int, before: dict[str, torch.Tensor], number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

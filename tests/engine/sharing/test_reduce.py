@@ -26,7 +26,7 @@ slow = pytest.mark.slow
     [
         "0",
         pytest.param("1", marks=slow),
-        "3",
+        "3 hosts",
         pytest.param("7", marks=slow),  # the last group
         pytest.param("update0", marks=slow),
         pytest.param("update3", marks=slow),
@@ -34,7 +34,7 @@ slow = pytest.mark.slow
     ],
 )
 def test_a_failed_process_stops_all_at_the_same_place(place: str) -> None:
-    must_succeed(CHILD, 2, place)
+    must_succeed(CHILD, 2, *place.split())
 
 
 def test_one_process_passes_straight_on() -> None:

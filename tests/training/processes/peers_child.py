@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
 from settings.fields import DoesNotFit, UserError
-from training.processes.collectives import group_settings, least_of, most_of, sum_over
+from training.processes.collectives import group_of_hosts, group_settings, least_of, most_of, sum_over
 from training.processes.peers import Peers
 from training.report.endings import Interrupted
 
@@ -38,6 +40,9 @@ def act(deed: str, accelerator: Accelerator) -> None:
         mine = float(accelerator.process_index + 1)
         assert sum_over(accelerator, mine, 0.1) == [3.0, 0.2] and least_of(accelerator, mine, -mine) == [1.0, -2.0]
         assert most_of(accelerator, mine) == [2.0]
+        with_gpu: Any = SimpleNamespace(num_processes=2, device=torch.device("cuda"))
+        assert sum_over(with_gpu, mine, 0.1) == [3.0, 0.2], "over the hosts: no GPU is asked"
+        assert group_of_hosts(with_gpu) is group_of_hosts(with_gpu) and group_of_hosts(accelerator) is None
         time.sleep(0.3 * accelerator.process_index)
         return
     dist.all_reduce(torch.ones(1))

@@ -1,0 +1,58 @@
+"""Which steps are measured on a GPU, and by which systems? The same works that `benchmarks.checks.launches` traces without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.checks import launches
+from benchmarks.throughput import saved_blocks
+from benchmarks.traced.traced_step import TracedWork, lengths_between
+from config import T5ModelConfig
+from memory.cost.speed import step_flops
+
+TINY = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
+PEERS = ("eager", "fused", "compiled")  # Hugging Face T5: its own attention, torch's fused one, that and torch.compile
+SYSTEMS = (*PEERS, "ours-standard", "ours-low", "ours-ultra")
+# name on the page -> name among the traced works
+TRACED = {
+    "cuda": {"t5-base": "standard", "t5-base-dropout": "dropout", "t5-base-ragged": "ragged"},
+    "mps": {"t5-small": "mps"},
+}
+
+
+def works(device: str) -> dict[str, TracedWork]:
+    """Name -> work, for a kind of GPU; `tiny` runs where there is none."""
+    tiny = TracedWork(TINY, device, lengths_between(16, 20, 100), dropout=0.1)
+    traced = launches.works()
+    return {**{name: traced[known][0] for name, known in TRACED[device].items()}, "tiny": tiny}
+
+
+def by_default(device: str) -> list[str]:
+    """Names of the works that run where none is named."""
+    return list(TRACED[device])
+
+
+def in_mode(work: TracedWork, mode: str) -> TracedWork:
+    """The work in mode standard, low or ultra."""
+    return replace(work, saved=saved_blocks(mode, work.num_blocks))
+
+
+def tokens_of(work: TracedWork) -> int:
+    """Source and target tokens of a step, without padding."""
+    return sum(source + target for source, target in work.lengths)
+
+
+def flops_of(work: TracedWork) -> float:
+    """Multiplications and additions of a step that no padding adds to and no block makes twice."""
+    return 3 * sum(sum(step_flops(work.model, 1, source, target)) for source, target in work.lengths)
+
+
+def described(name: str, work: TracedWork) -> str:
+    """The work as a heading."""
+    sources, targets = zip(*work.lengths, strict=True)
+    is_equal = len(set(work.lengths)) == 1
+    size = (
+        f"{sources[0]} + {targets[0]}" if is_equal else f"{min(sources)}-{max(sources)} + {min(targets)}-{max(targets)}"
+    )
+    dropped = f", dropout {work.dropout}" if work.dropout else ""
+    return f"{name}: {len(work.lengths)} rows of {size} tokens{dropped}, one step"
