@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data.sources.files import JSON, Source
-from data.sources.lines import LONGEST_LINE_BYTES, TOO_LONG, BadRows, blocks, not_utf8, numbered_lines
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, blocks, not_utf8, numbered_lines, too_long
 from language import join, say
 from settings.fields import UserError
 
@@ -37,14 +37,14 @@ def objects(source: Source, bad_rows: BadRows) -> Objects:
 
 
 def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
-    too_long = 0
+    cut_line = 0
     for number, line in numbered_lines(source):
-        if number == too_long or not line.strip():
+        if number == cut_line or not line.strip():
             continue
         place = say("line {number}", number=number)
         if len(line) >= LONGEST_LINE_BYTES:
-            too_long = number
-            bad_rows.add(source.path, place, TOO_LONG)
+            cut_line = number
+            bad_rows.add(source.path, place, too_long())
             continue
         try:
             value = json.loads(line)

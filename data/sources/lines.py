@@ -23,7 +23,7 @@ from settings.fields import UserError
 PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2
-TOO_LONG = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB, which is no row to learn from; cut it into several"
+TOO_LONG = "is longer than {size} MiB, which is no row to learn from; cut it into several"
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 GBK_REMEDY = "it reads as GBK: save the file as UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW), all of it is meant"
@@ -70,6 +70,11 @@ def _open(source: Source) -> Iterator[Any]:
             yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
         else:
             yield file if isinstance(source.path, Path) else io.BufferedReader(file, REMOTE_BUFFER_BYTES)
+
+
+def too_long() -> str:
+    """What is wrong with a line of `LONGEST_LINE_BYTES` or more."""
+    return say(TOO_LONG, size=LONGEST_LINE_BYTES // 1024**2)
 
 
 def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:

@@ -18,12 +18,12 @@ from data.sources.layouts import TRANSLATION, Optional, Table, is_made, made, re
 from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
-    TOO_LONG,
     BadRows,
     decoded_lines,
     is_gbk,
     numbered_lines,
     paragraphs,
+    too_long,
 )
 from data.sources.tables import check_types, table_batches, table_columns, table_keys
 from data.text.conversations import TurnsColumn, check_pair, turns_text
@@ -59,8 +59,8 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
 def _first_object(source: Source) -> dict[str, Any]:
     bad_rows = BadRows(skip=True)
     first = next(objects(source, bad_rows), None)
-    known = (say(GBK_REMEDY), TOO_LONG)
-    if first is None and bad_rows.examples and any(told in bad_rows.examples[0] for told in known):
+    told = bad_rows.examples[0] if bad_rows.examples else ""
+    if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long())):
         raise UserError(bad_rows.examples[0])
     if first is None:
         raise UserError(
@@ -262,8 +262,7 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
         except csv.Error as error:
             bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
         except _LineTooLong:
-            hint = TOO_LONG
-            hint += "; a quote may be missing" if source.kind == CSV else ""
+            hint = join("; ", [too_long(), say("a quote may be missing")]) if source.kind == CSV else too_long()
             bad_rows.add(source.path, f"line {lines.number}", hint)
             reader = csv.reader(lines, **DIALECTS[source.kind])  # forgets an open quote
         else:
