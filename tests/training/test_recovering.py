@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from config import Config
 from engine.step import Outcome
 from settings.fields import DoesNotFit, UserError
 from training import recovering
@@ -35,7 +36,7 @@ class Live:
         self.start = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
         self.journal = SimpleNamespace(left_out=lambda *facts: self.asked.append(facts))
         self.engine = SimpleNamespace(checks=SimpleNamespace(first="the loss"))
-        self.config = SimpleNamespace(train=SimpleNamespace(learning_rate=0.1))
+        self.config = Config().changed(learning_rate=0.1, run_name="mine")
         self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), best=lambda: None)
 
     def follow_plan(self) -> None:
