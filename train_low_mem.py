@@ -15,12 +15,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
-from language import speak
+from language import join, say, speak
 from screen import guard, visible
 from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
@@ -78,8 +79,9 @@ def _dispatch(arguments: list[str]) -> int:
         return 2
     if not name:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{arguments[0]}, is no command; the first word is one of: {', '.join(COMMANDS)}{hint}")
+        hint = say("; did you mean {near}?", near=near[0]) if near else ""
+        told = "{word}, is no command; the first word is one of: {commands}{hint}"
+        raise UserError(say(told, word=arguments[0], commands=", ".join(COMMANDS), hint=hint))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire
@@ -139,10 +141,7 @@ def _run(name: str, config: Config) -> None:
     for note in config.edited_notes():
         _print_once(note)
     if name in ("train", "dpo"):
-        from trainer_low_mem import LowMemTrainer
-
-        if told := LowMemTrainer(config).train().over_budget():
-            raise OverBudget(told)
+        _train(config)
     elif name in ("board", "serve"):
         _serve(name, config)
     elif name == "runs":
@@ -155,6 +154,19 @@ def _run(name: str, config: Config) -> None:
         show(config)
     else:
         getattr(import_module(f"commands.{name}"), name)(config)
+
+
+def _train(config: Config) -> None:
+    """Rows are prepared while this process is small, that is before torch is imported."""
+    from training.ahead import begin_ahead
+
+    with ExitStack() as held:
+        ahead = begin_ahead(config, held)
+        from trainer_low_mem import LowMemTrainer
+
+        told = LowMemTrainer(config, ahead=ahead).train().over_budget()
+    if told:
+        raise OverBudget(told)
 
 
 def _make_kernels(config: Config) -> None:
@@ -179,20 +191,21 @@ def _serve(name: str, config: Config) -> None:
 
 def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:
     """Check everything that was typed, so that all problems are told at once."""
-    problems = [f"{word.lstrip(NO_VALUE)}, is unexpected; settings are written --name=value" for word in unexpected]
+    problems = [_unexpected(word.lstrip(NO_VALUE), name) for word in unexpected]
     taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
     switches = {flag for flag, facts in taken.items() if facts["kind"] is bool}
     raw: dict[str, str] = {}
     for flag, value in flags.items():
         positive = flag.removeprefix("no").lstrip("_")
         if flag not in taken and flag.startswith("no") and positive in switches:
-            problems.append(f"--{flag}: no such flag; write --{positive}=False")
+            problems.append(say("--{flag}: no such flag; write --{positive}=False", flag=flag, positive=positive))
         elif flag in switches and value == NO_VALUE:
             raw[flag] = "True"
         elif flag in ("config", "preset", "model_preset") and value in (NO_VALUE, ""):
-            problems.append(f"--{flag}, needs a value")
+            problems.append(say("--{flag}, needs a value", flag=flag))
         elif flag in taken and (value == NO_VALUE or (value == "" and not _may_be_empty(taken[flag]))):
-            problems.append(f"--{flag}, needs a value; allowed: {allowed(taken[flag])}")
+            told = "--{flag}, needs a value; allowed: {allowed}"
+            problems.append(say(told, flag=flag, allowed=allowed(taken[flag])))
         else:
             raw[flag] = value.strip(NO_VALUE)
     try:
@@ -205,6 +218,14 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
     return config
 
 
+def _unexpected(word: str, command: str) -> str:
+    """What is said of a word that is no flag; a file or folder that is there was meant for the setting that takes one."""
+    takes = next((flag for flag in ("train_file", "model") if flag in flags_of(command)), "")
+    if takes and Path(word).exists():
+        return say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes)
+    return say("{word}, is unexpected; settings are written --name=value", word=word)
+
+
 def _may_be_empty(facts: Mapping[str, Any]) -> bool:
     """Whether nothing is a value: where text is kept as it is. Elsewhere it is a variable of the shell that is not set."""
     return facts["kind"] == "text" and facts["optional"]
@@ -212,13 +233,13 @@ def _may_be_empty(facts: Mapping[str, Any]) -> bool:
 
 def _print_refusal(name: str, error: UserError) -> None:
     if isinstance(error, OverBudget):
-        heading = "done, but over its memory budget"
+        heading = say("done, but over its memory budget")
     elif isinstance(error, DoesNotFit):
-        heading = "does not fit the memory budget"
+        heading = say("does not fit the memory budget")
     else:
         heading = counted(len(error.problems), "problem")
     lines = [f"  {line}" for problem in error.problems for line in problem.splitlines()]
-    _print_once("\n".join([f"{name or 'train_low_mem.py'}: {heading}", *lines]))
+    _print_once("\n".join([join(": ", [name or "train_low_mem.py", heading]), *lines]))
 
 
 def _print_once(text: str) -> None:
@@ -228,7 +249,7 @@ def _print_once(text: str) -> None:
 
 
 def _rank() -> int:
-    from training.processes.launch import rank  # light; anything else of training/ loads torch
+    from training.processes.launch import rank  # light
 
     return rank()
 
@@ -251,7 +272,8 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
             print(f"{text}\n{place}: {unwritable}", file=sys.stderr)
             return
     summary = " ".join(str(error).split())[:200]
-    print(f"unforeseen {type(error).__name__}: {summary}; the traceback is in {place}", file=sys.stderr)
+    told = "unforeseen {error}: {summary}; the traceback is in {place}"
+    print(say(told, error=type(error).__name__, summary=summary, place=place), file=sys.stderr)
 
 
 def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import torch
 from accelerate import Accelerator
 
 import devices
@@ -20,16 +19,14 @@ from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
-from memory.observe.monitor import Monitor
-from settings.fields import AUTO
+from training.ahead import Ahead
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, agreed_budget, headline, open_run
+from training.opening import agree_on_kernels, headline, open_run, set_threads, watched
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
 from training.processes.last_word import say_after_launcher
@@ -59,10 +56,11 @@ class LowMemTrainer:
         config: from `config.load("train", {...})`, or built by hand.
         callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that returns
             "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
+        ahead: what the command line has settled of this run before torch was there; None: nothing.
     """
 
-    def __init__(self, config: Config, callbacks: Sequence[Listener] = ()) -> None:
-        self.config, self.callbacks = config, callbacks
+    def __init__(self, config: Config, callbacks: Sequence[Listener] = (), ahead: Ahead | None = None) -> None:
+        self.config, self.callbacks, self.ahead = config, callbacks, ahead
 
     def train(self) -> Summary:
         """Run to the end.
@@ -80,10 +78,10 @@ class LowMemTrainer:
             cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(self.config) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
-        if self.config.run.num_threads != AUTO:
-            torch.set_num_threads(int(self.config.run.num_threads))
+        set_threads(self.config)
         with ExitStack() as stack:
-            stack.enter_context(Peers(self.accelerator.process_index, self.accelerator.num_processes))
+            self.peers = Peers(self.accelerator.process_index, self.accelerator.num_processes)
+            stack.enter_context(self.peers)
             self._open(stack)
             self._loop()
             return self._finish()
@@ -92,14 +90,13 @@ class LowMemTrainer:
         """Settle data, base, plan and run folder, tell what will be done, and make all that does it."""
         device, accelerator, is_main = self.device, self.accelerator, self.accelerator.is_main_process
         agree_on_kernels(self.config, accelerator)
-        budget, seconds = agreed_budget(self.config, device, accelerator), self.config.memory.monitor_seconds
-        self.monitor = monitor = stack.enter_context(
-            Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
-        )
-        owner = stack.enter_context(Ownership())
-        opening = open_run(self.config, budget, device, accelerator, monitor, owner)
-        start, plan = opening.start, opening.plan
+        budget, monitor, owner = watched(self.config, device, accelerator, self.ahead, stack)
+        self.monitor = monitor
+        begun = None if self.ahead is None else self.ahead.begun
+        opening = open_run(self.config, budget, device, accelerator, monitor, owner, begun)
+        start, plan, budget = opening.start, opening.plan, opening.budget
         self.config = config = start.config
+        self.peers.resume = resume_command(config)
         self.steps = opening.steps
         trackers = stack.enter_context(Trackers(accelerator, config))
         self.journal = journal = Journal(

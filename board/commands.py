@@ -12,10 +12,11 @@ from typing import Any
 from board.places import Outside, Places
 from board.runs import delete_run, list_runs, run_names, size_of
 from config import Config, UserError
+from language import say
 from screen import visible
 from units import format_size
 
-HEAD = ("run", "state", "progress", "loss", "peak / budget", "on disk", "started")
+HEAD = ("run", "state", "progress", "loss", "peak / budget", "on disk", "started")  # said in the user's language
 
 
 def places_of(config: Config) -> Places:
@@ -40,9 +41,10 @@ def runs(config: Config) -> None:
         print(json.dumps(found, ensure_ascii=False, indent=1))
         return
     if not found:
-        print(f"no runs in {config.run.log_dir} and {config.run.output_dir}; start one: python train_low_mem.py train")
+        told = "no runs in {logs} and {models}; start one: python train_low_mem.py train"
+        print(say(told, logs=config.run.log_dir, models=config.run.output_dir))
         return
-    for line in _aligned([HEAD, *(_row(run) for run in found)]):
+    for line in _aligned([tuple(map(say, HEAD)), *(_row(run) for run in found)]):
         print(visible(line))
 
 
@@ -51,7 +53,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
     memory = " / ".join("-" if size is None else format_size(size) for size in (run["peak_bytes"], run["budget_bytes"]))
     loss = "-" if run["loss"] is None else f"{run['loss']:.3f}"
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"]))
-    return run["name"], run["state"], progress, loss, memory, format_size(run["bytes"]), started
+    return run["name"], say(run["state"]), progress, loss, memory, format_size(run["bytes"]), started
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -73,11 +75,12 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
     if not is_sure:
         if not sys.stdin.isatty():
             raise UserError(f"--delete = {name}, nobody can be asked here; add --yes=True to delete {size} for good")
-        if input(f"delete {visible(name)} for good, {size} with model and checkpoints? [y/N] ").strip().lower() not in (
+        question = say("delete {run} for good, {size} with model and checkpoints? [y/N] ", run=visible(name), size=size)
+        if input(question).strip().lower() not in (
             "y",
             "yes",
         ):
-            print("nothing was deleted")
+            print(say("nothing was deleted"))
             return
     try:
         problem = delete_run(places, name)
@@ -85,4 +88,4 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
         problem = str(error)
     if problem:
         raise UserError(f"--delete = {name}, was not deleted: {problem}")
-    print(f"{visible(name)} is deleted, {size} are free")
+    print(say("{run} is deleted, {size} are free", run=visible(name), size=size))

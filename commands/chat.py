@@ -20,6 +20,7 @@ from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from model.decoding.generation import stream
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import only_pretrained
@@ -63,16 +64,24 @@ def chat(config: Config) -> None:
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
-    told = [f"{trained.folder}; /help lists commands, /q or Ctrl-D leaves"]
+    told: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D leaves", folder=trained.folder)]
     if only_pretrained(trained.folder):
+        command = f"python train_low_mem.py train --is_finetune=True --finetune_from={trained.folder} --train_file=pairs.jsonl"
         told.append(
-            "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text and answers no question; finetune "
-            f"it first: python train_low_mem.py train --is_finetune=True --finetune_from={trained.folder} --train_file=pairs.jsonl"
+            say(
+                "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text and answers no question; "
+                "finetune it first: {command}",
+                command=command,
+            )
         )
     elif trained.template.turns and turns:
-        told.append("it has learnt conversations: earlier questions and answers are remembered; /reset forgets them")
+        told.append(
+            say("it has learnt conversations: earlier questions and answers are remembered; /reset forgets them")
+        )
     elif asked == AUTO:
-        told.append("it has learnt single questions: each is answered alone; --history_turns=3 shows it earlier ones")
+        told.append(
+            say("it has learnt single questions: each is answered alone; --history_turns=3 shows it earlier ones")
+        )
     return told
 
 
@@ -99,7 +108,7 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
             print(session.command(text), file=out, flush=True)
         elif text:
             answer = session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
-            print(NOTHING if is_terminal and not answer.strip() else "", file=out, flush=True)
+            print(say(NOTHING) if is_terminal and not answer.strip() else "", file=out, flush=True)
 
 
 def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
@@ -192,38 +201,39 @@ class Session:
         if name == "/reset" and not argument:
             self.turns.clear()
             self._saved.clear()
-            return "the conversation starts over"
+            return say("the conversation starts over")
         if name == "/save":
             return self._save(argument.strip())
         if name == "/adapter":
             return self._change_adapter(argument.strip())
         if name == "/help":
-            return HELP
-        return f"{line} is no command\n{HELP}"
+            return say(HELP)
+        return say("{line} is no command\n{help}", line=line, help=say(HELP))
 
     def _change_adapter(self, name: str) -> str:
         if self.adapters is None:
-            return "no adapters were loaded; name them with --adapter"
+            return say("no adapters were loaded; name them with --adapter")
         if not name:
-            return f"/adapter needs a name: {', '.join(self.adapters.by_name)}, or none"
+            return say("/adapter needs a name: {names}, or none", names=", ".join(self.adapters.by_name))
         try:
             self.adapters.set_adapter(None if name == "none" else name)
         except UserError as error:
             return str(error)
-        return f"{name} is on"
+        return say("{name} is on", name=name)
 
     def _save(self, name: str) -> str:
         if not name:
-            return "/save needs the name of a file"
+            return say("/save needs the name of a file")
         if not self.turns:
-            return "there is nothing to save yet"
+            return say("there is nothing to save yet")
         spoken = ([(SYSTEM, self.system)] if self.system else []) + self.turns
         line = json.dumps({"messages": [{"role": role, "content": text} for role, text in spoken]}, ensure_ascii=False)
         try:
             self._write(Path(name).expanduser().resolve(), f"{line}\n".encode())
         except OSError as error:
-            return f"{name} cannot be written: {error.strerror}"
-        return f"{name} holds this conversation, {counted(len(self.turns) // 2, 'question')} with answers"
+            return say("{file} cannot be written: {reason}", file=name, reason=error.strerror)
+        questions = counted(len(self.turns) // 2, "question")
+        return say("{file} holds this conversation, {questions} with answers", file=name, questions=questions)
 
     def _write(self, path: Path, line: bytes) -> None:
         """Put a line in the place of the one that this conversation has in the file; where it has none, after all others.
@@ -267,7 +277,7 @@ class Writer:
         tokenizer, longest = self.trained.tokenizer, self.config.data.max_seq_len - 1
         ids = newest_turns(tokenizer, self.trained.template, turns, system, longest)
         if len(ids) > longest:
-            note = f"the question is longer than --max_seq_len={longest + 1} tokens and was cut"
+            note = say("the question is longer than --max_seq_len={longest} tokens and was cut", longest=longest + 1)
             print(note, file=sys.stderr, flush=True)
         return [*ids[:longest], tokenizer.eos_id]
 

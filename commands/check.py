@@ -7,8 +7,9 @@ from pathlib import Path
 
 from commands.loading import find_model
 from config import Config, UserError
+from language import say
+from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums
-from model.formats.peft import is_adapter, read_info
 from model.formats.tensor_files import TensorFolder
 from settings.fields import counted
 from training.report.progress import Progress
@@ -35,7 +36,7 @@ def check(config: Config) -> list[tuple[str, str]]:
                 problems += error.problems
     if problems:
         raise UserError(*problems)
-    Progress(1).table("whole", whole)
+    Progress(1).table(say("whole"), whole)
     return whole
 
 
@@ -50,8 +51,10 @@ def _folders(named: Path) -> Iterator[Path]:
 def _describe(folder: Path) -> str:
     sums = read_sums(folder)
     if sums is not None:
-        return f"{counted(len(sums['files']), 'file')} as written"
+        return say("{files} as written", files=counted(len(sums["files"]), "file"))
     if is_adapter(folder):
         read_info(folder)
-        return "no sums to compare; the adapter can be opened"
-    return f"no sums to compare; {counted(len(TensorFolder(folder).names), 'tensor')} can be opened"
+        return say("no sums to compare; the adapter can be opened")
+    return say(
+        "no sums to compare; {tensors} can be opened", tensors=counted(len(TensorFolder(folder).names), "tensor")
+    )

@@ -19,6 +19,7 @@ from commands.new_folder import copy_companions, new_folder
 from config import Config, T5ModelConfig, UserError
 from devices.base import dtype_of
 from engine.weights import weight_store_for
+from language import say
 from memory.cost.precision import COMPUTE_DTYPES, WORDS
 from model import hf_format
 from model.decoding.kv_cache import Decoding
@@ -60,13 +61,16 @@ def convert(config: Config) -> Conversion:
     """
     done = convert_folder(config, find_model(config))
     rows = [
-        ("folder", f"{done.output}, {format_size(done.size)}"),
-        ("weights", str(done.dtype).removeprefix("torch.")),
-        ("logits", f"differ by {done.difference:.1e} of their norm"),
-        ("tokenizer", "none in the source" if done.tokenizer is None else f"{done.tokenizer:,} ids"),
-        ("next", f'python train_low_mem.py generate --model={done.output} --input="..."'),
+        (say("folder"), f"{done.output}, {format_size(done.size)}"),
+        (say("weights"), str(done.dtype).removeprefix("torch.")),
+        (say("logits"), say("differ by {share} of their norm", share=f"{done.difference:.1e}")),
+        (
+            say("tokenizer"),
+            say("none in the source") if done.tokenizer is None else say("{count} ids", count=f"{done.tokenizer:,}"),
+        ),
+        (say("next"), f'python train_low_mem.py generate --model={done.output} --input="..."'),
     ]
-    Progress(1).table("converted", rows)
+    Progress(1).table(say("converted"), rows)
     return done
 
 

@@ -10,20 +10,22 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
-from commands.diagnosis.page import print_report
+from commands.diagnosis.page import print_findings, print_machine
 from commands.diagnosis.trials import run_trials, trials_of
 from config import Config, T5ModelConfig, UserError
 from data.prepare.child import call_in_child
 from devices import machine_file
+from language import english, say
 from memory.cost.prediction import Machine
 from memory.homes import weights_folder
 from memory.machines import this_machine
-from settings.fields import AUTO
+from settings.fields import AUTO, counted
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 START = f"""import json, os, sys
@@ -38,13 +40,30 @@ DEVICE_SECONDS = 60.0
 
 
 def doctor(config: Config) -> None:
-    """Examine, and print it: as tables, or as JSON for programs."""
+    """Examine, and print it: as tables, each as soon as it is known, or as JSON for programs.
+
+    Raises:
+        UserError: the model or the device that was named is not there. KeyboardInterrupt: what was tried till then is shown.
+    """
     measures = config.given("model_preset") or config.checkpoint.model != AUTO
-    report = examine(_of_model(config), measures)
+    config = _of_model(config)
+    report = examine(config)
+    if not config.plan.json:
+        print_machine(report)
+        sys.stdout.flush()
+    was_stopped = measures and not report["problem"] and not _try_model(config, report)
+    report["advice"] = advice_for(report)
     if config.plan.json:
-        print(json.dumps(report, indent=1))
+        print(json.dumps(_in_english(report), indent=1))
     else:
-        print_report(report)
+        print_findings(report)
+    if was_stopped:
+        raise KeyboardInterrupt
+
+
+def _in_english(report: dict[str, Any]) -> dict[str, Any]:
+    trials = [{name: english(value) for name, value in trial.items()} for trial in report["trials"]]
+    return {**report, "trials": trials, "advice": [english(sentence) for sentence in report["advice"]]}
 
 
 def _of_model(config: Config) -> Config:
@@ -62,19 +81,17 @@ def _of_model(config: Config) -> Config:
 def shape_of(config: Config) -> T5ModelConfig:
     """The shape of the model that the settings name; imports torch."""
     from commands.loading import find_model
-    from model import hf_format
-    from training.start.adapters import base_of
+    from model.formats.shape_file import read_config
+    from training.start.adapted import base_of
 
-    return hf_format.read_config(base_of(find_model(config)))
+    return read_config(base_of(find_model(config)))
 
 
-def examine(config: Config, measures: bool) -> dict[str, Any]:
-    """Everything that is told, as plain values.
+def examine(config: Config) -> dict[str, Any]:
+    """What is known of the machine, as plain values.
 
-    Args:
-        measures: whether to try the model of `model_preset`, too.
     Returns:
-        `machine`, `torch`, `devices`, `problem` ("" where torch works), `model`, `budget_bytes`, `trials`, `advice`.
+        `machine`, `torch`, `devices`, `problem` ("" where torch works), `trials`, of which there are none yet.
     """
     folder = weights_folder(config)
     report: dict[str, Any] = {"machine": take_inventory(folder)}
@@ -82,17 +99,29 @@ def examine(config: Config, measures: bool) -> dict[str, Any]:
     if disk["read_rate"] and disk["write_rate"]:
         machine_file.keep_disk(folder, disk["read_rate"], disk["write_rate"])
     found, problem = look_at_devices(config.run.device)
-    report |= {"torch": found.get("torch", {}), "devices": found.get("devices", []), "problem": problem, "trials": []}
-    if measures and not problem:
-        machine = machine_of(config, report["devices"])
-        trials = trials_of(config, machine)
-        named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
-        report |= {"model": named, "budget_bytes": machine.budget_bytes}
-        for number, result in enumerate(run_trials(trials, machine)):
+    return {
+        **report, "torch": found.get("torch", {}), "devices": found.get("devices", []), "problem": problem, "trials": []
+    }  # fmt: skip
+
+
+def _try_model(config: Config, report: dict[str, Any]) -> bool:
+    """Add `model`, `budget_bytes` and the `trials` of the model to the report; each is announced, for it may take minutes.
+
+    Returns:
+        whether all came to their end. False: somebody interrupted.
+    """
+    machine = machine_of(config, report["devices"])
+    trials = trials_of(config, machine)
+    named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
+    report |= {"model": named, "budget_bytes": machine.budget_bytes}
+    told = "trying {model}: {trials}; Ctrl-C shows what is known till then"
+    print(say(told, model=named, trials=counted(len(trials), "trial")), file=sys.stderr)
+    try:
+        for result in run_trials(trials, machine, partial(print, file=sys.stderr, flush=True)):
             report["trials"].append(result.as_dict())
-            if sys.stderr.isatty():  # a trial may take a minute
-                print(f"measured {number} of {len(trials)}: {result.kind} {result.label}", file=sys.stderr)
-    return {**report, "advice": advice_for(report)}
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def look_at_devices(requested: str = AUTO) -> tuple[dict[str, Any], str]:

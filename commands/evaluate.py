@@ -12,17 +12,18 @@ from config import Config, GenerateConfig, UserError, load, places, training_com
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
 from data.shards.store import PAIRS, check_shards
+from language import say
 from memory.cost.generation import MOST_ROWS, Writing
 from memory.observe.monitor import Monitor
-from model import hf_format
-from settings.fields import AUTO, read_settings_file
+from model.formats.shape_file import read_config
+from settings.fields import AUTO, counted, read_settings_file
 from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, generate_metrics
 from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
-from training.start.adapters import base_of, tokenizer_folder
+from training.start.adapted import base_of, tokenizer_folder
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -100,21 +101,26 @@ def _generation(config: Config, loader: StepLoader) -> GenerateConfig:
 
 def _table(result: Evaluation, loader: StepLoader, prepared: Prepared, answered: int) -> list[tuple[str, str]]:
     cut = prepared.counts.get("validation_cut_rows", 0)
-    told = f"{result.rows:,} of {loader.num_rows:,} ({prepared.objective})"
+    measured = say(
+        "{rows} of {all} ({objective})",
+        rows=f"{result.rows:,}", all=f"{loader.num_rows:,}", objective=prepared.objective,
+    )  # fmt: skip
     rows = [
-        ("rows", told + (f", {cut:,} were cut to the longest length" if cut else "")),
-        ("target tokens", f"{result.tokens:,}"),
-        ("loss", f"{result.loss:.4f}"),
-        ("perplexity", f"{result.perplexity:,.2f}"),
+        (say("rows"), measured),
+        (say("target tokens"), f"{result.tokens:,}"),
+        (say("loss"), f"{result.loss:.4f}"),
+        (say("perplexity"), f"{result.perplexity:,.2f}"),
     ]
-    rows += [("answers", f"{answered:,}, scores in percent")] if answered else []
+    rows += [(say("cut"), say("{count} to the longest length", count=counted(cut, "row")))] if cut else []
+    rows += [(say("answers"), say("{count}, scores in percent", count=f"{answered:,}"))] if answered else []
     return rows + [(f"  {name}", f"{score:.2f}") for name, score in result.metrics.items()]
 
 
 def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
     progress = Progress(1, is_main)
-    memory = f"{format_size(peak)} of {format_size(trained.room.budget.host_bytes)}"
-    progress.table(f"evaluation of {trained.folder}", [*table, ("peak memory", memory)])
+    budget = format_size(trained.room.budget.host_bytes)
+    memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
+    progress.table(say("evaluation of {folder}", folder=trained.folder), [*table, (say("peak memory"), memory)])
     for sample in samples:
         progress.sample(sample.prompt, sample.answer, sample.reference)
 
@@ -144,7 +150,7 @@ def _data_settings(config: Config, folder: Path) -> Config:
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "max_new_tokens")}
     merged = replace(
         merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home))),
-        model=hf_format.read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
+        model=read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip
     if not config.given("validation_file"):

@@ -28,7 +28,7 @@ from model.shapes import is_matrix
 from model.t5 import T5
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
-from training.start.adapters import tokenizer_folder
+from training.start.adapted import tokenizer_folder
 from units import format_size
 
 

@@ -25,11 +25,12 @@ from data.sources.files import KIND_BY_SUFFIX, find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, read_prompts
 from data.text.templates import USER
+from language import say
 from memory.cost.generation import MOST_ROWS
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
-from training.start.adapters import base_of
+from training.start.adapted import base_of
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
@@ -54,10 +55,11 @@ def generate(config: Config) -> None:
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
         if done:
-            Progress(1).note(f"{config.answer.output} holds {counted(done, 'answer')} already; continuing after them")
+            told = "{file} holds {answers} already; continuing after them"
+            Progress(1).note(say(told, file=config.answer.output, answers=counted(done, "answer")))
     asked = config.answer.generate_batch_size
     if only_pretrained(folder) and "<extra_id_" not in given:
-        told = (
+        told = say(
             "the model has only been pretrained: it fills gaps such as <extra_id_0>, and answers once it is finetuned"
         )
         Progress(1, stream=sys.stderr).note(told)
@@ -138,13 +140,19 @@ class Encoder:
 
     def notes(self, bad_rows: BadRows) -> list[str]:
         """What the user should know in the end."""
-        longest, notes = self.config.data.max_seq_len, []
+        longest, notes = self.config.data.max_seq_len, list[str]()
         if self.cut:
             notes.append(
-                f"cut to --max_seq_len={longest}: {counted(self.cut, 'prompt')}, the first is {self.first_cut}"
+                say(
+                    "cut to --max_seq_len={longest}: {prompts}, the first is {first}",
+                    longest=longest,
+                    prompts=counted(self.cut, "prompt"),
+                    first=self.first_cut,
+                )
             )
         if bad_rows.count:
-            notes.append(f"passed over: {counted(bad_rows.count, 'row')}, such as {bad_rows.examples[0]}")
+            example, rows = bad_rows.examples[0], counted(bad_rows.count, "row")
+            notes.append(say("passed over: {rows}, such as {example}", rows=rows, example=example))
         return notes
 
 

@@ -24,6 +24,7 @@ from engine.checkpointing import Checkpointing
 from engine.homes.making import resting_store
 from engine.walk import Walk
 from engine.weights import weight_store_for
+from language import say
 from memory.cost.generation import Weights, Writing, most_rows, predict_generation
 from memory.cost.homes import away_bytes, slots_bytes
 from memory.cost.work import FILE, Choice, Machine, Work
@@ -33,6 +34,7 @@ from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.decoding.generation import generate
 from model.formats.checksums import refuse_damaged
+from model.formats.shape_file import read_config
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
@@ -40,7 +42,8 @@ from settings.fields import AUTO, DoesNotFit, counted
 from training.checkpoints.runs import model_folder, newest_run
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
-from training.start.adapters import AdapterSet, adapter_folders, attach, base_of, tokenizer_folder
+from training.start.adapted import adapter_folders, base_of, tokenizer_folder
+from training.start.adapters import AdapterSet, attach
 from units import format_size
 
 
@@ -149,7 +152,10 @@ def find_model(config: Config) -> Path:
     folder = model_folder(named) or Path(named)
     if not folder.is_dir():
         raise UserError(
-            f"--model = {named}, no such folder; name one with config.json, model.safetensors and tokenizer.json"
+            say(
+                "--model = {folder}, no such folder; name one with config.json, model.safetensors and tokenizer.json",
+                folder=named,
+            )
         )
     return folder
 
@@ -191,7 +197,7 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)
     for place in dict.fromkeys((folder, home, *adapters)):
         refuse_damaged(place, "adapter" if place in adapters else "model")
-    shape = hf_format.read_config(home)
+    shape = read_config(home)
     texts = tokenizer_folder(folder, home)
     tokenizer = Tokenizer.load(texts)
     if tokenizer.size > shape.vocab_size:

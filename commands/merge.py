@@ -11,13 +11,15 @@ from commands.convert import probe_logits
 from commands.loading import find_model
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
+from language import say
 from model import hf_format
 from model.formats.checksums import refuse_damaged
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.t5 import T5
 from training.report.progress import Progress
-from training.start.adapters import adapter_folders, attach, base_of, tokenizer_folder
+from training.start.adapted import adapter_folders, base_of, tokenizer_folder
+from training.start.adapters import attach
 
 
 def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]:
@@ -65,11 +67,11 @@ def merge(config: Config) -> float:
         copy_companions(tokenizer_folder(adapters[0], home), home, made)
     output = config.answer.output
     rows = [
-        ("folder", str(output)),
-        ("base", str(home)),
-        ("weights", str(model.embedding.dtype).removeprefix("torch.")),
-        ("logits", f"differ by {difference:.1e} of their norm"),
-        ("next", f"python train_low_mem.py generate --model={output} --input='...'"),
+        (say("folder"), str(output)),
+        (say("base model"), str(home)),
+        (say("weights"), str(model.embedding.dtype).removeprefix("torch.")),
+        (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
+        (say("next"), f"python train_low_mem.py generate --model={output} --input='...'"),
     ]
-    Progress(1).table(f"merged {adapters[0]}", rows)
+    Progress(1).table(say("merged {adapter}", adapter=adapters[0]), rows)
     return difference

@@ -16,7 +16,6 @@ from config import Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.cache import only_if_made
-from data.prepare.child import call_in_child
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows as SeenRows
 from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
@@ -24,7 +23,7 @@ from data.prepare.task import decide
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
-from language import say, speak
+from language import english, join, say
 from memory.alternatives import Alternative, other_ways
 from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
@@ -37,6 +36,7 @@ from settings.precedence import model_presets
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
+from training.start.base import planned_start
 from training.start.resolving import RunSpec, resolve
 from units import format_size
 
@@ -73,7 +73,7 @@ def _with_start(config: Config) -> tuple[Config, list[str]]:
     if not train.is_finetune and train.finetune_from in (AUTO, None):
         return config, []
     try:
-        shape, folder, told = call_in_child(planned_start, config)  # which reads weights' shapes by torch
+        shape, folder, told = planned_start(config)
     except UserError as error:
         if not config.given("model_preset"):
             raise
@@ -83,14 +83,6 @@ def _with_start(config: Config) -> tuple[Config, list[str]]:
     shape = replace(shape, dropout_rate=config.model.dropout_rate)
     known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else folder
     return replace(config.changed(tokenizer_dir=known), model=shape), told
-
-
-def planned_start(config: Config) -> Any:
-    """`training.start.base.planned_start`, which imports torch."""
-    from training.start import base
-
-    speak(config.run.language)  # in this process, too
-    return base.planned_start(config)
 
 
 @dataclass(frozen=True)
@@ -156,26 +148,27 @@ def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
     try:
         return _as_json(config, _found(config))
     except UserError as error:
-        return {"problems": error.problems, "exit_code": error.exit_code}
+        return {"problems": [english(problem) for problem in error.problems], "exit_code": error.exit_code}
 
 
 def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
-    where = "this machine" if config.plan.target == AUTO else config.plan.target
+    where = say("this machine") if config.plan.target == AUTO else config.plan.target
     rows = found.spec.rows
-    title = (
-        f"plan of {_named(config)} on {where}, {rows.source_tokens} + {rows.target_tokens} tokens ({rows.objective})"
-    )
+    title = say(
+        "plan of {model} on {machine}, {source} + {target} tokens ({objective})",
+        model=_named(config), machine=where, source=rows.source_tokens, target=rows.target_tokens, objective=rows.objective,
+    )  # fmt: skip
     total = weight_counts(config.model)["total"]
     if seen := _rows(config):
-        progress.table("rows as the model will see them", seen)
+        progress.table(say("rows as the model will see them"), seen)
     progress.table(title, [*plan_rows(chosen, total), *_untimed(chosen), _disk_row(config, chosen)])
-    progress.table("peak by phase", [(phase, format_size(size)) for phase, size in chosen.phases.items()])
-    progress.table("the modes", [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
-    head = ("way", "micro-batch", "recomputed", "peak", "speed")
-    progress.table("other ways", [head, *(_way_row(way, chosen) for way in found.ways)])
+    progress.table(say("peak by phase"), [(say(phase), format_size(size)) for phase, size in chosen.phases.items()])
+    progress.table(say("the modes"), [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
+    head = (say("way"), say("micro-batch"), say("recomputed"), say("peak"), say("speed"))
+    progress.table(say("other ways"), [head, *(_way_row(way, chosen) for way in found.ways)])
     progress.table(
-        "changes for less memory, each planned as if it were typed",
+        say("changes for less memory, each planned as if it were typed"),
         [_change_row(change, chosen) for change in found.changes],
     )
 
@@ -198,21 +191,24 @@ def _named(config: Config) -> str:
     given = {name: value for name, value in model_presets().get(config.model_preset, {}).items()}
     if all(getattr(shape, name) == value for name, value in given.items()):
         return config.model_preset
-    return (
-        f"d_model {shape.d_model}, {shape.num_layers} + {shape.num_decoder_layers} blocks, {shape.vocab_size:,} tokens"
-    )
+    return say(
+        "d_model {width}, {encoder} + {decoder} blocks, {tokens} tokens",
+        width=shape.d_model, encoder=shape.num_layers, decoder=shape.num_decoder_layers, tokens=f"{shape.vocab_size:,}",
+    )  # fmt: skip
 
 
 def _untimed(chosen: Plan) -> list[tuple[str, str]]:
     if chosen.seconds_total is not None:
         return []
-    step = f"about {duration(chosen.seconds)} a step" if chosen.seconds >= 1 else f"about {chosen.seconds:.2f} s a step"
-    return [
-        (
-            "time",
-            f"{step}, {duration(1000 * chosen.seconds)} for 1,000; of the whole run: name --train_file or --max_steps",
-        )
-    ]
+    told = say(
+        "about {step} a step, {thousand} for 1,000; of the whole run: name --train_file or --max_steps",
+        step=_step_time(chosen.seconds), thousand=duration(1000 * chosen.seconds),
+    )  # fmt: skip
+    return [(say("time"), told)]
+
+
+def _step_time(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else say("{seconds} s", seconds=f"{seconds:.2f}")
 
 
 def _rows(config: Config) -> SeenRows:
@@ -241,10 +237,11 @@ def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
     """What the run will write, and what stands against it on this machine."""
     need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     if config.plan.target != AUTO:
-        return "disk", need.describe()
+        return say("disk"), need.describe()
     problems, notes = too_full(need, config.run.output_dir)
-    free = f"{need.describe()}; {format_size(free_bytes(config.run.output_dir))} free"
-    return "disk", "; ".join([*problems, *notes]) or free
+    size = format_size(free_bytes(config.run.output_dir))
+    free = say("{need}; {size} free", need=need.describe(), size=size)
+    return say("disk"), join("; ", [*problems, *notes]) if problems or notes else free
 
 
 def _in_mode(spec: RunSpec, mode: str) -> Plan | None:
@@ -256,25 +253,29 @@ def _in_mode(spec: RunSpec, mode: str) -> Plan | None:
 
 def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, str]:
     if found is None:
-        return (f"--memory_mode={mode}", "does not fit", "")
+        return (f"--memory_mode={mode}", say("does not fit"), "")
     return (f"--memory_mode={mode}", format_size(found.peak_bytes), _speed(chosen, found.seconds))
 
 
 def _speed(chosen: Plan, seconds: float) -> str:
     """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
-    step = duration(seconds) if seconds >= 1 else f"{seconds:.2f} s"
-    return f"{chosen.seconds / seconds:.0%} of the planned steps an hour, about {step} a step"
+    return say(
+        "{share} of the planned steps an hour, about {step} a step",
+        share=f"{chosen.seconds / seconds:.0%}", step=_step_time(seconds),
+    )  # fmt: skip
 
 
 def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
-    recomputed = f"{chosen.num_blocks - way.saved_blocks} of {chosen.num_blocks} blocks"
-    return way.label, str(way.batch_size_per_gpu), recomputed, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
+    recomputed = say("{count} of {total} blocks", count=chosen.num_blocks - way.saved_blocks, total=chosen.num_blocks)
+    return say(way.label), str(way.batch_size_per_gpu), recomputed, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
 
 
 def _change_row(change: Alternative, chosen: Plan) -> tuple[str, str, str]:
-    saves = f"{format_size(chosen.peak_bytes - change.peak_bytes)} less"
-    return f"--{change.label}", _peak(change), f"{saves}, {_speed(chosen, change.seconds)}"
+    saves = format_size(chosen.peak_bytes - change.peak_bytes)
+    told = say("{size} less, {speed}", size=saves, speed=_speed(chosen, change.seconds))
+    return f"--{change.label}", _peak(change), told
 
 
 def _peak(found: Alternative) -> str:
-    return format_size(found.peak_bytes) if found.fits else f"{format_size(found.peak_bytes)} (does not fit)"
+    size = format_size(found.peak_bytes)
+    return size if found.fits else say("{size} (does not fit)", size=size)

@@ -8,7 +8,7 @@ from data.batches.loader import StepLoader
 from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
+from language import join, say
 from training.report.progress import Progress
 
 
@@ -25,19 +25,25 @@ def prepare(config: Config) -> None:
         return
     prepared = data.prepare.preparing.prepare(config)
     folder = prepared.train_dir.parent
-    rows = [("folder", str(folder)), ("objective", prepared.objective), ("tokenizer", str(prepared.tokenizer_dir))]
+    rows: list[tuple[str, str]] = [
+        (say("folder"), str(folder)), (say("objective"), prepared.objective), (say("tokenizer"), str(prepared.tokenizer_dir))
+    ]  # fmt: skip
     rows += [(name.replace("_", " "), f"{count:,}") for name, count in prepared.counts.items() if count]
     manifest = Manifest.of(prepared.train_dir)
     for column, facts in manifest.lengths(prepared.train_dir.name).items():
-        longest = f"longest {facts['longest']:,}" + (
-            f" (uncut {facts['longest_uncut']:,})" if facts["longest_uncut"] > facts["longest"] else ""
-        )
-        rows.append((f"tokens of {column}", f"mean {facts['mean']:,}, {longest}"))
+        known = {name: f"{facts[name]:,}" for name in ("mean", "longest", "longest_uncut")}
+        told_lengths = say("mean {mean}, longest {longest}", **known)
+        if facts["longest_uncut"] > facts["longest"]:
+            told_lengths = say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
+        rows.append((say("tokens of {column}", column=column), told_lengths))
     for reason, entry in manifest.content["dropped"].items():
         samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
-        rows.append((f"left out: {reason}", f"{entry['count']:,}, such as {samples}"))
+        example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
+        rows.append((say("left out: {reason}", reason=reason), example))
     command = "dpo" if prepared.objective == PREFERENCES else "train"
-    Progress(1).table("token shards", [*rows, ("next", f"python train_low_mem.py {command} --train_file={folder}")])
+    Progress(1).table(
+        say("token shards"), [*rows, (say("next"), f"python train_low_mem.py {command} --train_file={folder}")]
+    )
 
 
 def _preview(config: Config) -> None:
@@ -51,5 +57,6 @@ def _preview(config: Config) -> None:
         columns, cut = columns_of_shards(prepared), cut_of_shards(config, prepared)
     table = told(rows, columns)
     Progress(1).table(
-        f"rows as the model will see them ({task.objective})", [*table, *([(say("cut"), cut)] if cut else [])]
+        join(" ", [say("rows as the model will see them"), f"({task.objective})"]),
+        [*table, *([(say("cut"), cut)] if cut else [])],
     )

@@ -21,6 +21,7 @@ from data.batches.loader import StepLoader
 from engine.checkpointing import Checkpointing
 from engine.walk import Walk
 from engine.weights import weight_store_for
+from language import say
 from model import hf_format
 from model.lora.adapter import merge as merge_adapters
 from model.loss import LossSettings
@@ -29,7 +30,8 @@ from model.t5 import T5
 from settings.fields import AUTO, counted
 from training.evaluation.losses import evaluate
 from training.report.progress import Progress
-from training.start.adapters import note_origin, tokenizer_folder
+from training.start.adapted import tokenizer_folder
+from training.start.adapters import note_origin
 from units import format_size
 
 
@@ -89,13 +91,19 @@ def _measure(model: T5, config: Config, loader: StepLoader) -> Measured:
 def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
     largest = float((after.logits - before.logits).abs().max())
     share = float((after.logits - before.logits).norm() / before.logits.norm())
+    differ = say("differ by at most {largest}, {share} of their norm", largest=f"{largest:.3f}", share=f"{share:.1e}")
+    losses = {
+        "before": f"{before.loss:.4f}",
+        "after": f"{after.loss:.4f}",
+        "change": f"{after.loss - before.loss:+.4f}",
+    }
     Progress(1).table(
-        "int8 weights",
+        say("int8 weights"),
         [
-            ("folder", output),
-            ("weights", f"{format_size(before.size)} -> {format_size(after.size)}"),
-            ("loss", f"{before.loss:.4f} -> {after.loss:.4f} ({after.loss - before.loss:+.4f}) on {rows}"),
-            ("logits", f"differ by at most {largest:.3f}, {share:.1e} of their norm"),
-            ("next", f"python train_low_mem.py generate --model={output} --input='...'"),
+            (say("folder"), output),
+            (say("weights"), f"{format_size(before.size)} -> {format_size(after.size)}"),
+            (say("loss"), say("{before} -> {after} ({change}) on {rows}", rows=rows, **losses)),
+            (say("logits"), differ),
+            (say("next"), f"python train_low_mem.py generate --model={output} --input='...'"),
         ],
     )

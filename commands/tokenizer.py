@@ -9,6 +9,7 @@ from pathlib import Path
 from config import Config, UserError
 from data.durable import writing
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
+from language import say
 from settings.fields import AUTO
 from training.report.progress import Progress
 
@@ -21,7 +22,7 @@ def tokenizer(config: Config) -> None:
     Raises:
         UserError: there is one already, the data cannot be read, or the folder cannot be written.
     Memory:
-        a few times `tokenizer_sample`.
+        that of `data.prepare.room`.
     """
     given = config.data.tokenizer_dir
     folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)
@@ -43,9 +44,12 @@ def tokenizer(config: Config) -> None:
         shutil.rmtree(partial, ignore_errors=True)
     source = "" if config.data.train_file is None else f" --train_file={config.data.train_file}"
     rows = [
-        ("folder", str(folder)),
-        ("ids", f"{trained.size:,}, {trained.num_sentinels} of them sentinels"),
+        (say("folder"), str(folder)),
+        (
+            say("ids"),
+            say("{count}, {sentinels} of them sentinels", count=f"{trained.size:,}", sentinels=trained.num_sentinels),
+        ),
         *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
-        ("next", f"python train_low_mem.py train{source} --tokenizer_dir={folder}"),
+        (say("next"), f"python train_low_mem.py train{source} --tokenizer_dir={folder}"),
     ]
-    Progress(1).table(f"{config.tokenizer.tokenizer_type} tokenizer", rows)
+    Progress(1).table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from config import Config
+from language import join, say
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.cost.trained import trained_counts
 from memory.cost.work import JSON_NAMES
@@ -53,8 +54,10 @@ def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative
         ("malloc", replace(choice, malloc="small" if choice.malloc == "fast" else "fast")),
     ]
     if choice.compute == "float32" and choice.storage != "int8":
-        other = "bfloat16" if choice.storage == "float32" else "float32"
-        ways.append((f"{other} at rest", replace(choice, storage=other)))
+        if choice.storage == "float32":
+            ways.append(("bfloat16 at rest", replace(choice, storage="bfloat16")))
+        else:
+            ways.append(("float32 at rest", replace(choice, storage="float32")))
     found = {way: _priced(label, work, way, machine) for label, way in reversed(ways) if way != choice}
     planned = _priced("planned", work, choice, machine)
     return [planned, *sorted(found.values(), key=lambda one: one.seconds)]
@@ -154,18 +157,19 @@ def refusal(config: Config, work: Work, machine: Machine, least: Choice) -> list
     rows = least.eval_batch_size_per_gpu if phase == "evaluation" else least.batch_size_per_gpu
     longest = (work.evaluation_shapes if phase == "evaluation" else work.step_shapes).longest_row
     free = max(0, machine.budget_bytes - machine.base_bytes)
-    told = (
-        f"--memory_budget = {format_size(machine.budget_bytes)}, does not hold this run: the least it needs is about "
-        f"{format_size(peak)} ({', '.join(f'{name} {format_size(size)}' for name, size in parts)}), in phase {phase} with "
-        f"micro-batch {rows} x {longest.source} + {longest.target} tokens; the process itself leaves {format_size(free)} free"
-    )
-    budget = f"--memory_budget={math.ceil(peak / MIB)}M would hold it as it is"
+    told = say(
+        "--memory_budget = {budget}, does not hold this run: the least it needs is about {peak} ({parts}), in phase {phase} "
+        "with micro-batch {rows} x {source} + {target} tokens; the process itself leaves {free} free",
+        budget=format_size(machine.budget_bytes), peak=format_size(peak), phase=say(phase), rows=rows,
+        parts=join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts]),
+        source=longest.source, target=longest.target, free=format_size(free),
+    )  # fmt: skip
+    budget = say("--memory_budget={enough}M would hold it as it is", enough=math.ceil(peak / MIB))
     return [told, *map(_sentence, cheapest_changes(config, work, machine, least, most=2)), budget]
 
 
 def _sentence(change: Alternative) -> str:
     if not change.fits:
-        return (
-            f"--{change.label} alone would need about {format_size(change.peak_bytes)}: not enough, but it helps most"
-        )
-    return f"--{change.label} would fit, with about {format_size(change.peak_bytes)}"
+        told = "--{flag} alone would need about {peak}: not enough, but it helps most"
+        return say(told, flag=change.label, peak=format_size(change.peak_bytes))
+    return say("--{flag} would fit, with about {peak}", flag=change.label, peak=format_size(change.peak_bytes))

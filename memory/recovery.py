@@ -13,6 +13,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from language import say
 from memory.cleanup import clean_all
 from memory.observe.budget import free_host_bytes
 from units import format_size, parse_size
@@ -56,10 +57,13 @@ class Shortage:
 
     def describe(self, phase: str, batch_size: int, shape: str) -> str:
         """Say in words where it came: phase, micro-batch, its shape ("512 + 114 tokens"; may be empty)."""
-        batch = f"micro-batch {batch_size}" + (f" x {shape}" if shape else "")
+        batch = f"{batch_size} x {shape}" if shape else str(batch_size)
         unsaid = self.needed_bytes is None
-        asked = "an amount that the error does not name" if unsaid else format_size(self.needed_bytes or 0)
-        return f"out of memory in phase {phase} with {batch}: needed {asked}, {format_size(self.free_bytes)} were free"
+        asked = say("an amount that the error does not name") if unsaid else format_size(self.needed_bytes or 0)
+        return say(
+            "out of memory in phase {phase} with micro-batch {batch}: needed {asked}, {free} were free",
+            phase=phase, batch=batch, asked=asked, free=format_size(self.free_bytes),
+        )  # fmt: skip
 
 
 def free_failed(error: BaseException, device: Device) -> Shortage:

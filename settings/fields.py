@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from language import Said, say
+from language import Said, join, say
 from units import format_size, parse_size
 
 AUTO = "auto"
@@ -113,8 +113,8 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
 def not_known(word: str, known: Iterable[str]) -> str:
     """Say that a word is none of those that are allowed, and which one is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"is not known; allowed: {', '.join(known)}{hint}"
+    hint = say("; did you mean {near}?", near=near[0]) if near else ""
+    return say("is not known; allowed: {known}{hint}", known=", ".join(known), hint=hint)
 
 
 def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
@@ -125,7 +125,9 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
             return word
         if str(word) in TRUE_WORDS + FALSE_WORDS:
             return str(word) in TRUE_WORDS
-        raise ValueError(f"is neither true nor false; allowed: True, False, yes, no, 1, 0{further}")
+        raise ValueError(
+            say("is neither true nor false; allowed: True, False, yes, no, 1, 0{further}", further=further)
+        )
     if kind == "size":
         return _size(value, word)
     if kind == "text":
@@ -133,16 +135,16 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
     if kind is str:
         return str(value).strip()
     if isinstance(value, bool):
-        raise ValueError("needs a value")
+        raise ValueError(say("needs a value"))
     try:
         number = float(value)
         if kind is int and number != int(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"is not {what}; allowed: {allowed(facts)}") from None
+        told = "is not a whole number; allowed: {allowed}" if kind is int else "is not a number; allowed: {allowed}"
+        raise ValueError(say(told, allowed=allowed(facts))) from None
     if not math.isfinite(number):
-        raise ValueError(f"is not a finite number; allowed: {allowed(facts)}")
+        raise ValueError(say("is not a finite number; allowed: {allowed}", allowed=allowed(facts)))
     if kind is float:
         return number
     return int(value) if isinstance(value, str) and word.lstrip("+-").isdigit() else int(number)
@@ -152,10 +154,11 @@ def _size(value: Any, word: Any) -> int:
     try:
         size = parse_size(value)
     except (ValueError, OverflowError):
-        raise ValueError("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes") from None
+        raise ValueError(say("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes")) from None
     if size < FEWEST_BYTES and re.fullmatch(r"[\d.]+", str(word)):
         unit = "G" if float(word) < 64 else "M"
-        raise ValueError(f"means {size} bytes; did you mean {word}{unit}? Write the unit with it")
+        told = "means {size} bytes; did you mean {word}{unit}? Write the unit with it"
+        raise ValueError(say(told, size=size, word=word, unit=unit))
     return size
 
 
@@ -166,30 +169,43 @@ def _check_range(value: float, facts: Mapping[str, Any]) -> None:
         or (high is not None and value > high)
         or (above is not None and value <= above)
     ):
-        raise ValueError(f"is out of range; allowed: {allowed(facts)}")
+        raise ValueError(say("is out of range; allowed: {allowed}", allowed=allowed(facts)))
 
 
 def allowed(facts: Mapping[str, Any]) -> str:
     """Say in words which values a setting takes, e.g. `auto or 1 or more, rows`."""
-    words = ["auto"] if facts["auto"] else []
+    words: list[str] = ["auto"] if facts["auto"] else []
     low, high, above = facts["low"], facts["high"], facts["above"]
     if facts["choices"]:
         words.append(" | ".join(choice for choice in facts["choices"] if choice != AUTO))
     elif facts["kind"] is bool:
         words.append("True | False")
     elif above is not None:
-        words.append(f"more than {_plain(above)}" + (f" up to {_plain(high)}" if high is not None else ""))
+        words.append(_above(above, high))
     elif low is not None:
-        words.append(f"{_plain(low)} to {_plain(high)}" if high is not None else f"{_plain(low)} or more")
+        words.append(_from(low, high))
     elif facts["kind"] == "size":
-        words.append("a size such as 6G or 512M")
+        words.append(say("a size such as 6G or 512M"))
     elif facts["kind"] in (str, "text"):
-        words.append("text")
+        words.append(say("text"))
     else:
-        words.append("a number")
+        words.append(say("a number"))
     if facts["optional"]:
         words.append("none")
-    return " or ".join(words) + (f", {facts['unit']}" if facts["unit"] else "")
+    values = join(say(" or "), words)
+    return join(", ", [values, facts["unit"]]) if facts["unit"] else values
+
+
+def _above(above: float, high: float | None) -> str:
+    if high is None:
+        return say("more than {least}", least=_plain(above))
+    return say("more than {least} up to {most}", least=_plain(above), most=_plain(high))
+
+
+def _from(low: float, high: float | None) -> str:
+    if high is None:
+        return say("{least} or more", least=_plain(low))
+    return say("{least} to {most}", least=_plain(low), most=_plain(high))
 
 
 def _plain(number: float) -> str:
@@ -219,9 +235,9 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     """Say ` (did you mean --x?)` for an unknown flag, also where Fire has swallowed a leading `no`."""
     known = list(known)
     if "no" + name in known:
-        return f"; did you mean --no{name}=VALUE? It needs a value"
+        return say("; did you mean --no{name}=VALUE? It needs a value", name=name)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean --{near[0]}?" if near else "; see --help for the flags that exist"
+    return say("; did you mean --{near}?", near=near[0]) if near else say("; see --help for the flags that exist")
 
 
 def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from language import say
 from settings.fields import TRUE_WORDS
 
 Answer = str | Callable[[str], str]  # the name of our flag, or a sentence made of the value
@@ -95,7 +96,7 @@ def answer(name: str, value: object, taken: set[str]) -> str:
         return ""
     if callable(found):
         return found(typed)
-    return f"write --{found}={typed or 'VALUE'}" if found in taken else ""
+    return say("write --{flag}={value}", flag=found, value=typed or "VALUE") if found in taken else ""
 
 
 def _tracker(value: str) -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from language import say
 from settings.fields import UserError, nearest_name, not_known, parse, read_settings_file
 from settings.foreign import answer
 
@@ -81,9 +82,10 @@ def fill(
                 others = [other for other, names in taken.items() if name in names]
                 known = {*taken[command], "config", "preset", "model_preset"}
                 foreign = answer(name, value, known)
-                near = f"; {foreign}" if foreign else nearest_name(name, sorted(known))
-                hint = f" of {command}, but of {', '.join(others)}" if others else near
-                problems.append(f"--{name}: no such {'flag' if origin == 'flag' else 'setting'}{hint}")
+                near = say("; {advice}", advice=foreign) if foreign else nearest_name(name, sorted(known))
+                there = say(" of {command}, but of {others}", command=command, others=", ".join(others))
+                told = "--{name}: no such flag{hint}" if origin == "flag" else "--{name}: no such setting{hint}"
+                problems.append(say(told, name=name, hint=there if others else near))
     config = config.changed(**read.values)
     return dataclasses.replace(config, model_preset=preset, origins=tuple(read.origins.items())), problems
 
@@ -112,7 +114,8 @@ def _preset(name: Any, groups: set[str], problems: list[str]) -> dict[str, Any]:
     if name is None or str(name).lower() == "none":
         return {}
     if name not in run_presets():
-        problems.append(f"--preset = {name}, {not_known(str(name), run_presets())}")
+        told = "--{name} = {value}, {problem}"
+        problems.append(say(told, name="preset", value=name, problem=not_known(str(name), run_presets())))
         return {}
     return read_settings_file(PRESETS_DIR / f"{name}.yaml", groups)
 
@@ -120,7 +123,8 @@ def _preset(name: Any, groups: set[str], problems: list[str]) -> dict[str, Any]:
 def _shape(name: str, problems: list[str]) -> dict[str, Any]:
     shape = model_presets().get(name)
     if shape is None:
-        problems.append(f"--model_preset = {name}, {not_known(name, model_presets())}")
+        told = "--{name} = {value}, {problem}"
+        problems.append(say(told, name="model_preset", value=name, problem=not_known(name, model_presets())))
     return shape or {}
 
 
@@ -142,13 +146,14 @@ class _Reading:
             self.origins[name] = EDITED
             return
         if _is_nested(value):  # whose text may be of any length: YAML can name one part many times
-            self.problems.append(f"--{name}, is given a table; a setting has one value")
+            self.problems.append(say("--{name}, is given a table; a setting has one value", name=name))
             return
         try:
             self.values[name] = parse(self.settings[name][1], value)
             self.origins[name] = origin
         except ValueError as error:
-            self.problems.append(f"--{name} = {value}, {error}")
+            problem = error.args[0] if error.args else error
+            self.problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))
 
 
 def _is_nested(value: Any) -> bool:

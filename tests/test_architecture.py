@@ -17,7 +17,11 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 LONGER_FILES = {"config.py": 770}
 # wing -> the wings it may import
 GROUND = {"limits", "units", "settings", "config", "screen", "language", "optimizers"}
-FACES = ("units", "model.shapes")  # files without torch that others may import than their folder's neighbours
+FACES = (
+    "units",
+    "model.shapes",
+    "memory.observe",
+)  # files without torch that others may import than their folder's neighbours
 WINGS: dict[str, set[str]] = {
     "limits": set(),
     "units": set(),
@@ -28,19 +32,35 @@ WINGS: dict[str, set[str]] = {
     "config": {"settings", "units", "language", "optimizers"},
     "devices": GROUND,
     "model": GROUND | {"devices", "model.shapes"},
-    "data": GROUND | {"devices"},
+    "data": GROUND | {"devices", "memory.observe"},
     "model.shapes": {"settings", "config"},
-    "memory": GROUND | {"devices", "model.shapes"},
-    "engine": GROUND | {"devices", "model", "model.shapes", "data", "memory"},
-    "training": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine"},
-    "trainer_low_mem": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine", "training"},
-    "commands": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine", "training"},
+    "memory.observe": GROUND | {"devices"},
+    "memory": GROUND | {"devices", "model.shapes", "memory.observe"},
+    "engine": GROUND | {"devices", "model", "model.shapes", "data", "memory", "memory.observe"},
+    "training": GROUND | {"devices", "model", "model.shapes", "data", "memory", "memory.observe", "engine"},
+    "trainer_low_mem": GROUND
+    | {"devices", "model", "model.shapes", "data", "memory", "memory.observe", "engine", "training"},
+    "commands": GROUND | {"devices", "model", "model.shapes", "data", "memory", "memory.observe", "engine", "training"},
     "web": GROUND,
     "board": GROUND | {"web"},  # it talks to runs through files and child processes
-    "serving": GROUND | {"devices", "model", "model.shapes", "data", "memory", "engine", "training", "commands", "web"},
+    "serving": GROUND
+    | {"devices", "model", "model.shapes", "data", "memory", "memory.observe", "engine", "training", "commands", "web"},
     "train_low_mem": GROUND | {"devices", "training", "commands", "trainer_low_mem", "board", "serving"},
 }
-TREES = ("settings", "devices", "model", "data", "memory", "engine", "training", "commands", "web", "board", "serving")
+TREES = (
+    "settings",
+    "devices",
+    "model",
+    "data",
+    "memory",
+    "memory.observe",
+    "engine",
+    "training",
+    "commands",
+    "web",
+    "board",
+    "serving",
+)
 SOURCES = sorted(
     path
     for path in (*ROOT.glob("*.py"), *(path for tree in TREES for path in (ROOT / tree).rglob("*.py")))

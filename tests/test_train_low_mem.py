@@ -41,6 +41,7 @@ TRAPS = {
     "mistyped command": (["trian"], ["trian, is no command", "did you mean train?"]),
     "flag before the command": (["--max_steps=3", "train"], ["--max_steps=3, is no command", "first word"]),
     "stray word": (["train", "extra", "--max_steps=3"], ["extra, is unexpected"]),
+    "a file without its flag": (["train", "."], ["., is unexpected; write --train_file=."]),
     "stray word after the flags": (["train", "--max_steps", "3", "4"], ["4, is unexpected"]),
     "lone hyphen": (["train", "-"], ["-, is unexpected"]),
     "lone hyphen as a value": (["train", "--max_steps", "-"], ["--max_steps = -, is not a whole number"]),

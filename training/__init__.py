@@ -1,4 +1,5 @@
-"""What happens around the step. In front: `opening`, all before the first; `live`, what is in training now, and what
-is done with it: `evaluating`, `saving`, `recovering`, `recording`, `divergence`. Rooms, each of which may import those before it:
-`report`, `processes`, `evaluation`, `checkpoints`, `start`, `budget`. The trainer and the commands import from here, nothing below.
+"""What happens around the step. In front: `ahead`, all before torch; `opening`, all before the first step; `live`, what is in
+training now, and what is done with it: `evaluating`, `saving`, `recovering`, `recording`, `divergence`. Rooms, each of which may
+import those before it: `report`, `processes`, `evaluation`, `checkpoints`, `start`, `budget`. The trainer and the commands import
+from here, nothing below.
 """

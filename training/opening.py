@@ -1,4 +1,4 @@
-"""What is settled before a run's first step? Name, data, base, budget and plan, in this order; then the run's folder.
+"""What is settled before a run's first step? Name, data and base in `ahead`; here budget and plan, then the run's folder.
 
 Everything that can be refused is refused before anything is written. Where several processes run, the main one's word
 counts, and the least of their budgets.
@@ -6,10 +6,10 @@ counts, and the least of their budgets.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 
 from config import Config
@@ -18,30 +18,26 @@ from devices.base import Device
 from devices.kernels.calls import kernels, use
 from language import say
 from memory.cost.disk import bytes_below, disk_need, too_full
-from memory.observe.budget import Budget, measure_budget
+from memory.observe.budget import Budget, measure_budget, with_device
 from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from settings.fields import AUTO, UserError, counted
+from training.ahead import Ahead, kind_of, refuse, settle
 from training.budget.planning import look_ahead, resolve_here
 from training.checkpoints.durable import replace_file
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import (
-    RUN_FILE,
     SETTINGS_FILE,
-    check_new_run,
-    check_writable,
     create_run,
-    new_run_name,
     resume_run,
 )
-from training.processes.collectives import agree_on, by_main, least_of, most_of
+from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.launch import local_processes
 from training.report.progress import Progress
-from training.start.preference import is_preference_run
+from training.start.beginning import Begun
 from training.start.resolving import RunSpec
-from training.start.resuming import find_run_to_resume, goes_on
 from training.start.schedules import Steps
 from training.start.startup import Start, lasting_settings, start
 
@@ -104,6 +100,28 @@ def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> B
     return replace(budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device))
 
 
+def set_threads(config: Config) -> None:
+    """Let torch compute with as many threads as the user has named."""
+    if config.run.num_threads != AUTO:
+        torch.set_num_threads(int(config.run.num_threads))
+
+
+def watched(
+    config: Config, device: Device, accelerator: Accelerator, ahead: Ahead | None, stack: ExitStack
+) -> tuple[Budget, Monitor, Ownership]:
+    """The budget, who watches over it, and who will own the run: from before torch, or new ones as long as `stack` lasts."""
+    if ahead is None:
+        budget, seconds = agreed_budget(config, device, accelerator), config.memory.monitor_seconds
+        monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
+        return budget, stack.enter_context(monitor), stack.enter_context(Ownership())
+    assert accelerator.num_processes == 1, "several processes begin together"
+    budget = with_device(ahead.budget, config.memory.memory_budget, device)
+    for warning in budget.warnings[len(ahead.budget.warnings) :]:
+        Progress(1, is_quiet=config.run.quiet).note(warning)
+    ahead.monitor.watch_device(device, budget.device_bytes)
+    return budget, ahead.monitor, ahead.owner
+
+
 def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
     """Compiled kernels are used by all processes or by none: weights that all update alike must stay the same bits."""
     use(config.run.compiled_kernels is not False)
@@ -111,35 +129,25 @@ def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
 
 
 def open_run(
-    config: Config, budget: Budget, device: Device, accelerator: Accelerator, monitor: Monitor, owner: Ownership
-) -> Opening:
+    config: Config, budget: Budget, device: Device, accelerator: Accelerator, monitor: Monitor, owner: Ownership,
+    begun: Begun | None = None,
+) -> Opening:  # fmt: skip
     """Settle everything and make the run's folder, or reopen it.
 
     Args:
         owner: takes the run, and holds it as long as its context lasts.
+        begun: what was settled ahead; None: nothing yet.
     Raises:
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
             no plan fits the budget.
     """
-    name = agree_on(accelerator, new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
-    refuse(check_writable("log_dir", config.run.log_dir))
-    named = Path(config.run.output_dir) / name
-    if config.run.run_name != AUTO:
-        refuse(by_main(accelerator, lambda: owner.take(named) if (named / RUN_FILE).is_file() else []))
-    with accelerator.local_main_process_first():
-        resumes = goes_on(config, accelerator.is_local_main_process)
-    config, notes = config.changed(is_keep_training=agree_on(accelerator, resumes)), list[str]()
-    if config.train.is_keep_training:
-        notes = by_main(accelerator, partial(_reopen, config, owner))
-    else:
-        config = config.changed(run_name=name)
-        refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
-    tell = Progress(1, accelerator.is_main_process, is_quiet=config.run.quiet).note
-    for warning in budget.warnings:
-        tell(warning)
-    with monitor.phase("prepare"), accelerator.local_main_process_first():
-        begin = start(config, budget.available_bytes, tell)
-    begin.notes[:0] = notes
+    begun = begun or settle(config, budget, monitor, owner, Together(accelerator))
+    if begun.config.train.is_keep_training:
+        told, budget = budget.warnings, _as_begun(begun.config, device, accelerator)
+        monitor.watch(budget.host_bytes, budget.device_bytes)
+        for warning in set(budget.warnings) - set(told):
+            Progress(1, accelerator.is_main_process, is_quiet=config.run.quiet).note(warning)
+    begin = start(begun, budget.available_bytes)
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
     rows = look_ahead(begin, device, budget, processes)
@@ -167,22 +175,15 @@ def _mirror(config: Config, is_main: bool) -> Mirror | None:
     return mirror
 
 
-def _reopen(config: Config, owner: Ownership) -> list[str]:
-    """Take the run that is continued, and find its newest checkpoint that is whole; what is to be told of it.
+def _as_begun(begun: Config, device: Device, accelerator: Accelerator) -> Budget:
+    """Let this process work as the run that goes on was told to: with its threads and kernels, and inside its budget.
 
-    Raises:
-        UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
+    Args:
+        begun: the settings that the run has saved, under the flags of this start.
     """
-    run_dir = find_run_to_resume(config)
-    refuse(owner.take(run_dir))
-    checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
-    if checkpoints.folder.is_symlink():
-        raise UserError(
-            f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
-            "put the folder itself there"
-        )
-    with writing("output_dir", config.run.output_dir):
-        return checkpoints.intact()[1]
+    set_threads(begun)
+    agree_on_kernels(begun, accelerator)
+    return agreed_budget(begun, device, accelerator)
 
 
 def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
@@ -229,14 +230,3 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     )  # fmt: skip
     with writing("output_dir", config.run.output_dir):
         owner.sign()
-
-
-def kind_of(config: Config) -> str:
-    """The word for such a run: one of `runs.KINDS`."""
-    return "dpo" if is_preference_run(config) else "finetune" if config.train.is_finetune else "pretrain"
-
-
-def refuse(problems: list[str]) -> None:
-    """Raise all problems together, if there are any."""
-    if problems:
-        raise UserError(*problems)

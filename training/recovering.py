@@ -11,10 +11,12 @@ from typing import NoReturn
 
 from config import DoesNotFit, UserError
 from engine.step import Outcome
+from language import say
 from training.checkpoints.runs import publish
 from training.divergence import why_diverged, why_hopeless
 from training.live import LiveRun
 from training.processes.collectives import first_told, sum_over
+from training.report.summary import resume_command
 from training.saving import Saver
 
 CHANGED = "weights were changed already"
@@ -51,8 +53,13 @@ class Recovery:
             DoesNotFit: always; it says what helps.
         """
         live = self.live
-        resume = f"; step {live.last_good} is saved in {live.start.run_dir}" if live.checkpoints.latest() else ""
-        raise DoesNotFit((live.keeper.exhausted or "another process has nothing left to shrink") + resume)
+        told = live.keeper.exhausted or say("another process has nothing left to shrink")
+        if live.checkpoints.latest():
+            told = say(
+                "{story}; step {step} is saved in {folder}, and continues by\n  {command}",
+                story=told, step=live.last_good, folder=live.start.run_dir, command=resume_command(live.config),
+            )  # fmt: skip
+        raise DoesNotFit(told)
 
     def _after_out_of_memory(self, outcome: Outcome, number: int) -> None:
         """The error came here or on another process: a smaller way there, the same rows again on all."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from commands.diagnosis.trials import trial_name
+from language import join, say
 from units import GIB, format_size
 
 CROWDED = 1.5  # runnable processes per core from which speeds mean little
@@ -27,7 +29,7 @@ def advice_for(report: dict[str, Any]) -> list[str]:
     """
     machine = report["machine"]
     return [
-        *([f"torch cannot be used: {report['problem']}"] if report["problem"] else []),
+        *([say("torch cannot be used: {problem}", problem=report["problem"])] if report["problem"] else []),
         *_about_memory(machine["memory"], machine["others"]),
         *_about_cores(machine["system"], report["torch"]),
         *_about_devices(report["devices"], report["torch"], machine["system"]["bf16_units"]),
@@ -39,30 +41,43 @@ def advice_for(report: dict[str, Any]) -> list[str]:
 def _about_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:
     budget = format_size(memory["budget_bytes"])
     if memory["binding"] != "available RAM":
-        yield (
-            f"{memory['binding']} limits this process, not the RAM: {budget} are left to a run; overrunning it means being "
-            "killed, so plan with it or raise it"
-        )
+        yield say(
+            "{limit} limits this process, not the RAM: {size} are left to a run; overrunning it means being killed, so plan with "
+            "it or raise it",
+            limit=say(memory["binding"]), size=budget,
+        )  # fmt: skip
     if memory["swap_used_bytes"] > USED_SWAP_BYTES:
         used = format_size(memory["swap_used_bytes"])
-        yield f"{used} of swap is in use: memory is short already, and a run that swaps is many times slower; close programs"
+        yield say(
+            "{size} of swap is in use: memory is short already, and a run that swaps is many times slower; close programs",
+            size=used,
+        )
     if memory["swap_total_bytes"] == 0 and memory["binding"] == "available RAM":
-        yield "there is no swap: what goes beyond the RAM is killed at once; --memory_budget=auto stays below it"
+        yield say("there is no swap: what goes beyond the RAM is killed at once; --memory_budget=auto stays below it")
     for other in others:
         if other["bytes"] > 0.1 * memory["total_bytes"]:
             held = format_size(other["bytes"])
-            yield f"{other['name']} (process {other['pid']}) holds {held}: end it and a run may take that much more"
+            told = "{name} (process {number}) holds {size}: end it and a run may take that much more"
+            yield say(told, name=other["name"], number=other["pid"], size=held)
 
 
 def _about_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[str]:
     cores, quota = system["cores"], system["core_quota"]
     threads = torch.get("threads", cores)
     if quota is not None and threads > quota + 0.5:
-        yield f"a quota leaves {quota:g} of {cores} cores, and torch uses {threads} threads: set --num_threads={max(1, int(quota))}"
+        yield say(
+            "a quota leaves {quota} of {cores} cores, and torch uses {threads} threads: set --num_threads={best}",
+            quota=f"{quota:g}", cores=cores, threads=threads, best=max(1, int(quota)),
+        )  # fmt: skip
     elif threads < cores:
-        yield f"torch uses {threads} of {cores} cores (OMP_NUM_THREADS or the launcher says so); more are faster: --num_threads={cores}"
+        yield say(
+            "torch uses {threads} of {cores} cores (OMP_NUM_THREADS or the launcher says so); more are faster: "
+            "--num_threads={cores}",
+            threads=threads, cores=cores,
+        )  # fmt: skip
     if system["load"] is not None and system["load"] > CROWDED * cores:
-        yield f"{system['load']:g} processes want {cores} cores: the speeds above are of a busy machine and mean little"
+        told = "{load} processes want {cores} cores: the speeds above are of a busy machine and mean little"
+        yield say(told, load=f"{system['load']:g}", cores=cores)
 
 
 def _about_devices(devices: list[dict[str, Any]], torch: dict[str, Any], bf16_units: str | None) -> Iterator[str]:
@@ -73,55 +88,68 @@ def _about_devices(devices: list[dict[str, Any]], torch: dict[str, Any], bf16_un
     rates = best["rates"]
     if best["compute"] == "bfloat16":
         times = rates["bfloat16"] / rates["float32"]
-        yield f"{best['name']} multiplies bf16 {times:.1f} times as fast as fp32: mixed_precision=auto computes in bf16"
+        told = "{device} multiplies bf16 {times} times as fast as fp32: mixed_precision=auto computes in bf16"
+        yield say(told, device=best["name"], times=f"{times:.1f}")
     else:
         times = max(1.0, rates["float32"] / rates["bfloat16"])
         is_x86 = best["name"] == "cpu" and torch.get("cpu_capability", "").startswith("AVX")
-        units = "no AMX or AVX512-BF16 units" if is_x86 and not bf16_units else "no fast bf16 units"
-        yield (
-            f"{best['name']} has {units}: bf16 products take {times:.0f} times as long as fp32 ones, so products are fp32; "
-            "weights may still rest in bf16 (--mixed_precision=bf16), which halves them"
-        )
+        units = say("no AMX or AVX512-BF16 units") if is_x86 and not bf16_units else say("no fast bf16 units")
+        yield say(
+            "{device} has {units}: bf16 products take {times} times as long as fp32 ones, so products are fp32; weights may still "
+            "rest in bf16 (--mixed_precision=bf16), which halves them",
+            device=best["name"], units=units, times=f"{times:.0f}",
+        )  # fmt: skip
     held = best["total_bytes"] - best["free_bytes"]
     if best["is_separate_memory"] and held > HELD_SHARE * best["total_bytes"]:
-        yield (
-            f"{format_size(held)} of {best['about']} are held by other processes: end them and a run may take that much more"
-        )
+        told = "{size} of {device} are held by other processes: end them and a run may take that much more"
+        yield say(told, size=format_size(held), device=best["about"])
     if torch.get("mac") == "rosetta":
-        yield "this Python runs under Rosetta: an arm64 Python and torch would use the GPU and be several times faster"
+        yield say(
+            "this Python runs under Rosetta: an arm64 Python and torch would use the GPU and be several times faster"
+        )
     reasons = [device for device in devices if device["missing"] and "build of torch" in device["missing"]]
     if best["name"] == "cpu" and torch.get("mac") == "apple_silicon" and reasons:
-        yield "this build of torch has no MPS: install torch from PyPI to use the GPU"
+        yield say("this build of torch has no MPS: install torch from PyPI to use the GPU")
 
 
 def _about_surroundings(machine: dict[str, Any]) -> Iterator[str]:
     disk, malloc, variables = machine["disk"], machine["malloc"], machine["environment"]
     if disk["free_bytes"] < FULL_DISK_BYTES:
-        yield f"{disk['folder']} has {format_size(disk['free_bytes'])} free: a checkpoint takes the model's size and more; see --output_dir"
+        told = "{folder} has {size} free: a checkpoint takes the model's size and more; see --output_dir"
+        yield say(told, folder=disk["folder"], size=format_size(disk["free_bytes"]))
     if disk["read_rate"] is not None and disk["read_rate"] < SLOW_DISK:
         rate = format_size(disk["read_rate"])
-        yield f"the disk reads {rate}/s: keep token shards in RAM-backed or faster storage (--cache_dir)"
+        yield say("the disk reads {rate}/s: keep token shards in RAM-backed or faster storage (--cache_dir)", rate=rate)
     if not malloc["is_glibc"]:
-        yield f"the allocator is {malloc['library']}: freed memory cannot be trimmed, so peaks lie a little above the plan"
+        told = "the allocator is {library}: freed memory cannot be trimmed, so peaks lie a little above the plan"
+        yield say(told, library=malloc["library"])
     elif malloc["set_by_user"]:
-        yield f"{', '.join(malloc['set_by_user'])} set malloc, so the plan's own tuning of it is left out"
+        names = ", ".join(malloc["set_by_user"])
+        yield say("{names} set malloc, so the plan's own tuning of it is left out", names=names)
     if "expandable_segments" not in variables.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments"):
-        yield "PYTORCH_CUDA_ALLOC_CONF is set without expandable_segments:True, which keeps rows of many lengths from fragmenting"
+        yield say(
+            "PYTORCH_CUDA_ALLOC_CONF is set without expandable_segments:True, which keeps rows of many lengths from fragmenting"
+        )
 
 
 def _about_trials(trials: list[dict[str, Any]]) -> Iterator[str]:
     failed = [trial for trial in trials if trial["outcome"] and not trial["outcome"].startswith("not tried")]
     if failed:
-        labels = ", ".join(f"{trial['kind']} {trial['label']}" for trial in failed)
-        yield f"did not go through: {labels}; a run with these settings would not either"
+        labels = join(", ", [trial_name(trial["kind"], trial["label"]) for trial in failed])
+        yield say("did not go through: {trials}; a run with these settings would not either", trials=labels)
     micro_batch_trials = [trial for trial in trials if trial["kind"] == "micro-batch" and trial["seconds"]]
     if len(micro_batch_trials) > 1:
         best = max(micro_batch_trials, key=lambda trial: trial["tokens"] / trial["seconds"])
         speed = best["tokens"] / best["seconds"]
-        yield f"the fastest micro-batch tried is {best['label']}, {speed:,.0f} tokens/s"
+        told = "the fastest micro-batch tried is {rows}, {speed} tokens/s"
+        yield say(told, rows=best["label"], speed=f"{speed:,.0f}")
     pairs = [(t["measured_bytes"], t["predicted_bytes"]) for t in trials if t["kind"] != "model load"]
     off = [measured / predicted - 1 for measured, predicted in pairs if measured and predicted]
     if off and max(off) > TRUSTED:
-        yield f"predictions were up to {max(off):.0%} too low here: where memory is short, name a --memory_budget that is lower by as much"
+        yield say(
+            "predictions were up to {share} too low here: where memory is short, name a --memory_budget that is lower by as much",
+            share=f"{max(off):.0%}",
+        )
     elif off:
-        yield f"predictions held: measured peaks were {min(off):+.0%} to {max(off):+.0%} beside them"
+        told = "predictions held: measured peaks were {least} to {most} beside them"
+        yield say(told, least=f"{min(off):+.0%}", most=f"{max(off):+.0%}")

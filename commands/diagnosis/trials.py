@@ -9,17 +9,19 @@ machine with swap it would not fail but stall everything.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from config import Config, DoesNotFit
 from data.batches.objectives import lengths_of
+from language import english, join, say
 from memory.cost.prediction import Machine
 from memory.cost.shapes import Shapes
 from memory.plan import Plan, plan
 from memory.probe import ProbeRequest, ProbeResult, probe
 from settings.fields import AUTO
+from training.report.wording import about
 
 TRIAL_SECONDS = 120.0  # longest trial
 STEPS_OF_A_TRIAL = 6  # what a probe does takes about as long as this many steps
@@ -40,6 +42,11 @@ class Trial:
     kind: str
     label: str
     config: Config
+
+
+def trial_name(kind: str, label: str) -> str:
+    """What is tried, in words."""
+    return join(" ", [say(kind), say(label)])
 
 
 @dataclass(frozen=True)
@@ -103,20 +110,27 @@ def _changed(base: Config, rows: int, **values: Any) -> Config:
     return base.changed(**batch, **values)
 
 
-def run_trials(trials: list[Trial], machine: Machine) -> Iterator[Result]:
-    """Run one after the other; the first that runs also tells what the model takes once it is loaded."""
+def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], object]) -> Iterator[Result]:
+    """Run one after the other; the first that runs also tells what the model takes once it is loaded.
+
+    Args:
+        tell: called with a line before each that runs.
+    """
     has_loaded = False
-    for trial in trials:
+    for number, trial in enumerate(trials, 1):
         try:
             planned, shapes = planned_for(trial.config, machine)
         except DoesNotFit as error:
-            yield Result(trial.kind, trial.label, outcome=f"does not fit: {_need_of(error)}")
+            yield Result(trial.kind, trial.label, outcome=say("does not fit: {need}", need=_need_of(error)))
             continue
         expected = planned.seconds * STEPS_OF_A_TRIAL * planned.choice.accumulation_passes
         if expected > TRIAL_SECONDS:
-            outcome = f"not tried: a step would take about {planned.seconds:.0f} s"
+            outcome = say("not tried: a step would take about {seconds} s", seconds=f"{planned.seconds:.0f}")
             yield Result(trial.kind, trial.label, planned.peak_bytes, None, planned.seconds, outcome=outcome)
             continue
+        told = "  {number} of {count}: {trial}, {time} and the start of its process"
+        name, time = trial_name(trial.kind, trial.label), about(expected, expected, expected)
+        tell(say(told, number=number, count=len(trials), trial=name, time=time))
         steps = tuple(tuple(step) for step in shapes.worst_steps(planned.choice.batch_size_per_gpu))
         evaluation = shapes.worst_steps(planned.choice.eval_batch_size_per_gpu)[0][0]
         measured = probe(ProbeRequest(trial.config, planned.choice, steps, evaluation), None, TRIAL_SECONDS)
@@ -128,7 +142,7 @@ def run_trials(trials: list[Trial], machine: Machine) -> Iterator[Result]:
 
 def _need_of(refusal: DoesNotFit) -> str:
     """What the refusal says is needed, without its parts."""
-    return refusal.problems[0].rpartition(": ")[2].partition(" (")[0]
+    return str(english(refusal.problems[0])).rpartition(": ")[2].partition(" (")[0]
 
 
 def planned_for(config: Config, machine: Machine) -> tuple[Plan, Shapes]:

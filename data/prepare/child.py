@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from language import speak, spoken
 from screen import stand_guard
 from settings.fields import DoesNotFit, UserError
 
@@ -33,15 +34,13 @@ def call_in_child(function: Callable[..., Result], *arguments: Any) -> Result:
         UserError: raised by the function. DoesNotFit: the system killed the process, most likely for its memory.
         KeyboardInterrupt: it was interrupted. RuntimeError: it failed; its traceback is on the screen.
     """
-    request = pickle.dumps((function, arguments))
+    request = pickle.dumps((spoken(), function, arguments))
     done = subprocess.run([sys.executable, "-c", START], input=request, stdout=subprocess.PIPE, check=False)
     name = f"{function.__module__}.{function.__qualname__}"
     if done.returncode in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if done.returncode == -getattr(signal, "SIGKILL", 9):
-        raise DoesNotFit(
-            f"{name} was killed by the system, most likely for lack of memory; free some or lower --tokenizer_sample"
-        )
+        raise DoesNotFit(f"{name} was killed by the system, most likely for lack of memory; free some")
     if done.returncode != 0:
         raise RuntimeError(f"{name} failed in its process with exit code {done.returncode}; its messages stand above")
     answer: tuple[list[str] | None, Result] = pickle.loads(done.stdout)
@@ -57,7 +56,8 @@ def serve() -> None:
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)  # whatever a library prints must not mix with the answer
         try:
-            function, arguments = pickle.load(sys.stdin.buffer)
+            language, function, arguments = pickle.load(sys.stdin.buffer)
+            speak(language)
             reply: tuple[list[str] | None, Any] = (None, function(*arguments))
         except UserError as error:
             reply = (error.problems, None)

@@ -37,6 +37,7 @@ from data.text.clean import Dropped
 from data.text.conversations import Examples
 from data.text.duplicates import RESULT, find_duplicates
 from data.text.preferences import check_answers
+from language import say
 from settings.fields import UserError
 
 HELD_OUT_ONE_IN = 100
@@ -201,7 +202,7 @@ class Writing:
         if point.source == len(sources):  # an earlier attempt came through
             return
         coming = chunks(sources, self.job.columns, bad_rows, max_rows, point)
-        with closing(Pace(f"preparing {name}", point.read)) as pace:
+        with closing(Pace(say("preparing {split}", split=name), point.read)) as pace:
             for chunk, encoded in encode(coming, lambda chunk: chunk.rows):
                 self._take(name, held_out, sources[chunk.source], chunk, encoded, point, doubles)
                 chunk.move(point)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from language import join, say
 from screen import raw, visible
 from settings.fields import counted
 
@@ -45,11 +46,12 @@ class Pace:
 
     def _show(self, where: str, now: float) -> None:
         seconds = max(now - self._began, 1e-9)
-        line = (
-            f"{self.what}: {counted(self.rows, 'row')}, {(self.rows - self._earlier) / seconds:,.0f} rows/s, "
-            f"{self.bytes / seconds / 1e6:.1f} MB/s{', ' + where if where else ''}"
-        )
-        line = visible(line)
+        told = say(
+            "{what}: {rows}, {speed} rows/s, {bytes} MB/s",
+            what=self.what, rows=counted(self.rows, "row"), speed=f"{(self.rows - self._earlier) / seconds:,.0f}",
+            bytes=f"{self.bytes / seconds / 1e6:.1f}",
+        )  # fmt: skip
+        line = visible(join(", ", [told, where] if where else [told]))
         self._stream.write(f"\r{line[:118]:<118}" if self._is_terminal else line + "\n")
         self._stream.flush()
         self._shown = True

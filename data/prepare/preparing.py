@@ -21,6 +21,7 @@ from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remo
 from data.durable import put_in_place, sync
 from data.prepare.child import call_in_child
 from data.prepare.encoding import Job, Writing, clear
+from data.prepare.room import most_workers
 from data.prepare.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
 from data.shards import store as shards
 from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
@@ -32,7 +33,6 @@ from settings.fields import AUTO, UserError
 
 FORMAT = 2  # raise it when the same text would give other shards
 IDENTITY = "identity"
-MOST_WORKERS = 4  # each takes about 70 MB; `auto` keeps the whole below 400 MB
 SMALL_BYTES = 8 * 1024**2  # less text than this is encoded before a process has started
 Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
 
@@ -62,7 +62,7 @@ def prepare(config: Config) -> Prepared:
     Raises:
         UserError: the data, the tokenizer or a folder is not usable.
     Memory:
-        a few hundred MB at any size of the data; training a tokenizer adds a few times `--tokenizer_sample`.
+        that of `data.prepare.room` at any size of the data, at most 1 GiB.
     """
     with _all_cores(config):
         return _prepare(config, make_once)
@@ -280,7 +280,7 @@ def _workers(config: Config, job: Job) -> int:
     cores = usable_cores()
     if config.run.num_threads != AUTO:
         cores = min(cores, int(config.run.num_threads))
-    return min(cores, MOST_WORKERS) if cores > 1 else 0
+    return min(cores, most_workers(config)) if cores > 1 else 0
 
 
 def _settings(job: Job) -> dict[str, object]:

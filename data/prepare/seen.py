@@ -107,9 +107,10 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
         table.append((say("columns"), f"{columns[0]} -> {', '.join(columns[1:])} (--prompt_column, --response_column)"))
     for row in rows:
         for place, text in enumerate(row.texts):
-            tokens = f" ({counted(row.tokens[place], 'token')})" if row.tokens else ""
-            side = say("decoder") if place else say("encoder")
-            table.append((side, shown(text) + tokens))
+            side, cell = say("decoder") if place else say("encoder"), shown(text)
+            if row.tokens:
+                cell = say("{text} ({tokens})", text=cell, tokens=counted(row.tokens[place], "token"))
+            table.append((side, cell))
     return table
 
 
@@ -128,7 +129,9 @@ def _cut(config: Config, kind: str, cut: int, rows: int, of_first: bool = False)
     if kind == STREAM or not rows:
         return ""
     limits = lengths_of(config.data, kind)
-    longest = f"--max_seq_len={limits.input_tokens} or --max_target_len={limits.target_tokens}"
+    longest = say(
+        "--max_seq_len={input} or --max_target_len={target}", input=limits.input_tokens, target=limits.target_tokens
+    )
     values = {"cut": f"{cut:,}", "rows": counted(rows, "row"), "share": f"{cut / rows:.1%}", "longest": longest}
     if of_first:
         return say("{cut} of the first {rows} ({share}) are longer than {longest}, and cut there", **values)

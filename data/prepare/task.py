@@ -10,6 +10,7 @@ from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
 from data.cache import Once, fingerprint, make_once
 from data.prepare.encoding import limited
+from data.prepare.room import tokenizer_room
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import SampleCorpus, build_sample_corpus
 from data.sources.files import JSONL, Source, find, parts_of, sources_fingerprint
@@ -25,7 +26,7 @@ from data.tokenizers.training import train_tokenizer
 from settings.fields import AUTO, UserError
 
 QUALITY_CHARS = 1024**2
-TOKENIZER_FORMAT = 1  # raise it when the same text would give another tokenizer
+TOKENIZER_FORMAT = 2  # raise it when the same text would give another tokenizer
 
 
 @dataclass(frozen=True)
@@ -240,14 +241,17 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     Raises:
         UserError: the data cannot be read, or the vocabulary is too small.
     Memory:
-        a few times `--tokenizer_sample`.
+        that of `data.prepare.room`.
     """
     rows = read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows))
     made = examples_of(config, task.kind, task.columns, None)
     texts = (text for batch in limited(rows, config.data.max_samples) for row in batch for text in made.texts(row))
     settings = config.tokenizer
     source = f"--train_file = {','.join(task.parts)}"
-    return train_tokenizer(texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source)
+    return train_tokenizer(
+        texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source,
+        tokenizer_room(config), config.data.cache_dir,
+    )  # fmt: skip
 
 
 def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.prepare.pace import Pace
+from language import say
 from settings.fields import UserError
 
 PIECE_BYTES = 1024**2
@@ -58,7 +59,7 @@ def check_sums(files: Sequence[ShardFile], remedy: str, forget_pages: bool = Fal
     Memory: 1 MiB.
     """
     problems = []
-    with closing(Pace("checking shards")) as pace:
+    with closing(Pace(say("checking shards"))) as pace:
         for file in files:
             state = file.path.stat()
             seen = str(file.path), state.st_size, state.st_mtime_ns

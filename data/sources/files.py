@@ -9,15 +9,19 @@ a saved dictionary of splits the split that is wanted. `reading` turns sources i
 from __future__ import annotations
 
 import codecs
+import difflib
 import glob
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
 from data.cache import fingerprint
 from data.sources.places import Place, is_address, list_remote, local_path, public, readable
+from language import say
 from settings.fields import UserError, listed
 
 PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, JSON, CSV, TSV, TEXT = (
@@ -182,7 +186,16 @@ def _nothing_found(part: str, name: str) -> str:
         return f"{name} = {public(part)}, holds no data file; name a file, a folder or a glob with *"
     if Path(part).is_dir():
         return f"{name} = {part}, holds no data file; name one with files that end in {', '.join(KINDS_OF_FOLDERS)}"
-    return f"{name} = {part}, no such file; name a file, a folder or a glob"
+    near = difflib.get_close_matches(Path(part).name, [path.name for path in _beside(part)], n=1)
+    hint = say("; did you mean {near}?", near=Path(part).with_name(near[0])) if near else ""
+    return say("{name} = {part}, no such file; name a file, a folder or a glob{hint}", name=name, part=part, hint=hint)
+
+
+def _beside(part: str) -> list[Path]:
+    """The first files of the folder where a file was looked for."""
+    with suppress(OSError):
+        return [path for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
+    return []
 
 
 def _detect(path: Place, name: str, part: int = 0) -> Source:
@@ -206,7 +219,7 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
             raise UserError(f"{name} = {path}, is packed with {compression}; unpack it first, {kind} packs by itself")
         return Source(path, kind, compression, part)
     if stranger := _stranger(start, kind):
-        raise UserError(f"{name} = {path}, {stranger}")
+        raise UserError(say("{name} = {value}, {problem}", name=name, value=path, problem=stranger))
     if start.startswith(b"PAR1"):
         return Source(path, PARQUET, part=part)
     if start.startswith(b"ARROW1"):
@@ -225,7 +238,7 @@ def _stranger(start: bytes, kind: str) -> str:
     begins = start.removeprefix(codecs.BOM_UTF8).lstrip().lower()
     for magic, what in STRANGERS.items():
         if begins.startswith(magic) and not (kind == TEXT and b"<" in magic):
-            return what.format(kind=kind)
+            return say(what, kind=kind)
     return ""
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from data.sources.files import JSON, Source
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, blocks, not_utf8, numbered_lines
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, blocks, not_utf8, numbered_lines, too_long
+from language import join, say
 from settings.fields import UserError
 
 Objects = Iterator[tuple[str, dict[str, Any]]]
@@ -36,21 +37,21 @@ def objects(source: Source, bad_rows: BadRows) -> Objects:
 
 
 def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
-    too_long = 0
+    cut_line = 0
     for number, line in numbered_lines(source):
-        if number == too_long or not line.strip():
+        if number == cut_line or not line.strip():
             continue
-        place = f"line {number}"
+        place = say("line {number}", number=number)
         if len(line) >= LONGEST_LINE_BYTES:
-            too_long = number
-            bad_rows.add(source.path, place, f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB")
+            cut_line = number
+            bad_rows.add(source.path, place, too_long())
             continue
         try:
             value = json.loads(line)
         except UnicodeDecodeError as error:
             bad_rows.add(source.path, place, not_utf8(error))
         except (ValueError, RecursionError) as error:
-            bad_rows.add(source.path, place, f"is not JSON ({error})")
+            bad_rows.add(source.path, place, say("is not JSON ({error})", error=error))
         else:
             yield place, value
 
@@ -85,7 +86,7 @@ def _texts(source: Source) -> Iterator[tuple[str, bool]]:
         try:
             now = decoder.decode(block)
         except UnicodeDecodeError as error:
-            raise UserError(f"{source.path}: {not_utf8(error)}") from None
+            raise UserError(join(": ", [str(source.path), not_utf8(error)])) from None
         if before is not None:
             yield before, False
         before = now
@@ -100,5 +101,10 @@ def _skip(text: str, at: int, letters: str) -> int:
 
 def _broken(source: Source, number: int, error: Exception) -> UserError:
     return UserError(
-        f"{source.path}, row {number}: is not JSON ({error}), or the file is cut off there; repair it, or fetch it again"
+        say(
+            "{file}, row {number}: is not JSON ({error}), or the file is cut off there; repair it, or fetch it again",
+            file=source.path,
+            number=number,
+            error=error,
+        )
     )

@@ -17,11 +17,13 @@ import pyarrow as pa
 
 from data.sources.files import Source
 from data.sources.places import Place
+from language import join, say
 from settings.fields import UserError
 
 PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2
+TOO_LONG = "is longer than {size} MiB, which is no row to learn from; cut it into several"
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 GBK_REMEDY = "it reads as GBK: save the file as UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW), all of it is meant"
@@ -46,10 +48,10 @@ class BadRows:
         Raises:
             UserError: unless `skip`.
         """
-        sentence = f"{path}, {place}: {problem}"
+        sentence = say("{file}, {place}: {problem}", file=path, place=place, problem=problem)
         if not self.skip:
-            remedy = "repair it, or use --skip_bad_rows=True to count such rows and go on"
-            raise UserError(sentence if GBK_REMEDY in problem else f"{sentence}; {remedy}")
+            remedy = say("repair it, or use --skip_bad_rows=True to count such rows and go on")
+            raise UserError(sentence if say(GBK_REMEDY) in problem else join("; ", [sentence, remedy]))
         self.count += 1
         if len(self.examples) < 3:
             self.examples.append(sentence)
@@ -68,6 +70,11 @@ def _open(source: Source) -> Iterator[Any]:
             yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
         else:
             yield file if isinstance(source.path, Path) else io.BufferedReader(file, REMOTE_BUFFER_BYTES)
+
+
+def too_long() -> str:
+    """What is wrong with a line of `LONGEST_LINE_BYTES` or more."""
+    return say(TOO_LONG, size=LONGEST_LINE_BYTES // 1024**2)
 
 
 def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
@@ -95,17 +102,17 @@ def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
                 line, begun = line[: error.start], line[error.start :]
                 text = line.decode("utf8")
             else:
-                bad_rows.add(source.path, f"line {number}", not_utf8(error))
+                bad_rows.add(source.path, say("line {number}", number=number), not_utf8(error))
                 continue
         yield text.rstrip("\r\n")
     if begun:
-        bad_rows.add(source.path, f"line {number}", "ends within a letter of UTF-8")
+        bad_rows.add(source.path, say("line {number}", number=number), "ends within a letter of UTF-8")
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Say where a line stops being UTF-8, and what it may be instead."""
-    told = f"is not UTF-8 (byte {error.start + 1} of the line)"
-    return f"{told}; {GBK_REMEDY}" if is_gbk(error.object) else told
+    told = say("is not UTF-8 (byte {place} of the line)", place=error.start + 1)
+    return join("; ", [told, say(GBK_REMEDY)]) if is_gbk(error.object) else told
 
 
 def is_gbk(text: bytes) -> bool:

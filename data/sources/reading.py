@@ -23,9 +23,11 @@ from data.sources.lines import (
     is_gbk,
     numbered_lines,
     paragraphs,
+    too_long,
 )
 from data.sources.tables import check_types, table_batches, table_columns, table_keys
 from data.text.conversations import TurnsColumn, check_pair, turns_text
+from language import join, say
 from settings.fields import UserError, counted, listed
 
 BATCH_ROWS = 256
@@ -57,7 +59,8 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
 def _first_object(source: Source) -> dict[str, Any]:
     bad_rows = BadRows(skip=True)
     first = next(objects(source, bad_rows), None)
-    if first is None and bad_rows.examples and GBK_REMEDY in bad_rows.examples[0]:
+    told = bad_rows.examples[0] if bad_rows.examples else ""
+    if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long())):
         raise UserError(bad_rows.examples[0])
     if first is None:
         raise UserError(
@@ -259,8 +262,7 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
         except csv.Error as error:
             bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
         except _LineTooLong:
-            hint = f"is longer than {LONGEST_LINE_BYTES // 1024**2} MiB"
-            hint += "; a quote may be missing" if source.kind == CSV else ""
+            hint = join("; ", [too_long(), say("a quote may be missing")]) if source.kind == CSV else too_long()
             bad_rows.add(source.path, f"line {lines.number}", hint)
             reader = csv.reader(lines, **DIALECTS[source.kind])  # forgets an open quote
         else:
@@ -299,7 +301,8 @@ def _not_utf8(cells: Sequence[str]) -> str:
     try:
         raw.decode("utf8")
     except UnicodeDecodeError as error:
-        return f"is not UTF-8; {GBK_REMEDY}" if is_gbk(error.object) else "is not UTF-8"
+        told = say("is not UTF-8")
+        return join("; ", [told, say(GBK_REMEDY)]) if is_gbk(error.object) else told
     return "is not UTF-8"
 
 
@@ -310,10 +313,12 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
     for number, cells in rows:
         if len(cells) != len(header):
             bad_rows.add(
-                source.path, f"line {number}", f"has {counted(len(cells), 'cell')}, the header has {len(header)}"
+                source.path,
+                say("line {number}", number=number),
+                f"has {counted(len(cells), 'cell')}, the header has {len(header)}",
             )
         elif not all(_encodable(cells[place]) for place in places):
-            bad_rows.add(source.path, f"line {number}", _not_utf8(cells))
+            bad_rows.add(source.path, say("line {number}", number=number), _not_utf8(cells))
         else:
             named = zip(columns, (cells[place] for place in places), strict=True)
             try:
@@ -322,6 +327,6 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
                 )
                 check_pair(columns, row)
             except ValueError as error:
-                bad_rows.add(source.path, f"line {number}", str(error))
+                bad_rows.add(source.path, say("line {number}", number=number), str(error))
             else:
                 yield row

@@ -34,6 +34,7 @@ from data.sources.chunks import Chunk, Point, chunks
 from data.sources.files import Source
 from data.sources.lines import BadRows
 from data.text.conversations import Examples, Row
+from language import say
 from settings.fields import UserError
 
 EXACT, NEAR = "exact", "near"
@@ -146,7 +147,7 @@ def _sign(
             (folder / name).touch()
             os.truncate(folder / name, size)
             files.append(stack.enter_context((folder / name).open("ab")))
-        pace = stack.enter_context(closing(Pace("looking for duplicates", point.read)))
+        pace = stack.enter_context(closing(Pace(say("looking for duplicates"), point.read)))
         sign = stack.enter_context(in_order(Signer, (how, examples), workers))
         saved_at = time.monotonic()
         for chunk, (size, arrays) in sign(coming, _rows):

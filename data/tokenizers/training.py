@@ -1,24 +1,22 @@
 """How is a tokenizer trained in bounded memory?
 
-On a sample of the rows: each row draws a random key, and the rows with the lowest keys that fit the byte bound are
-kept, so every row has the same chance whatever the size of the corpus (reservoir sampling by priority, Efraimidis &
-Spirakis 2006). Ids follow T5: padding 0, end of text 1, unknown 2, the pieces, and 100 sentinels at the end,
-<extra_id_0> highest.
+A sample of the rows is cut into words, these are counted in a table of fixed size (`sample`), and the library's trainers
+learn from the most frequent ones alone. Ids follow T5: padding 0, end of text 1, unknown 2, the pieces, and 100 sentinels
+at the end, <extra_id_0> highest.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from data.batches.order import row_keys
 from data.tokenizers.published import EOS, PAD, UNK, byte_backend, end_with, special
+from data.tokenizers.sample import LARGE, UNSPACED, Room, Words, count_words, most_frequent, repeated, sample_texts
 from data.tokenizers.spiece import NUM_SENTINELS
 from data.tokenizers.tokenizer import Tokenizer
 from settings.fields import UserError
@@ -29,12 +27,14 @@ SMALLEST_VOCABULARY = {
     "bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384, "words": len(SPECIAL) + NUM_SENTINELS + 1,
 }  # fmt: skip
 LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
-LONGEST_SAMPLE_CHARS = 64 * 1024  # of one row: one huge row should not be the sample
+LONGEST_RUN = 16  # letters of a script without spaces that count as one word
+END = "\0"  # of a word, where words are handed to a trainer
 
 
 def train_tokenizer(
-    texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int, source: str = "--train_file"
-) -> Tokenizer:
+    texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int, source: str = "--train_file",
+    room: Room = LARGE, folder: str | Path | None = None,
+) -> Tokenizer:  # fmt: skip
     """Train a tokenizer.
 
     Args:
@@ -44,10 +44,11 @@ def train_tokenizer(
         vocab_size: ids at most, special ones included; a small corpus may yield fewer.
         sample_bytes: most UTF-8 text that training sees.
         source: what messages call the texts.
+        room: what it may hold. folder: where the sample waits, up to twice `sample_bytes`; None: with temporary files.
     Raises:
         UserError: the vocabulary is too small, or there is no text.
     Memory:
-        about 2 x sample_bytes and the library's word counts.
+        that of `room`, whatever the texts.
     """
     smallest = SMALLEST_VOCABULARY[kind]
     if vocab_size < smallest:
@@ -56,40 +57,12 @@ def train_tokenizer(
         )
     if kind == "byte":
         return byte_tokenizer()
-    sample = sample_texts(texts, sample_bytes)
-    if not sample:
+    counts = count_words(sample_texts(texts, sample_bytes, folder=folder), _SPLITS[kind], room.words)
+    if not counts:
         raise UserError(f"{source}, holds no text to train a tokenizer on; name a file with text")
-    backend = _TRAINERS[kind](sample, vocab_size - NUM_SENTINELS)
+    backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, room)
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     return _with_end_of_text(backend)
-
-
-def sample_texts(texts: Iterable[str], sample_bytes: int, seed: int = 0) -> list[str]:
-    """Keep an even sample of rows within a byte bound, in their order.
-
-    Memory:
-        O(sample_bytes), whatever the number of rows.
-    """
-    kept: list[tuple[int, int, str]] = []  # a heap, highest key first
-    size = 0
-    for number, (key, text) in enumerate(_with_keys(texts, seed)):
-        if size > sample_bytes and key > -kept[0][0]:
-            continue
-        text = text[:LONGEST_SAMPLE_CHARS]
-        heapq.heappush(kept, (-key, number, text))
-        size += len(text.encode("utf8"))
-        while size > sample_bytes and len(kept) > 1:
-            size -= len(heapq.heappop(kept)[2].encode("utf8"))
-    return [text for _, _, text in sorted(kept, key=lambda entry: entry[1])]
-
-
-def _with_keys(texts: Iterable[str], seed: int) -> Iterator[tuple[int, str]]:
-    first = 0
-    keys: list[int] = []
-    for number, text in enumerate(texts):
-        if number - first >= len(keys):
-            first, keys = number, row_keys(seed, np.arange(number, number + 1024)).tolist()
-        yield keys[number - first], text
 
 
 def _with_end_of_text(backend: Backend) -> Tokenizer:
@@ -97,44 +70,49 @@ def _with_end_of_text(backend: Backend) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def _train_bpe(sample: list[str], vocab_size: int) -> Backend:
+def _learn(backend: Backend, trainer: trainers.Trainer, words: Words, cut: pre_tokenizers.PreTokenizer | None) -> None:
+    """Train on words as often as they occurred; `cut` is what the model's letters need."""
+    apart = pre_tokenizers.Split(END, "removed")
+    backend.pre_tokenizer = apart if cut is None else pre_tokenizers.Sequence([apart, cut])
+    backend.train_from_iterator(repeated(words, END), trainer)
+
+
+def _train_bpe(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[special(token) for token in SPECIAL],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(sample, trainer, length=len(sample))
+    words = most_frequent(counts, room.bpe_bytes, lambda word: len(word.encode()))
+    _learn(backend, trainer, words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _train_words(sample: list[str], vocab_size: int) -> Backend:
+def _train_words(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
     """The most frequent words, whole. Without a decoder the library joins words by spaces."""
     backend = Backend(models.WordLevel(unk_token=UNK))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, special_tokens=[special(token) for token in SPECIAL], show_progress=False
     )
-    backend.train_from_iterator(sample, trainer, length=len(sample))
+    _learn(backend, trainer, most_frequent(counts, room.bpe_bytes, len), None)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return backend
 
 
-def _train_unigram(sample: list[str], vocab_size: int) -> Backend:
+def _train_unigram(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
     """Pieces by likelihood (Kudo 2018), with 256 byte pieces so that no character is unknown."""
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
-    sample = _without_rare_letters(sample, (vocab_size - len(byte_pieces) - len(ASCII)) // 2)
+    counts = _without_rare_letters(counts, (vocab_size - len(byte_pieces) - len(ASCII)) // 2)
     backend = Backend(models.Unigram())
-    # Chinese has no spaces, and runs of hundreds of letters take minutes.
-    runs = pre_tokenizers.Split(Regex(r"\p{Han}{1,32}"), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="always"), runs])
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - len(byte_pieces), special_tokens=SPECIAL, unk_token=UNK, show_progress=False,
         initial_alphabet=ASCII,  # so that a literal <0x41> need not be read as a byte
     )  # fmt: skip
-    backend.train_from_iterator(sample, trainer, length=len(sample))
+    _learn(backend, trainer, most_frequent(counts, room.unigram_letters, len), None)
     vocabulary = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
     scores = dict(_unigram_scores(backend))
     never = min(scores.values()) - 100.0  # for pieces that a text must not match literally
@@ -146,16 +124,26 @@ def _train_unigram(sample: list[str], vocab_size: int) -> Backend:
     return bytewise
 
 
-def _without_rare_letters(sample: list[str], num_letters: int) -> list[str]:
-    """Blank out letters outside `LETTER_COVERAGE` of the text or beyond `num_letters`; bytes spell them later."""
-    counts = Counter(letter for text in sample for letter in text)
-    wanted = LETTER_COVERAGE * counts.total()
-    blanks = {}
-    for rank, (letter, count) in enumerate(counts.most_common()):
+def _without_rare_letters(counts: dict[str, int], num_letters: int) -> dict[str, int]:
+    """Cut words at letters outside `LETTER_COVERAGE` of the text or beyond `num_letters`; bytes spell them later."""
+    letters: Counter[str] = Counter()
+    for word, count in counts.items():
+        for letter in word:
+            letters[letter] += count
+    wanted = LETTER_COVERAGE * letters.total()
+    rare = {}
+    for rank, (letter, count) in enumerate(letters.most_common()):
         if wanted <= 0 or rank >= num_letters:
-            blanks[ord(letter)] = " "
+            rare[ord(letter)] = " "
         wanted -= count
-    return [text.translate(blanks) for text in sample] if blanks else sample
+    if not rare:
+        return counts
+    left: dict[str, int] = {}
+    for word, count in counts.items():
+        for part in word.translate(rare).split(" "):
+            if part:
+                left[part] = left.get(part, 0) + count
+    return left
 
 
 def _unigram_scores(backend: Backend) -> list[tuple[str, float]]:
@@ -169,6 +157,18 @@ def _dress_unigram(backend: Backend) -> None:
     )
 
 
+def _isolated(letters: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(f"[{letters}]{{1,{LONGEST_RUN}}}"), "isolated")
+
+
+# Scripts without spaces are cut into runs: as one word each, whole sentences would be learnt by heart.
+_BPE = pre_tokenizers.Sequence([_isolated(UNSPACED), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+_UNIGRAM = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="always"), _isolated(UNSPACED)])
+_SPLITS: dict[str, Callable[[str], Iterable[str]]] = {
+    "bpe": lambda text: (text[first:last] for _, (first, last) in _BPE.pre_tokenize_str(text)),  # as text, not as bytes
+    "unigram": lambda text: (word for word, _ in _UNIGRAM.pre_tokenize_str(text)),
+    "words": str.split,
+}
 _TRAINERS = {"bpe": _train_bpe, "unigram": _train_unigram, "words": _train_words}
 
 

@@ -120,14 +120,14 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
         what stands against it, as `UserError` takes it: not even one checkpoint fits; and what is to be told: not all fit.
     """
     free = free_bytes(output_dir)
-    place = f"--output_dir = {output_dir}, has {format_size(free)} free"
-    problems = []
+    place = say("--output_dir = {folder}, has {size} free", folder=output_dir, size=format_size(free))
+    problems = list[str]()
     if free < need.least_bytes:
         size = format_size(need.checkpoint_bytes)
-        beside = (
-            f" beside {format_size(need.file_bytes)} of weights" if need.least_bytes > need.checkpoint_bytes else ""
-        )
-        problems += [f"{place}, and one checkpoint takes {size}{beside}; free space or name another --output_dir"]
+        if need.least_bytes > need.checkpoint_bytes:
+            size = say("{size} beside {weights} of weights", size=size, weights=format_size(need.file_bytes))
+        told = "{place}, and one checkpoint takes {size}; free space or name another --output_dir"
+        problems += [say(told, place=place, size=size)]
     if need.file_dir is not None and (there := free_bytes(need.file_dir)) < need.file_bytes:
         problems += [
             f"--weights_dir = {need.file_dir}, has {format_size(there)} free, and the weights take {format_size(need.file_bytes)}; "
@@ -136,8 +136,9 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
     if problems:
         return problems, []
     if free + held_bytes < need.total_bytes:
-        advice = "lower --keep_latest_n_ckp, or name another --output_dir"
-        return [], [
-            f"{place}, and the run will hold {need.describe()}: it will end at a save unless space is freed; {advice}"
-        ]
+        told = (
+            "{place}, and the run will hold {need}: it will end at a save unless space is freed; "
+            "lower --keep_latest_n_ckp, or name another --output_dir"
+        )
+        return [], [say(told, place=place, need=need.describe())]
     return [], []

@@ -10,7 +10,7 @@ Source: proc_meminfo(5), getrlimit(2); control groups in memory/observe/cgroup.p
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,13 +52,13 @@ class Budget:
         size, others = format_size(self.host_bytes), [part for part in self.limits if part[0] != self.binding]
         if self.margin_bytes:
             margin = format_size(self.margin_bytes)
-            told = [say("budget {size} ({why}, {margin} left free)", size=size, why=self.binding, margin=margin)]
+            told = [say("budget {size} ({why}, {margin} left free)", size=size, why=say(self.binding), margin=margin)]
         else:
-            told = [say("budget {size} ({why})", size=size, why=self.binding)]
+            told = [say("budget {size} ({why})", size=size, why=say(self.binding))]
         if self.device_bytes is not None:
             told.append(say("device {size}", size=format_size(self.device_bytes)))
         if others:
-            limits = ", ".join(f"{what} {format_size(size)}" for what, size in others)
+            limits = join(", ", [join(" ", [say(what), format_size(size)]) for what, size in others])
             told.append(say("other limits: {limits}", limits=limits))
         return join("; ", told)
 
@@ -74,6 +74,11 @@ def measure_budget(
         local_processes: ranks on this machine; they share what the system offers, the flag is for each.
         root, pid: "/" and this process unless a test says otherwise.
     """
+    return with_device(host_budget(flag, local_processes, root=root, pid=pid), flag, device)
+
+
+def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> Budget:
+    """The budget of this rank as far as the host goes, before its device is known. Arguments as of `measure_budget`."""
     pid = os.getpid() if pid is None else pid
     system = host_limits(local_processes, root=root, pid=pid)
     usable = {limit: max(0, limit.bytes - margin_of(limit.bytes)) for limit in system}
@@ -86,16 +91,23 @@ def measure_budget(
         if asked <= host:
             binding, host, margin = FLAG, asked, 0
         else:
-            allowed = f"{lowest.what} allows {format_size(host)} here; that is used instead"
+            size, what = format_size(host), say(lowest.what)
+            allowed = say("{what} allows {size} here; that is used instead", what=what, size=size)
             if local_processes > 1:
-                allowed = f"{lowest.what} allows {format_size(host)} to each of them; that is used instead"
+                allowed = say("{what} allows {size} to each of them; that is used instead", what=what, size=size)
             warnings.append(_too_much(asked, allowed, local_processes))
-    on_device = _device_bytes(flag, device, host, warnings)
     ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
     return Budget(
-        host, on_device, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
+        host, None, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
         installed_bytes(local_processes, root=root, pid=pid),
     )  # fmt: skip
+
+
+def with_device(budget: Budget, flag: int | str, device: Device) -> Budget:
+    """The same budget, and what the device offers."""
+    warnings = list(budget.warnings)
+    on_device = _device_bytes(flag, device, budget.host_bytes, warnings)
+    return replace(budget, device_bytes=on_device, warnings=tuple(warnings))
 
 
 def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> list[Limit]:
@@ -133,10 +145,13 @@ def margin_of(limit_bytes: int) -> int:
 
 
 def _too_much(asked: int, instead: str, processes: int = 1) -> str:
+    size = format_size(asked)
     if processes > 1:
-        told = f"is for each of {processes} processes: {processes} x {format_size(asked)} = {format_size(processes * asked)}"
-        return f"--{FLAG} = {format_size(asked)}, {told} is more than there is: {instead}"
-    return f"--{FLAG} = {format_size(asked)}, is more than there is: {instead}"
+        return say(
+            "--memory_budget = {size}, is for each of {count} processes: {count} x {size} = {all} is more than there is: {instead}",
+            size=size, count=processes, all=format_size(processes * asked), instead=instead,
+        )  # fmt: skip
+    return say("--memory_budget = {size}, is more than there is: {instead}", size=size, instead=instead)
 
 
 def _device_bytes(flag: int | str, device: Device, host: int, warnings: list[str]) -> int | None:
@@ -148,7 +163,8 @@ def _device_bytes(flag: int | str, device: Device, host: int, warnings: list[str
     if not device.is_separate_memory:
         return min(offered, host)  # a share of the same RAM; host and device together keep to host_bytes
     if flag != AUTO and int(flag) > offered:
-        instead = f"{device.describe()} has {format_size(offered)} free; that is used there instead"
+        told = "{device} has {size} free; that is used there instead"
+        instead = say(told, device=device.describe(), size=format_size(offered))
         warnings.append(_too_much(int(flag), instead))
     return offered if flag == AUTO else min(offered, int(flag))
 

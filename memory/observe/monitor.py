@@ -35,12 +35,24 @@ class Sample:
     device_bytes: int
 
 
+class HostAlone:
+    """Stands for the device as long as none is chosen: nothing lies on any."""
+
+    name, is_separate_memory = "none", False
+
+    def memory_now_bytes(self) -> int:
+        """As of `devices.base.Device`."""
+        return 0
+
+    memory_idle_bytes = memory_peak_bytes = memory_total_bytes = memory_now_bytes
+
+
 class Monitor:
     """Samples memory from `start` to `stop`; may also be used as a context manager.
 
     Args:
         budget_bytes: host budget of this rank, above 0.
-        device: whose memory is sampled beside the host's.
+        device: whose memory is sampled beside the host's; see `watch_device`.
         interval_seconds: time between two samples of the thread, above 0.
         on_record: called with every record, e.g. to write it to metrics.jsonl.
         device_budget_bytes: budget on a device with memory of its own; None: none is held against it.
@@ -50,7 +62,7 @@ class Monitor:
     def __init__(
         self,
         budget_bytes: int,
-        device: Device,
+        device: Device | HostAlone,
         interval_seconds: float = 0.25,
         on_record: Callable[[dict[str, Any]], None] | None = None,
         *,
@@ -58,7 +70,8 @@ class Monitor:
         processes: ProcessTree | None = None,
     ) -> None:
         self.budget_bytes, self.device_budget_bytes = budget_bytes, device_budget_bytes
-        self.device, self.interval_seconds, self.on_record = device, interval_seconds, on_record
+        self.device: Device | HostAlone = device
+        self.interval_seconds, self.on_record = interval_seconds, on_record
         self.peak_bytes = 0
         self.phase_peaks: dict[str, int] = {}  # phase -> most anonymous memory in it
         self.cost_seconds = 0.0  # processor time that sampling took
@@ -71,9 +84,16 @@ class Monitor:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, budget_bytes: int) -> None:
-        """Hold memory against another host budget from now on."""
+    def watch(self, budget_bytes: int, device_budget_bytes: int | None = None) -> None:
+        """Hold memory against another host budget from now on, and where one is given against another of the device."""
         self.budget_bytes = budget_bytes
+        if device_budget_bytes is not None:
+            self.device_budget_bytes = device_budget_bytes
+
+    def watch_device(self, device: Device, budget_bytes: int | None) -> None:
+        """Sample this device from now on, which was not known before; its budget as of `device_budget_bytes`."""
+        with self._lock:
+            self.device, self.device_budget_bytes = device, budget_bytes
 
     def report_to(self, on_record: Callable[[dict[str, Any]], None]) -> None:
         """Call this with every record from now on."""

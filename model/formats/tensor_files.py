@@ -1,5 +1,6 @@
 """How are tensors stored in files? As safetensors: read in chunks of rows, written one by one, in one file or in shards.
 
+What their headers say is read by `headers`, without torch.
 Pickled files (`pytorch_model.bin`) are read only where the user allows it: see `pickle_files`.
 
 Source: the layout: github.com/huggingface/safetensors, section "Format".
@@ -11,27 +12,22 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from limits import FILE_CHUNK_BYTES
-from model.formats.checksums import is_inside
+from model.formats.headers import INDEX_FILE, SCALE, WEIGHTS_FILE, Kind, TensorHeaders
 from model.formats.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
-from settings.fields import UserError
 
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
-SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
+PICKLED = Kind(PICKLE_INDEX, (PICKLE_FILE,), ".bin")
 Here = Callable[[str], AbstractContextManager[Tensor]]
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 
-class TensorFolder:
+class TensorFolder(TensorHeaders):
     """The tensors of a folder, in one file or in shards with an index, by name.
 
     Args:
@@ -42,59 +38,20 @@ class TensorFolder:
     Memory: none; reading takes a chunk at a time. Pickled files of before torch 1.6: a whole file.
     """
 
+    FRAMEWORK = "pt"
+
     def __init__(self, folder: str | Path, allow_pickle: bool = False) -> None:
-        self.path = Path(folder)
         self._allow_pickle = allow_pickle
-        # a safetensors file is opened anew for each piece: the pages that a mapping has read are the process's until it ends
-        self._opening: dict[str, Callable[[], Any]] = {}
-        self.file_bytes = 0
-        for name in self._shards(allow_pickle):
-            opened = self._open(self.path / name)
-            self.file_bytes += (self.path / name).stat().st_size
-            is_pickled = isinstance(opened, PickleFile)
-            again = partial(_same, opened) if is_pickled else partial(self._open, self.path / name)
-            self._opening.update(dict.fromkeys(opened.keys(), again))
+        super().__init__(folder)
 
-    def _shards(self, allow_pickle: bool) -> list[str]:
-        for index, names in ((INDEX_FILE, (WEIGHTS_FILE, INT8_FILE)), (PICKLE_INDEX, (PICKLE_FILE,))):
-            if index == PICKLE_INDEX and not allow_pickle:
-                break
-            if (self.path / index).exists():
-                return self._indexed(index)
-            for name in names:
-                if (self.path / name).exists():
-                    return [name]
-        raise UserError(f"{self.path}, holds no {WEIGHTS_FILE}{_pickled(self.path)}")
+    def _kinds(self) -> tuple[Kind, ...]:
+        return (*super()._kinds(), *([PICKLED] if self._allow_pickle else []))
 
-    def _indexed(self, index: str) -> list[str]:
-        places = read_json(self.path / index).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise UserError(f"{self.path / index}, has no weight_map; copy or download it again")
-        kind = ".bin" if index == PICKLE_INDEX else ".safetensors"
-        for name in places.values():
-            if not is_inside(name) or "/" in name or not name.endswith(kind):
-                raise UserError(
-                    f"{self.path / index}, names {name!r} as a file of weights; allowed: {kind} files of its own folder; "
-                    "use a folder from where it was published"
-                )
-        return sorted(set(places.values()))
-
-    def _open(self, path: Path) -> Any:
+    def _tensors_of(self, path: Path) -> tuple[list[str], Callable[[], Any]]:
         if self._allow_pickle and path.suffix == ".bin":
-            return PickleFile(path)
-        try:
-            return safe_open(path, framework="pt")
-        except FileNotFoundError:
-            raise UserError(f"{path}, is named by {INDEX_FILE} but is not there; copy the folder again") from None
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}, is cut off or broken ({error}); copy or download it again") from None
-
-    @property
-    def names(self) -> set[str]:
-        return {name for name in self._opening if not name.endswith(SCALE)}
-
-    def _slice(self, name: str) -> Any:
-        return self._opening[name]().get_slice(name)
+            opened = PickleFile(path)
+            return list(opened.keys()), lambda: opened
+        return super()._tensors_of(path)
 
     def chunks(self, name: str) -> Iterator[Tensor]:
         """A tensor in pieces of whole rows, none much larger than FILE_CHUNK_BYTES, from the first row to the last.
@@ -126,7 +83,9 @@ class TensorFolder:
             start += len(chunk)
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors are the same, number by number. Memory: two chunks."""
+        """Whether two tensors are the same; pickled ones number by number. Memory: two chunks."""
+        if not any(self._files[name].suffix == ".bin" for name in (first, second)):
+            return super().equal(first, second)
         if self.shape(first) != self.shape(second):
             return False
         return all(torch.equal(a, b) for a, b in zip(self.chunks(first), self.chunks(second), strict=True))
@@ -134,41 +93,6 @@ class TensorFolder:
     def dtype(self, name: str) -> torch.dtype:
         """What the numbers of one tensor are stored as."""
         return self._slice(name)[:0].dtype
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor, read from the header."""
-        return tuple(self._slice(name).get_shape())
-
-
-def _same(opened: PickleFile) -> PickleFile:
-    return opened
-
-
-def _pickled(folder: Path) -> str:
-    if any(folder.glob("pytorch_model*.bin*")):
-        return (
-            "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
-            f"python train_low_mem.py convert --model={folder} --output=FOLDER --allow_pickle=True"
-        )
-    if (folder / "adapter_config.json").exists():
-        return (
-            " but an adapter; a plain model is made of it by "
-            f"python train_low_mem.py merge --adapter={folder} --output=FOLDER"
-        )
-    return "; name the folder of a saved model"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; UserError where there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf8"))
-    except FileNotFoundError:
-        raise UserError(f"{path.parent}, holds no {path.name}; name the folder of a saved model") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}, cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}, is not a JSON object; copy or download it again")
-    return content
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path, here: Here | None = None) -> None:

@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from model.decoding.passing import WithWeights, in_place
 from model.dropout import Dropout
 from model.layers import Linear
-from model.lora.form import LoraSettings
+from model.lora.form import LoraSettings, adapted_paths
 from model.quantization import dequantize, is_int8, product, row_pieces
-from model.shapes import ALL, asked_targets, targets_of, weights
 from model.t5 import T5
-from settings.fields import UserError
 
 
 class LoraAdapter(nn.Module):
@@ -86,29 +84,13 @@ def linears(model: T5) -> dict[str, Linear]:
     return {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
 
 
-def resolve_targets(model: T5, asked: str) -> tuple[str, ...]:
-    """Turn the setting `lora_targets` into names of this model.
-
-    Raises:
-        UserError: names that do not exist here, all at once.
-    """
-    known, words = targets_of(model.config), asked_targets(model.config, asked)
-    unknown = [word for word in words if word not in known]
-    if unknown or not words:
-        raise UserError(
-            f"--lora_targets = {asked}, {', '.join(unknown) or 'nothing'} is no module of this model; "
-            f"allowed: {', '.join(known)}, or {ALL}"
-        )
-    return tuple(name for name in known if name in words)
-
-
 def add_adapters(
     model: T5, settings: LoraSettings, seed: int = 0, held: WithWeights = in_place
 ) -> dict[str, LoraAdapter]:
     """Freeze the whole model and put an adapter on every targeted matrix.
 
     Args:
-        settings: `targets` must exist, see `resolve_targets`.
+        settings: `targets` must exist, see `form.resolve_targets`.
         seed: fixes the first values of all A.
         held: a context in which a weight is in memory, where some rest elsewhere.
     Returns:
@@ -116,15 +98,8 @@ def add_adapters(
     Raises:
         UserError: the rank is larger than the narrowest matrix.
     """
-    paths = {
-        w.name.removesuffix(".weight") for w in weights(model.config) if w.is_product and w.target in settings.targets
-    }
+    paths = set(adapted_paths(model.config, settings))
     chosen = {path: linear for path, linear in linears(model).items() if path in paths}
-    narrowest = min(min(linear.weight.shape) for linear in chosen.values())
-    if settings.rank > narrowest:
-        raise UserError(
-            f"--lora_rank = {settings.rank}, is more than the width of the matrices ({narrowest}); allowed: 1 to {narrowest}"
-        )
     model.requires_grad_(False)
     adapters = {}
     for index, (path, linear) in enumerate(chosen.items()):

@@ -1,9 +1,13 @@
-"""Which form has an adapter, and where does it belong?"""
+"""Which form has an adapter, where does it belong, and does it fit a model? Torch is not imported."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from config import T5ModelConfig
+from model.shapes import ALL, asked_targets, targets_of, weights
+from settings.fields import UserError
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,34 @@ class AdapterInfo:
     settings: LoraSettings
     base: str
     fingerprint: str
+
+
+def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
+    """Turn the setting `lora_targets` into names of a model of this shape.
+
+    Raises:
+        UserError: names that do not exist there, all at once.
+    """
+    known, words = targets_of(shape), asked_targets(shape, asked)
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        raise UserError(
+            f"--lora_targets = {asked}, {', '.join(unknown) or 'nothing'} is no module of this model; "
+            f"allowed: {', '.join(known)}, or {ALL}"
+        )
+    return tuple(name for name in known if name in words)
+
+
+def adapted_paths(shape: T5ModelConfig, settings: LoraSettings) -> list[str]:
+    """The paths of the matrices that adapters of this form stand beside, e.g. `encoder.blocks.0.attention.q`.
+
+    Raises:
+        UserError: the rank is larger than the narrowest of them.
+    """
+    chosen = [weight for weight in weights(shape) if weight.is_product and weight.target in settings.targets]
+    narrowest = min(min(weight.shape) for weight in chosen)
+    if settings.rank > narrowest:
+        raise UserError(
+            f"--lora_rank = {settings.rank}, is more than the width of the matrices ({narrowest}); allowed: 1 to {narrowest}"
+        )
+    return [weight.name.removesuffix(".weight") for weight in chosen]

@@ -6,11 +6,15 @@ names: `*.q.weight`. Two words name what lies scattered: `norms` and `position_b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
+from config import T5ModelConfig
 from model.shapes import SCATTERED, hf_names, is_meant
-from model.t5 import T5
 from settings.fields import UserError
+
+if TYPE_CHECKING:
+    from model.t5 import T5
 
 
 def freeze(model: T5, patterns: str) -> list[str]:
@@ -23,18 +27,31 @@ def freeze(model: T5, patterns: str) -> list[str]:
     Raises:
         UserError: a pattern names nothing (all such at once), or nothing is left to train.
     """
-    wanted = [word.strip() for word in patterns.split(",") if word.strip()]
-    weights, theirs = dict(model.named_parameters()), hf_names(model.config)
-    unknown = []
-    for pattern in wanted:
-        found = [name for name in weights if is_meant(pattern, name, theirs[_matrix_of(name)])]
+    weights = dict(model.named_parameters())
+    trained = left_to_train(model.config, {name: weight.requires_grad for name, weight in weights.items()}, patterns)
+    for name in weights.keys() - set(trained):
+        weights[name].requires_grad_(False)
+    return trained
+
+
+def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: str) -> list[str]:
+    """Names of the weights that stay trained, before there is a model.
+
+    Args:
+        shape: of the model. learns: name of each weight, adapters' among them -> whether it learns where nothing is frozen.
+        patterns: as of `freeze`.
+    Raises:
+        UserError: as `freeze`.
+    """
+    theirs, unknown, frozen = hf_names(shape), [], set[str]()
+    for pattern in (word.strip() for word in patterns.split(",") if word.strip()):
+        found = [name for name in learns if is_meant(pattern, name, theirs[_matrix_of(name)])]
         if not found:
-            unknown.append(f"--freeze = {pattern}, names no weight of this model; there are: {_parts(weights)}")
-        for name in found:
-            weights[name].requires_grad_(False)
+            unknown.append(f"--freeze = {pattern}, names no weight of this model; there are: {_parts(learns)}")
+        frozen.update(found)
     if unknown:
         raise UserError(*unknown)
-    trained = [name for name, weight in weights.items() if weight.requires_grad]
+    trained = [name for name, learning in learns.items() if learning and name not in frozen]
     if not trained:
         raise UserError(f"--freeze = {patterns}, leaves nothing to train; name less")
     return trained

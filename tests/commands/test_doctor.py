@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_model_is_tried_only_where_it_is_named(
     devices = {"torch": report()["torch"], "devices": [CPU]}
     monkeypatch.setattr(doctor, "look_at_devices", lambda requested: (devices, ""))
     monkeypatch.setattr(
-        doctor, "run_trials", lambda trials, machine: iter([Result("step", "as planned", GIB, 2 * GIB)])
+        doctor, "run_trials", lambda trials, machine, tell: iter([Result("step", "as planned", GIB, 2 * GIB)])
     )
     doctor.doctor(load("doctor", {"json": "True", "output_dir": str(tmp_path)}))
     assert json.loads(capsys.readouterr().out)["trials"] == []
@@ -100,6 +101,26 @@ def test_a_model_is_tried_only_where_it_is_named(
     content = json.loads(capsys.readouterr().out)
     assert content["model"] == "tiny" and content["trials"][0]["measured_bytes"] == 2 * GIB
     assert any("100% too low" in sentence for sentence in content["advice"])
+
+
+def test_the_machine_is_shown_before_a_model_is_tried_and_an_interruption_shows_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices = {"torch": report()["torch"], "devices": [CPU]}
+    monkeypatch.setattr(doctor, "look_at_devices", lambda requested: (devices, ""))
+    shown: list[str] = []
+
+    def stopped(trials: object, machine: object, tell: Callable[[str], object]) -> Iterator[Result]:
+        shown.append(capsys.readouterr().out)
+        yield Result("step", "as planned", GIB, 2 * GIB)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run_trials", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        doctor.doctor(load("doctor", {"model_preset": "tiny", "output_dir": str(tmp_path)}))
+    after = capsys.readouterr().out
+    assert "this machine" in shown[0] and "advice" not in shown[0] and "this machine" not in after
+    assert "step as planned" in after and "100% too low" in re.sub(r"\s+", " ", after)
 
 
 def run_doctor(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:

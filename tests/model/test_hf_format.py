@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config import T5ModelConfig
-from model.hf_format import load, read_config, save
+from model.formats.shape_file import read_config
+from model.hf_format import load, save
 from model.t5 import T5
 from settings.fields import UserError
 from tests.measuring import in_child

@@ -13,6 +13,7 @@ from torch import nn
 from config import T5ModelConfig
 from model import hf_format
 from model.decoding.generation import generate
+from model.formats.shape_file import read_config
 from model.layers import Linear
 from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, row_pieces
 from model.t5 import T5
@@ -96,7 +97,7 @@ def test_an_int8_folder_holds_a_byte_a_weight_and_answers_alike(
     assert sum(t.nbytes for t in stored.values()) < 0.5 * (tmp_path / "wide" / "model.safetensors").stat().st_size
     again = hf_format.load(tmp_path / "int8", torch.int8)
     widened = hf_format.load(tmp_path / "int8")
-    assert hf_format.read_config(tmp_path / "int8") == model.config and not is_int8(widened.embedding)
+    assert read_config(tmp_path / "int8") == model.config and not is_int8(widened.embedding)
     torch.testing.assert_close(logits(again), logits(small), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logits(widened), logits(small), rtol=1e-4, atol=1e-5)
     reference = logits(model)

@@ -11,9 +11,9 @@ import pytest
 
 from config import Config, load
 from settings.fields import UserError
+from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run
-from training.opening import _reopen
 from training.start.resuming import goes_on, resumed_config, unused_places
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from config import Config
 from devices.base import Device
+from language import say
 from memory.cleanup import Cleaner
 from memory.cost.prediction import Choice
 from memory.observe.budget import Budget, free_host_bytes, measure_budget
@@ -42,6 +43,7 @@ RELAXATIONS: tuple[dict[str, Any], ...] = (
     {"memory_mode": AUTO, "gradient_checkpointing": AUTO},
     {"batch_size_per_gpu": AUTO, "gradient_accumulation_steps": AUTO},
 )
+NOTHING_LEFT = "{story}; nothing is left to shrink. What helps most: {advice}"
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
 
 
@@ -123,9 +125,14 @@ class Keeper:
         shortage = free_failed(error, self._device)
         smaller, story = batch_size // 2, shortage.describe("evaluation", batch_size, self._shape)
         if smaller == 0:
-            self.exhausted = f"{story}; a single row does not fit. What helps most: {ADVICE}"
+            told = "{story}; a single row does not fit. What helps most: {advice}"
+            self.exhausted = say(told, story=story, advice=say(ADVICE))
             return batch_size
-        report = f"{story}; continuing with micro-batch {smaller}; the same rows are evaluated again"
+        report = say(
+            "{story}; continuing with micro-batch {micro}; the same rows are evaluated again",
+            story=story,
+            micro=smaller,
+        )
         self._journal.recovery(
             step,
             RecoveryRecord(
@@ -161,12 +168,14 @@ class Keeper:
 
     def _watch_growth(self, step: int) -> None:
         """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
-        growth = self._growth.after_step(self._monitor.pressure())
-        left = self._growth.steps_left(growth, self._peak_share())
+        peak = self._peak_share()
+        growth = self._growth.after_step(self._monitor.pressure(), peak)
+        left = self._growth.steps_left(growth, peak)
         if left is None:
             return
         pace = format_size(int(growth * self._monitor.budget_bytes))
-        self._journal.tell(f"memory grows by {pace} a step and would reach the budget in {counted(left, 'step')}")
+        told = "memory grows by {pace} a step and would reach the budget in {steps}"
+        self._journal.tell(say(told, pace=pace, steps=counted(left, "step")))
         self._growth.forget()
         if not self._has_cleaned_growth:
             self._has_cleaned_growth = True
@@ -192,13 +201,14 @@ class Keeper:
             over = (
                 reason not in ("pressure", "growth") or self._monitor.pressure() > 1.0
             )  # inside the budget a run may be tight
-            self.exhausted = f"{story}; nothing is left to shrink. What helps most: {ADVICE}" if over else None
+            self.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE)) if over else None
             return
         choice = smaller.choice
-        report = (
-            f"{story}; continuing with micro-batch {choice.batch_size_per_gpu} x accumulation "
-            f"{choice.gradient_accumulation_steps}, {recomputed(choice.saved_blocks, old.num_blocks)}, effective batch unchanged"
-        )
+        report = say(
+            "{story}; continuing with micro-batch {micro} x accumulation {times}, {recomputed}, effective batch unchanged",
+            story=story, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
+            recomputed=recomputed(choice.saved_blocks, old.num_blocks),
+        )  # fmt: skip
         free = shortage.free_bytes if shortage else free_host_bytes()
         record = RecoveryRecord(
             phase, reason, old.choice.batch_size_per_gpu, choice.batch_size_per_gpu, choice.gradient_accumulation_steps,
@@ -244,11 +254,14 @@ class Keeper:
         if shortage is not None:
             return shortage.describe(phase, self.plan.choice.batch_size_per_gpu, self._shape)
         if reason == "growth":
-            return "memory still grows after cleaning"
+            return say("memory still grows after cleaning")
         if reason == "budget":
             room, binding = format_size(self._room(self.budget)), self.budget.binding
-            return f"the budget is now {room} ({binding}), planned was {format_size(self._expected_peak())}"
-        return f"{self._monitor.pressure():.0%} of the budget is in use and cleaning did not help"
+            return say(
+                "the budget is now {size} ({why}), planned was {planned}",
+                size=room, why=binding, planned=format_size(self._expected_peak()),
+            )  # fmt: skip
+        return say("{share} of the budget is in use and cleaning did not help", share=f"{self._monitor.pressure():.0%}")
 
     def _room(self, budget: Budget) -> int:
         separate = self._device.is_separate_memory and budget.device_bytes is not None

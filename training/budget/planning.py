@@ -16,6 +16,7 @@ from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from devices.measuring import known_speed, measure
 from devices.ways import way_of
+from language import say
 from memory.cost.precision import Precision
 from memory.cost.prediction import CORRECTION, Choice, Machine
 from memory.cost.work import choice_fields
@@ -148,7 +149,8 @@ class _Planner:
         for _ in range(MOST_PROBES):
             trial = chosen if beside is None or chosen.peak_bytes <= beside else self._smaller(chosen, beside)
             if trial is None:
-                told.append(f"not probed: a child process may take {format_size(beside or 0)}, too little for any step")
+                size = format_size(beside or 0)
+                told.append(say("not probed: a child process may take {size}, too little for any step", size=size))
                 break
             result = self._probe(trial)
             told.append(_told(result, trial))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -204,9 +205,8 @@ class Checkpoints:
         last = self.latest()
         kept = f"the checkpoint of step {step_of(last)} is whole" if last else "there is no earlier checkpoint"
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        advice = "free space or name another --output_dir" + (
-            "; --is_keep_training=True continues from there" if last else ""
-        )
+        going_on = f"; --is_keep_training=True --run_name={shlex.quote(self.folder.parent.name)} continues from there"
+        advice = "free space or name another --output_dir" + (going_on if last else "")
         place = f"--output_dir = {self.folder.parent.parent}"
         return UserError(f"{place}, cannot be written at step {step}: {reason}; {kept}; {advice}")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.durable import make_folder, sync, sync_folder, writing
+from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings.fields import UserError
 from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
@@ -49,8 +50,12 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     if _exists(run_dir):
         if not overwrite and not _is_half_made(run_dir):
             problems.append(
-                f"--run_name = {name}, exists in {output_dir}; name another, resume it with --is_keep_training=True "
-                "or replace it with --overwrite=True"
+                say(
+                    "--run_name = {run}, exists in {folder}; name another, resume it with --is_keep_training=True or replace "
+                    "it with --overwrite=True",
+                    run=name,
+                    folder=output_dir,
+                )
             )
         elif not (run_dir / RUN_FILE).is_file() and not _is_half_made(run_dir):
             problems.append(

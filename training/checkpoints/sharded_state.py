@@ -25,7 +25,8 @@ from engine.optimizers import Optimizer
 from engine.sharing.sharding import Part, Shards
 from model import hf_format
 from model.formats.checksums import STATE
-from model.formats.tensor_files import WEIGHTS_FILE, write_safetensors
+from model.formats.headers import WEIGHTS_FILE
+from model.formats.tensor_files import write_safetensors
 from model.shapes import hf_names
 from model.t5 import T5
 from settings.fields import UserError

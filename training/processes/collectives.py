@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cache
 from typing import TypeVar
@@ -13,6 +14,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import broadcast_object_list, gather_object
 
 from settings.fields import UserError
+from training.processes.alone import Alone
 
 Value = TypeVar("Value")
 # A failure is found by `training.processes.peers` in seconds; so this only has to be longer than preparing and saving ever take.
@@ -90,6 +92,23 @@ def by_main(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
     if problems:
         raise UserError(*problems)
     return result  # type: ignore[return-value]
+
+
+class Together(Alone):
+    """All processes of a run, which settle together how it begins."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self.is_main, self.is_first_here = accelerator.is_main_process, accelerator.is_local_main_process
+
+    def agree_on(self, value: Value) -> Value:
+        return agree_on(self._accelerator, value)
+
+    def by_main(self, work: Callable[[], Value]) -> Value:
+        return by_main(self._accelerator, work)
+
+    def first_here(self) -> AbstractContextManager[object]:
+        return self._accelerator.local_main_process_first()  # type: ignore[no-any-return]
 
 
 def _as_tensor(accelerator: Accelerator, numbers: tuple[float, ...]) -> torch.Tensor:

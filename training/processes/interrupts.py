@@ -14,6 +14,7 @@ import time
 from types import FrameType
 from typing import Any
 
+from language import say
 from training.report.endings import EXIT_CODE, SAVE, STOP
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -63,13 +64,13 @@ class Interrupts:
         now = time.monotonic()
         if not self.stop_requested:
             self.stop_requested, self._first_time = True, now
-            self._tell(b"\nfinishing the step, saving; again to leave at once\n")
+            self._tell(say("finishing the step, saving; again to leave at once"))
         elif now - self._first_time >= self._same_wish_seconds:
-            self._tell(b"\nleft without saving\n")
+            self._tell(say("left without saving"))
             if sys.__stdout__ is not None and sys.__stdout__.isatty():
                 os.write(sys.__stdout__.fileno(), SHOW_CURSOR)  # a live display hides it
             os._exit(EXIT_CODE)
 
-    def _tell(self, text: bytes) -> None:
+    def _tell(self, text: str) -> None:
         if self._is_main and sys.__stderr__ is not None:
-            os.write(sys.__stderr__.fileno(), text)  # print may be what the signal has interrupted
+            os.write(sys.__stderr__.fileno(), f"\n{text!s}\n".encode())  # print may be what the signal has interrupted

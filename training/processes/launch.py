@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
 
 def rank() -> int:
@@ -19,6 +20,11 @@ def rank() -> int:
 def num_processes() -> int:
     """Processes of this run on all machines."""
     return _number("WORLD_SIZE", 1)
+
+
+def is_alone() -> bool:
+    """Whether this process is the whole run, whichever launcher accelerate may hear of."""
+    return all(_number(name, 1) <= 1 for name in SIZES)
 
 
 def local_rank() -> int:

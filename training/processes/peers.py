@@ -64,9 +64,12 @@ class Peers:
     Args:
         rank, num_processes: of this process.
         beat_seconds: time between two looks.
+    Attributes:
+        resume: what continues the run; the whole command, once its name is known.
     """
 
     def __init__(self, rank: int, num_processes: int, beat_seconds: float = BEAT_SECONDS) -> None:
+        self.resume = "--is_keep_training=True"
         self.rank, self.num_processes, self.beat_seconds = rank, num_processes, beat_seconds
         self._store: Any = None
         self._over = threading.Event()
@@ -170,12 +173,12 @@ class Peers:
         names = ", ".join(str(rank) for rank in ranks)
         reason = (
             f"process {names} of {self.num_processes} is gone without a word: killed, most likely for lack of memory "
-            "(the kernel's log says so), or its machine is gone; continue with --is_keep_training=True"
+            f"(the kernel's log says so), or its machine is gone; continue with\n  {self.resume}"
         )
         return Failure(ranks[0], reason, 1, self.rank)
 
     def _store_lost(self) -> Failure:
-        where = "process 0 or the launcher of its machine is gone; continue with --is_keep_training=True"
+        where = f"process 0 or the launcher of its machine is gone; continue with\n  {self.resume}"
         return Failure(0, f"process {self.rank} of {self.num_processes}: {where}", 1, self.rank)
 
     def _tell(self, failure: Failure) -> None:

@@ -230,7 +230,7 @@ class Journal:
     def rolled_back(self, step: int, reason: str) -> None:
         """The run continues from an earlier step: the events after it did not happen, but for why it had to go back."""
         self.metrics.truncate_after(step, spared="recovery")
-        report = f"{reason}: continuing after step {step}"
+        report = say("{reason}: continuing after step {step}", reason=reason, step=step)
         self.metrics.write("recovery", step=step, reason="rolled back", report=report)
         self.tell(report)
 
@@ -240,8 +240,11 @@ class Journal:
         Args:
             rows: their numbers. place: where it began, in words, if that is known.
         """
-        origin = f", first in {place}" if place else ""
-        report = f"step {step}: inf or nan{origin}; left out {named_rows(rows)}"
+        values = {"step": step, "rows": named_rows(rows)}
+        if place:
+            report = say("step {step}: inf or nan, first in {place}; left out {rows}", place=place, **values)
+        else:
+            report = say("step {step}: inf or nan; left out {rows}", **values)
         self.metrics.write("recovery", step=step, reason="not finite", rows=rows, place=place, report=report)
         self.tell(report)
 

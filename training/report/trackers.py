@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from typing import TYPE_CHECKING, Any
 
 from config import Config
 from settings.fields import UserError, not_known
 from settings.packages import needs
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 PROJECT = "frugalt5"
 MODULES = {
@@ -41,7 +41,11 @@ def tracker_names(config: Config) -> list[str]:
         UserError: one is not known, or its package is missing; all of them at once.
     """
     asked, problems = config.run.log_with, []
-    names = list(dict.fromkeys(word.strip().lower() for word in (asked or "").split(",") if word.strip()))
+    if not asked:
+        return []
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # which loads torch
+
+    names = list(dict.fromkeys(word.strip().lower() for word in asked.split(",") if word.strip()))
     for name in names:
         try:
             if name not in LOGGER_TYPE_TO_CLASS:

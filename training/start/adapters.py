@@ -11,20 +11,22 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from config import Config
 from model.decoding.passing import WithWeights, in_place
-from model.formats.peft import is_adapter, load_adapters, read_info
-from model.formats.tensor_files import TensorFolder, read_json
-from model.lora.adapter import LoraAdapter, add_adapters, resolve_targets, use_adapters
+from model.formats.adapter_folder import is_adapter, read_info
+from model.formats.headers import read_json
+from model.formats.peft import load_adapters
+from model.formats.tensor_files import TensorFolder
+from model.lora.adapter import LoraAdapter, add_adapters, use_adapters
 from model.lora.form import AdapterInfo, LoraSettings
 from model.lora.freezing import freeze
 from model.t5 import T5
-from settings.fields import AUTO, UserError
+from settings.fields import UserError
+from training.start.adapted import lora_settings
 
 FINGERPRINT_ROWS = 4
 FINGERPRINT = "base_fingerprint"  # in the config.json of a model that was made from another
@@ -45,54 +47,11 @@ def fingerprint_of(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
-def home_of(folder: Path, config: Config) -> Path:
-    """The model folder of what a run starts from; a flag `finetune_from` says where the base of an adapter lies now."""
-    return base_of(folder, config.train.finetune_from if config.origin("finetune_from") == "flag" else None)
-
-
 def note_origin(folder: Path, origin: str | Path) -> None:
     """Let a model folder have the fingerprint of another: adapters of that one then go over this one too."""
     path = folder / "config.json"
     values = {**read_json(path), FINGERPRINT: fingerprint_of(origin)}
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf8")
-
-
-def base_of(folder: str | Path, instead: str | None = None) -> Path:
-    """The model folder behind a folder: itself, or the base of the adapter in it.
-
-    Args:
-        instead: where the base lies now, if it has moved; only heeded for adapters, and where it is none.
-    Raises:
-        UserError: the base is not there.
-    """
-    if not is_adapter(folder):
-        return Path(folder)
-    base = Path(instead if instead and not is_adapter(instead) else read_info(folder).base)
-    if is_adapter(base):
-        raise UserError(f"{folder}, is an adapter for {base}, which is an adapter as well; merge that one first")
-    if not (base / "config.json").is_file():
-        raise UserError(f"{folder}, is an adapter for {base}, which is not there; put it back or name it with --model")
-    return base
-
-
-def tokenizer_folder(folder: Path, home: Path) -> Path:
-    """Where the tokenizer of an adapter lies: beside it, or with its base."""
-    return folder if (folder / "tokenizer.json").is_file() else home
-
-
-def lora_settings(config: Config, model: T5) -> LoraSettings | None:
-    """The adapters that the settings ask for; None: none.
-
-    Raises:
-        UserError: targets that this model does not have.
-    """
-    lora = config.lora
-    if not lora.lora_rank:
-        return None
-    alpha = 2.0 * lora.lora_rank if lora.lora_alpha == AUTO else float(lora.lora_alpha)
-    stabilised = lora.lora_scaling == "rank_stabilised"
-    targets = resolve_targets(model, lora.lora_targets)
-    return LoraSettings(lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora)
 
 
 def choose_trained(
@@ -107,7 +66,7 @@ def choose_trained(
         UserError: settings that this model cannot follow; adapters of another base or form.
     Memory: the adapters.
     """
-    settings = lora_settings(config, model)
+    settings = lora_settings(config, model.config)
     if settings is not None:
         add_adapters(model, settings, config.run.seed, held)
         known = fingerprint_of(base) if base is not None else ""
@@ -130,33 +89,6 @@ def _go_on(model: T5, settings: LoraSettings, start: Path, known: str) -> None:
     for adapter in adapters.values():
         adapter.scaling = settings.scaling
     use_adapters(model, adapters)
-
-
-def check_trained(config: Config, base: Path | None) -> list[str]:
-    """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
-    if config.lora.lora_rank and base is None:
-        return [
-            f"--lora_rank = {config.lora.lora_rank}, a base to adapt is needed; name --finetune_from=FOLDER, or train "
-            "without adapters"
-        ]
-    if base is not None and is_adapter(base) and not config.lora.lora_rank:
-        return [
-            f"--finetune_from = {base}, is an adapter; continue with it by --lora_rank={read_info(base).settings.rank}, or "
-            "merge it first"
-        ]
-    model, problems = T5(config.model, "meta"), []
-
-    def adapt() -> None:
-        settings = lora_settings(config, model)
-        if settings is not None:
-            add_adapters(model, settings)
-
-    for attempt in (adapt, partial(freeze, model, config.train.freeze or "")):
-        try:
-            attempt()
-        except UserError as error:
-            problems += error.problems
-    return problems
 
 
 # --- ready adapters ---
@@ -216,20 +148,3 @@ def _check_fingerprint(folder: str | Path, info: AdapterInfo, known: str) -> Non
         raise UserError(
             f"--adapter = {folder}, is for another base ({info.base}): its weights are not these; name that base with --model"
         )
-
-
-def adapter_folders(folder: Path, named: str | None) -> list[Path]:
-    """The adapters of a model folder (itself, where it is one) and of the setting `adapter`, in order.
-
-    Raises:
-        UserError: a folder that holds none.
-    """
-    words = [Path(word.strip()) for word in (named or "").split(",") if word.strip()]
-    missing = [
-        f"--adapter = {word}, holds no adapter_config.json; name an adapter's folder"
-        for word in words
-        if not is_adapter(word)
-    ]
-    if missing:
-        raise UserError(*missing)
-    return [*([folder] if is_adapter(folder) else []), *words]

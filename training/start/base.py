@@ -15,12 +15,12 @@ from pathlib import Path
 from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.fitting import fit_in_child
 from language import say
-from model import hf_format
+from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
 from settings.fields import AUTO
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
-from training.start.adapters import home_of
+from training.start.adapted import home_of
 from training.start.download import MODELS_DIR, download, how_to_fetch
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
@@ -59,7 +59,7 @@ def planned_start(config: Config) -> tuple[T5ModelConfig | None, str | None, lis
     if base is None:
         return None, None, told
     home = home_of(base, config)
-    return hf_format.read_config(home), str(home), told or [f"starts from {base}"]
+    return read_config(home), str(home), told or [f"starts from {base}"]
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:
@@ -82,7 +82,7 @@ def _newest_base(config: Config) -> tuple[Path | None, str]:
     found = None if run is None else model_folder(run)
     if found is None:
         return None, say("there is no pretraining run in {folder}", folder=config.run.output_dir)
-    shape = hf_format.read_config(found)
+    shape = read_config(found)
     asked = [
         name for name in (*MODEL_FIELDS, "model_preset") if config.origin(name) in NAMED and name != "dropout_rate"
     ]
@@ -108,7 +108,7 @@ def _others() -> str:
 
 
 def _taken(folder: Path) -> str:
-    shape = hf_format.read_config(folder)
+    shape = read_config(folder)
     sample = say("; it has seen nothing but the built-in sample") if _saw_the_sample(folder) else ""
     return say(
         "starts from {model}, the newest pretraining run ({weights} weights, {tokens} tokens), as --finetune_from names no other: "
@@ -148,21 +148,22 @@ def _named_base(config: Config, named: str) -> Path:
             return download(named, fetched)
         if _holds_model(fetched):
             raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; name that")
-        raise UserError(f"--finetune_from = {named}, no such folder; {how_to_fetch(named, fetched)}")
+        told = "--finetune_from = {folder}, no such folder; {how}"
+        raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
     if folder.is_dir():
         pickled = any(folder.glob("pytorch_model*.bin"))
         hint = f"; turn its pytorch_model.bin into it: {_convert(folder)}" if pickled else ""
-        what = f"holds no {hf_format.CONFIG_FILE}" + hint
+        what = f"holds no {CONFIG_FILE}" + hint
     else:
         what = "no such folder"
     raise UserError(
-        f"--finetune_from = {folder}, {what}; name a folder with {hf_format.CONFIG_FILE}, model.safetensors and "
+        f"--finetune_from = {folder}, {what}; name a folder with {CONFIG_FILE}, model.safetensors and "
         "tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"
     )
 
 
 def _holds_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (hf_format.CONFIG_FILE, ADAPTER_FILES[0]))
+    return any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_FILES[0]))
 
 
 def _convert(folder: Path) -> str:

@@ -33,7 +33,8 @@ from model.t5 import T5, in_memory
 from training.checkpoints.sharded_state import load_optimizer_share
 from training.checkpoints.state import OPTIMIZER_FILE, load_optimizer
 from training.processes.collectives import group_of_hosts, sum_over
-from training.start.adapters import choose_trained, home_of
+from training.start.adapted import home_of
+from training.start.adapters import choose_trained
 from training.start.preference import objective_of
 from training.start.schedules import layerwise_factors
 from training.start.startup import Start

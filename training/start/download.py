@@ -6,11 +6,17 @@ Only what is read is fetched: the shape, the weights and the tokenizer. `HF_ENDP
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from language import say
 from settings.fields import UserError
 
 MODELS_DIR = "models"
+# beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
+OWNERS = {
+    "flan-t5": "google", "t5-v1_1": "google", "mt5": "google", "umt5": "google", "byt5": "google", "t5-": "google-t5",
+    "ChatLM": "charent", "mengzi-t5": "Langboat", "codet5": "Salesforce",
+}  # fmt: skip
 FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "spiece.model", "special_tokens_map.json",
          "added_tokens.json", "vocab.json", "merges.txt", "generation_config.json")  # fmt: skip
 PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other weights
@@ -18,14 +24,22 @@ PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other 
 
 def how_to_fetch(name: str, folder: Path) -> str:
     """The command that fetches a checkpoint, and what can be done where the hub cannot be reached."""
-    return "\n".join(
-        [
-            f"where it is a checkpoint of the Hugging Face hub, fetch it (or add --allow_download=True) and name {folder}:",
-            f'  hf download {name} --local-dir {folder} --exclude "*.[hm][5s]*"',
-            f"  HF_ENDPOINT=https://hf-mirror.com hf download {name} --local-dir {folder}    (by a mirror)",
-            "needed: config.json, model.safetensors, and tokenizer.json or spiece.model; of a pytorch_model.bin `convert` makes one",
-        ]
-    )
+    fetch = f'hf download {name_on_hub(name)} --local-dir {folder} --exclude "*.[hm][5s]*"'
+    return say(
+        "where it is a checkpoint of the Hugging Face hub, fetch it (or add --allow_download=True) and name {folder}:\n  {fetch}\n"
+        "by a mirror:\n  HF_ENDPOINT=https://hf-mirror.com {fetch}\n"
+        "needed: config.json, model.safetensors, and tokenizer.json or spiece.model; of a pytorch_model.bin `convert` makes one",
+        folder=folder, fetch=fetch,
+    )  # fmt: skip
+
+
+def name_on_hub(name: str) -> str:
+    """Owner and name on the hub of what somebody has named, who may have named a folder: `models/flan-t5-small`."""
+    path = PurePath(name)
+    if len(path.parts) == 2 and path.parts[0] not in (MODELS_DIR, ".", ".."):
+        return name
+    owner = next((owner for start, owner in OWNERS.items() if path.name.startswith(start)), "OWNER")
+    return f"{owner}/{path.name}"
 
 
 def download(name: str, folder: Path) -> Path:

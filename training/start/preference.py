@@ -12,7 +12,7 @@ from functools import partial
 from config import PREFERENCES, Config
 from engine.objectives.objective import Objective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
-from model.formats.peft import is_adapter
+from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off
 from model.t5 import T5
 

@@ -30,6 +30,7 @@ from devices.base import Device
 from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import answer_log_probabilities
 from engine.walk import Walk
+from language import say
 from memory.cleanup import clean_all
 from memory.cost.work import Choice
 from settings.fields import UserError
@@ -37,7 +38,7 @@ from training.checkpoints.durable import replace_file, replace_text
 from training.checkpoints.state import TrainingState
 from training.processes.collectives import agree_on
 from training.report.wording import duration
-from training.start.adapters import base_of
+from training.start.adapted import base_of
 from training.start.building import build
 from training.start.preference import stores_reference
 from training.start.schedules import Steps
@@ -265,14 +266,15 @@ class _Job:
     def fill(self, store: ReferenceStore, numbers: NDArray[np.int64], what: str, tell: Tell) -> None:
         """Compute the rows of these numbers and store them, block by block."""
         began = last = time.monotonic()
-        tell(f"{what}: {len(numbers):,} to compute")
+        tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
         for first in range(0, len(numbers), BLOCK_ROWS):
             block = numbers[first : first + BLOCK_ROWS]
             store.write(block, self._block(block))
             now, done = time.monotonic(), first + len(block)
             if now - last > LINE_SECONDS and done < len(numbers):
                 left = (now - began) / done * (len(numbers) - done)
-                tell(f"{what}: {done:,} of {len(numbers):,}, {duration(left)} left")
+                told = "{what}: {done} of {count}, {time} left"
+                tell(say(told, what=what, done=f"{done:,}", count=f"{len(numbers):,}", time=duration(left)))
                 last = now
 
     def _block(self, block: NDArray[np.int64]) -> NDArray[np.float32]:

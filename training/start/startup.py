@@ -1,6 +1,6 @@
-"""What does a run start from? Settings, data, an earlier run or a checkpoint are opened, and fitted to each other.
+"""What does a run start from? What `beginning` has chosen and prepared is opened, and fitted to each other.
 
-Every refusal happens here, before the run's folder exists. What is decided once for a run (effective batch, steps,
+Every refusal happens there and here, before the run's folder exists. What is decided once for a run (effective batch, steps,
 schedule) is written into its settings, so that a resumed run does not decide again on a machine with other memory.
 """
 
@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from config import PREFERENCES, Config, UserError
+from config import Config, UserError
 from data.batches.loader import StepLoader
-from data.prepare.preparing import Prepared, prepare_in_child
-from data.prepare.task import file_problems
+from data.prepare.preparing import Prepared
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
-from model import hf_format
-from model.formats.checksums import refuse_damaged
+from language import say
 from settings.fields import AUTO, counted
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.state import TrainingState, read_training_state
-from training.evaluation.scores import metric_names
-from training.start.adapters import check_trained, home_of
-from training.start.base import MODEL_FIELDS, choose_base
-from training.start.resuming import find_run_to_resume, resumed_config, unused_places
+from training.start.beginning import Begun
 
 FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
@@ -60,38 +55,13 @@ class Start:
         return Path(self.config.run.output_dir) / self.config.run.run_name
 
 
-def start(config: Config, available_bytes: int, tell: Callable[[str], object]) -> Start:
-    """Decide what a training run starts from; see the module. Reads and caches data; creates no run folder.
+def start(begun: Begun, available_bytes: int) -> Start:
+    """Open the rows of a run that has begun, and fit its model to its tokenizer. Creates no run folder.
 
     Args:
         available_bytes: free memory, which decides `ultra_low_mem` where it is auto.
-        tell: tells at once what the run starts from, where nobody has named it: data may take hours to prepare.
     """
-    notes: list[str] = []
-    run_dir = None
-    metric_names(config.metrics.metrics)  # else unknown names are told at the first evaluation, or never
-    if config.train.is_keep_training:
-        run_dir = find_run_to_resume(config)
-        typed, config = config, resumed_config(config, run_dir)
-        notes += unused_places(typed, run_dir)
-    try:
-        base, told = choose_base(config, run_dir)
-    except UserError as error:  # files may be missing as well, and would be told only once this is mended
-        raise UserError(*error.problems, *file_problems(config.data)) from None
-    for text in told:
-        tell(text)
-    if run_dir is None:
-        config = _with_base(config, base)
-    if base is not None:
-        home = home_of(base, config)
-        for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
-            refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
-        config = _with_shape_of(config, home)
-        if config.data.tokenizer_dir == AUTO:
-            config = config.changed(tokenizer_dir=str(home))
-    if problems := check_trained(config, base):
-        raise UserError(*problems)
-    prepared = prepare_in_child(config)
+    config, base, run_dir, prepared, notes = begun.config, begun.base, begun.run_dir, begun.prepared, begun.notes
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     config = _with_vocabulary(config, tokenizer, base, notes)
     asked = config.memory.ultra_low_mem
@@ -101,12 +71,15 @@ def start(config: Config, available_bytes: int, tell: Callable[[str], object]) -
     train, validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
     if 0 < validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         notes.append(
-            f"held out for evaluation: {counted(validation.num_rows, 'row')}; its numbers say little, name a --validation_file"
+            say(
+                "held out for evaluation: {rows}; its numbers say little, name a --validation_file",
+                rows=counted(validation.num_rows, "row"),
+            )
         )
     # one that was stopped before its first checkpoint begins again with the model that it goes on from
     is_resumed = run_dir is not None and base is not None and base.parent == Checkpoints(run_dir, 1).folder
     state = read_training_state(base) if is_resumed and base is not None else TrainingState()
-    return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes, told)
+    return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes, begun.told)
 
 
 def lasting_settings(begin: Start) -> Config:
@@ -131,27 +104,6 @@ def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> St
     return dataclasses.replace(begin, state=state)
 
 
-def _with_base(config: Config, base: Path | None) -> Config:
-    """The settings with the model that was chosen, so that a resume before the first checkpoint chooses the same."""
-    train = config.train
-    if train.finetune_from != AUTO or not (train.is_finetune or config.data.objective == PREFERENCES):
-        return config
-    return config.changed(finetune_from=None if base is None else str(base.absolute()))
-
-
-def _with_shape_of(config: Config, base: Path) -> Config:
-    """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
-    shape = hf_format.read_config(base)
-    problems = [
-        f"--{name} = {getattr(config.model, name)}, the checkpoint {base} is of another shape ({getattr(shape, name)}); leave it out"
-        for name in MODEL_FIELDS
-        if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
-    ]
-    if problems:
-        raise UserError(*problems)
-    return dataclasses.replace(config, model=dataclasses.replace(shape, dropout_rate=config.model.dropout_rate))
-
-
 def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> Config:
     """The settings with a model that has room for the tokenizer's tokens, and its ids of padding and end."""
     model = config.model
@@ -162,7 +114,8 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 "it does not match; use the tokenizer that the model was trained with"
             )
         model = dataclasses.replace(model, vocab_size=math.ceil(tokenizer.size / 64) * 64)
-        notes.append(f"vocab_size = {model.vocab_size}, to hold the tokenizer's {tokenizer.size} tokens")
+        told = "vocab_size = {rows}, to hold the tokenizer's {tokens} tokens"
+        notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
     if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
         if base is not None:
             raise UserError(

@@ -91,9 +91,11 @@ def test_large_processes_are_named_largest_first_and_our_own_left_out(monkeypatc
         )
 
     hidden = types.SimpleNamespace(info={"pid": 5, "name": None, "memory_info": None})  # belongs to another user
-    running = [process(1, GIB), process(os.getpid(), 9 * GIB), process(2, 10 * MIB), process(3, 3 * GIB), hidden]
+    first, second, third = (10**7 + number for number in range(3))  # nobody's; 1 may be our own parent
+    own = process(os.getpid(), 9 * GIB)
+    running = [process(first, GIB), own, process(second, 10 * MIB), process(third, 3 * GIB), hidden]
     monkeypatch.setattr(psutil, "process_iter", lambda fields: running)
-    assert [(entry["pid"], entry["bytes"]) for entry in large_processes()] == [(3, 3 * GIB), (1, GIB)]
+    assert [(entry["pid"], entry["bytes"]) for entry in large_processes()] == [(third, 3 * GIB), (first, GIB)]
 
 
 def test_a_preloaded_allocator_and_the_users_own_settings_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

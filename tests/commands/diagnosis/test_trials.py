@@ -52,7 +52,10 @@ def test_what_is_tried_lies_around_the_users_settings(machine: Machine) -> None:
 
 
 def test_each_trial_is_one_micro_batch_of_full_rows(machine: Machine, asked: list[ProbeRequest]) -> None:
-    results = list(run_trials(trials_of(settings(), machine), machine))
+    told: list[str] = []
+    found = trials_of(settings(), machine)
+    results = list(run_trials(found, machine, told.append))
+    assert len(told) == len(found) and f"1 of {len(found)}: step as planned" in told[0], "minutes without a word"
     assert results[0] == Result("model load", "weights", results[0].predicted_bytes, 200 * MIB)
     for request, result in zip(asked, results[1:], strict=True):
         lengths = {row for step in request.steps for micro_batch in step for row in micro_batch}
@@ -64,7 +67,9 @@ def test_each_trial_is_one_micro_batch_of_full_rows(machine: Machine, asked: lis
 
 
 def test_what_does_not_fit_is_told_and_not_tried(machine: Machine, asked: list[ProbeRequest]) -> None:
-    (result,) = run_trials([Trial("step", "as planned", settings(memory_budget="64M"))], with_budget(machine, 64 * MIB))
+    (result,) = run_trials(
+        [Trial("step", "as planned", settings(memory_budget="64M"))], with_budget(machine, 64 * MIB), print
+    )
     assert result.outcome.startswith("does not fit: the least it needs is about") and asked == []
     assert result.predicted_bytes is None and result.measured_bytes is None
 
@@ -75,7 +80,7 @@ def with_budget(machine: Machine, size: int) -> Machine:
 
 def test_what_would_take_too_long_is_told_and_not_tried(machine: Machine, asked: list[ProbeRequest]) -> None:
     slow = replace(machine, rates=(("float32", 1e6), ("bfloat16", 1e6)))
-    (result,) = run_trials([Trial("step", "as planned", settings())], slow)
+    (result,) = run_trials([Trial("step", "as planned", settings())], slow, print)
     assert result.outcome.startswith("not tried: a step would take about") and asked == []
     assert result.predicted_bytes is not None and result.predicted_bytes > 0
 
@@ -85,7 +90,7 @@ def test_a_killed_trial_is_a_row_and_the_next_one_runs(machine: Machine, monkeyp
     monkeypatch.setattr(trials, "probe", lambda *asked: answers.pop(0))
     config = settings()
     killed = Trial("step", "as planned", config)
-    loaded, first, second = run_trials([killed, Trial("micro-batch", "1", config)], machine)
+    loaded, first, second = run_trials([killed, Trial("micro-batch", "1", config)], machine, print)
     assert loaded.outcome == first.outcome == "killed by the system for its memory"
     assert first.measured_bytes is None and first.seconds is None and first.predicted_bytes
     assert (second.measured_bytes, second.seconds, second.outcome) == (GIB, 2.0, "")
@@ -93,5 +98,5 @@ def test_a_killed_trial_is_a_row_and_the_next_one_runs(machine: Machine, monkeyp
 
 def test_a_child_that_is_really_killed_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.probe, "START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    loaded, step = run_trials([Trial("step", "as planned", settings())], machine)
+    loaded, step = run_trials([Trial("step", "as planned", settings())], machine, print)
     assert "killed" in loaded.outcome and "killed" in step.outcome and step.measured_bytes is None

@@ -14,7 +14,7 @@ from data.dataset import LowMemDataset
 from data.sources.files import find
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows
 from data.sources.prompts import read_prompts
-from data.sources.reading import check_columns, read_rows
+from data.sources.reading import check_columns, column_names, read_rows
 from data.sources.tables import open_parquet, parquet_batch_rows, unpacks_to
 from settings.fields import UserError, listed
 
@@ -122,3 +122,10 @@ def test_a_group_of_mostly_short_texts_stays_one(tmp_path: Path) -> None:
         assert parquet_batch_rows(path, file, ["text"], 256) == 256
     dataset = LowMemDataset(path, mode="file")
     assert [len(dataset[row]["text"]) for row in (2999, 0, 1)] == [10, 2**16, 7]
+
+
+def test_a_file_whose_rows_are_all_too_long_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "huge.jsonl"
+    path.write_text(json.dumps({"text": "x" * LONGEST_LINE_BYTES}) + "\n")
+    with pytest.raises(UserError, match=r"line 1.* is longer than 16 MiB"):
+        column_names(find(str(path))[0])

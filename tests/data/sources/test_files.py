@@ -93,6 +93,15 @@ def test_problems_name_the_file_and_what_to_do(tmp_path: Path, name: str, conten
     assert str(path) in str(caught.value) and "--validation_file" in str(caught.value)
 
 
+def test_a_file_that_is_near_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "pairs.json")
+    with pytest.raises(UserError, match=r"no such file; .*; did you mean .*/pairs\.json"):
+        find(str(tmp_path / "pair.json"))
+    with pytest.raises(UserError) as caught:
+        find(str(tmp_path / "else.csv"))
+    assert "did you mean" not in str(caught.value)
+
+
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
     write(tmp_path / "empty.txt", b"")
     with pytest.raises(UserError) as caught:

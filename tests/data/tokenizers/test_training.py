@@ -9,7 +9,7 @@ import pytest
 
 from data.prepare.child import ROOT
 from data.tokenizers.tokenizer import Tokenizer
-from data.tokenizers.training import sample_texts, train_tokenizer
+from data.tokenizers.training import train_tokenizer
 from settings.fields import UserError
 
 WORDS = [
@@ -93,20 +93,6 @@ def test_a_vocabulary_that_is_too_small_is_refused(kind: str, smallest: int) -> 
 def test_no_text_is_refused() -> None:
     with pytest.raises(UserError, match="holds no text"):
         train_tokenizer([], "bpe", 500, 2**20)
-
-
-def test_the_sample_keeps_to_its_bytes_and_its_order() -> None:
-    texts = [f"{number:05d} é" for number in range(5000)]  # 8 bytes each
-    sample = sample_texts(iter(texts), 8000)
-    assert 990 <= len(sample) <= 1000 and sample == sorted(sample)
-    assert sample_texts(texts, 10**6) == texts
-
-
-def test_every_row_has_the_same_chance_to_be_sampled() -> None:
-    texts = [f"{number:04d}" for number in range(1000)]
-    chosen = [int(text) for seed in range(20) for text in sample_texts(texts, 400, seed)]
-    thirds = [sum(third * 333 <= number < (third + 1) * 333 for number in chosen) for third in range(3)]
-    assert min(thirds) > 550 and max(thirds) < 780
 
 
 PEAK_OF_TRAINING = """

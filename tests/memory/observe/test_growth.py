@@ -1,18 +1,35 @@
-"""Growth from step to step is noticed within some windows of steps; temporary memory is not."""
+"""Growth from step to step is noticed within some windows of steps; temporary memory and noise are not."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from memory.observe.growth import FORESIGHT, WINDOW, Growth
+from units import KIB, MIB
+
+BUDGET, LEVEL, STEP_BYTES = 400 * MIB, 298 * MIB, 60 * MIB  # of a run of short rows, as it was seen
+NOISE = 6 * MIB
 
 
-def seen(shares: list[float]) -> list[int]:
-    """The steps after which growth was found."""
-    growth = Growth()
-    return [step for step, share in enumerate(shares, 1) if growth.after_step(share) > 0]
+def seen(shares: Iterable[float], beyond: float = 0.1, first_peak: float = 0.0) -> list[int]:
+    """The steps after which growth was found; a step's own peak is `beyond` what is held after it."""
+    growth, peak, found = Growth(), first_peak, []
+    for step, share in enumerate(shares, 1):
+        peak = max(peak, share + beyond)
+        if growth.after_step(share, peak) > 0:
+            found.append(step)
+    return found
+
+
+def held(draw: random.Random, steps: int, pace: float = 0.0, keeps: float = 0.0) -> Iterator[float]:
+    """Shares of the budget: a level, noise of which the share `keeps` stays until the next step, and growth."""
+    noise = 0.0
+    for step in range(steps):
+        noise = keeps * noise + (1 - keeps) * draw.uniform(-NOISE, NOISE)
+        yield (LEVEL + noise + pace * step) / BUDGET
 
 
 def test_steady_growth_is_found_after_three_windows() -> None:
@@ -29,11 +46,45 @@ def test_one_step_up_is_no_growth() -> None:
     assert seen([0.3] * 20 + [0.5] * 60) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_one_step_up_within_noise_is_no_growth(seed: int) -> None:
+    draw = random.Random(seed)
+    steps = [share + (0.1 if step > 83 + seed else 0.0) for step, share in enumerate(held(draw, 400))]
+    assert seen(steps) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_around_a_level_is_no_growth_over_thousands_of_steps(seed: int) -> None:
+    """Peaks that noise itself raises, and one that was there before."""
+    for first_peak in (0.0, 364.1 * MIB / BUDGET):
+        assert seen(held(random.Random(seed), 3000), STEP_BYTES / BUDGET, first_peak) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_that_lasts_some_steps_is_no_growth_below_the_peak(seed: int) -> None:
+    assert seen(held(random.Random(seed), 3000, keeps=0.8), STEP_BYTES / BUDGET, 364.1 * MIB / BUDGET) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_slow_growth_within_noise_is_told_before_the_budget(seed: int) -> None:
+    pace = 250 * KIB
+    steps = (BUDGET - LEVEL - NOISE - STEP_BYTES) // pace  # until the budget is met
+    found = seen(held(random.Random(seed), steps, pace), STEP_BYTES / BUDGET)
+    assert found and found[0] <= 12 * WINDOW
+
+
+def test_growth_below_an_early_peak_is_told_where_it_is_plain() -> None:
+    """Loading held more than the steps do; they come near it fast."""
+    (first, *_) = seen([0.3 + 0.01 * step for step in range(60)], first_peak=0.95)
+    assert first == 3 * WINDOW
+
+
 def test_it_is_told_in_time_and_not_long_before() -> None:
     growth = Growth()
-    pace = next(found for step in range(100) if (found := growth.after_step(0.2 + 0.001 * step)))
+    shares = [0.2 + 0.001 * step for step in range(100)]
+    pace = next(found for share in shares if (found := growth.after_step(share, share)))
     assert pace == pytest.approx(0.001)
     assert growth.steps_left(pace, 0.9) == 99 or growth.steps_left(pace, 0.9) == 100
     assert growth.steps_left(pace, 1.0 - FORESIGHT * pace * 1.1) is None and growth.steps_left(0.0, 0.99) is None
     growth.forget()
-    assert growth.after_step(0.9) == 0.0
+    assert growth.after_step(0.9, 0.9) == 0.0

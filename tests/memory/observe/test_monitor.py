@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from memory.observe.monitor import Monitor
+from memory.observe.monitor import HostAlone, Monitor
 from memory.observe.processes import Usage, has_proc
 from tests.fake_device import FakeDevice
 
@@ -50,6 +50,17 @@ def test_record_has_exactly_the_fields_of_a_memory_event():
         "device_peak_bytes": 300 * MIB,
     }
     assert records == [got]
+
+
+def test_a_device_may_come_later():
+    """What was measured before stays, and its budget presses from then on."""
+    monitor, device = make(700, 200, device=HostAlone()), FakeDevice(900 * MIB)
+    monitor.sample("prepare")
+    assert monitor.pressure() == 0.7 and "host memory" in monitor.line(0)
+    device.allocate(450 * MIB)
+    monitor.watch_device(device, 500 * MIB)
+    assert monitor.sample().device_bytes == 450 * MIB and monitor.pressure() == 0.9
+    assert monitor.peak_bytes == monitor.phase_peaks["prepare"] == 700 * MIB
 
 
 def test_peaks_are_kept_by_phase():

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from config import T5ModelConfig
 from model import hf_format
-from model.formats.peft import is_adapter, load_adapters, read_info, save_adapters
+from model.formats.adapter_folder import is_adapter, read_info
+from model.formats.peft import load_adapters, save_adapters
 from model.lora.adapter import adapters_of, add_adapters, use_adapters
 from model.lora.form import LoraSettings
 from model.t5 import T5

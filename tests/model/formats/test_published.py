@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config import T5ModelConfig
-from model.hf_format import load, read_config, stored_dtype
+from model.formats.shape_file import read_config
+from model.hf_format import load, stored_dtype
 from settings.fields import UserError
 from tests.measuring import in_child
 

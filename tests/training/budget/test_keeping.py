@@ -173,7 +173,9 @@ def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbe
     shares = iter(0.3 + 0.1 * step for step in range(100))
     monkeypatch.setattr("memory.observe.growth.Growth.steps_left", lambda self, growth, peak: 7 if growth > 0 else None)
     inner = keeping.Growth.after_step
-    monkeypatch.setattr(keeping.Growth, "after_step", lambda self, held: inner(self, next(shares)))
+    monkeypatch.setattr(
+        keeping.Growth, "after_step", lambda self, held, peak: inner(self, share := next(shares), share)
+    )
     losses = run(folder, "grows", max_steps=STEPS)
     assert losses == pytest.approx(undisturbed, rel=1e-5)
     (record,) = [event for event in events(folder, "grows", "recovery") if event["reason"] == "growth"]

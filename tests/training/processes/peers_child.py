@@ -52,7 +52,8 @@ def main() -> int:
     """Run one process; exit codes as `train_low_mem.py` gives them, whose process 0 alone prints refusals."""
     accelerator = Accelerator(cpu=True, kwargs_handlers=[group_settings()])
     try:
-        with Peers(accelerator.process_index, accelerator.num_processes, beat_seconds=0.2):
+        with Peers(accelerator.process_index, accelerator.num_processes, beat_seconds=0.2) as peers:
+            peers.resume = "train --is_keep_training=True --run_name=ours"
             act(sys.argv[1], accelerator)
     except UserError as error:
         if accelerator.process_index == 0:

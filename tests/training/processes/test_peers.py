@@ -38,6 +38,7 @@ def test_a_killed_process_is_named(deed: str) -> None:
     (first, told), _ = run_two(deed)
     assert first == 1
     assert told.count("stopped: process 1 of 2 is gone without a word") == 1, told
+    assert "continue with\n  train --is_keep_training=True --run_name=ours" in told, told
 
 
 def test_what_all_refuse_is_told_once() -> None:

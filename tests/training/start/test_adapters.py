@@ -18,15 +18,8 @@ from model.lora.form import AdapterInfo, LoraSettings
 from model.quantization import is_int8
 from model.t5 import T5
 from settings.fields import UserError
-from training.start.adapters import (
-    adapter_folders,
-    attach,
-    base_of,
-    check_trained,
-    choose_trained,
-    fingerprint_of,
-    note_origin,
-)
+from training.start.adapted import adapter_folders, base_of, check_trained
+from training.start.adapters import attach, choose_trained, fingerprint_of, note_origin
 
 SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=2, num_heads=3)
 

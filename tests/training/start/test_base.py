@@ -16,6 +16,7 @@ from tests.training.small_trained import save_trained
 from training.checkpoints.runs import SETTINGS_FILE, create_run
 from training.start import base, download
 from training.start.base import choose_base
+from training.start.download import name_on_hub
 
 SHAPED = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
 
@@ -88,6 +89,19 @@ def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     save_trained(Path(place))
     with pytest.raises(UserError, match=f"{place} is there; name that"):
         choose_base(settings(tmp_path, finetune_from=name), None)
+
+
+@pytest.mark.parametrize(
+    ("named", "there"),
+    [
+        ("google/flan-t5-small", "google/flan-t5-small"),
+        ("models/ChatLM-mini-Chinese", "charent/ChatLM-mini-Chinese"),
+        ("/data/t5-base", "google-t5/t5-base"),
+        ("models/mine", "OWNER/mine"),
+    ],
+)
+def test_a_folder_is_not_taken_for_a_name_on_the_hub(named: str, there: str) -> None:
+    assert name_on_hub(named) == there
 
 
 def test_a_folder_that_holds_a_pickle(tmp_path: Path) -> None:

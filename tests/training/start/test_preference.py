@@ -21,6 +21,7 @@ from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.evaluation.losses import evaluate, mean_metrics
 from training.report.results import Evaluation
+from training.start.beginning import begin
 from training.start.building import Engine, build
 from training.start.reference import attach_reference
 from training.start.schedules import Steps
@@ -45,9 +46,9 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
             "optimizer": "adamw", "learning_rate": 3e-3, **flags,
         }  # fmt: skip
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
-        begin = start(config, 1 << 40, str)
+        opened = start(begin(config, str), 1 << 40)
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
-        return begin
+        return opened
 
     return make
 

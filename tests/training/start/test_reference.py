@@ -20,6 +20,7 @@ from settings.fields import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.start import reference as reference_module
+from training.start.beginning import begin
 from training.start.preference import objective_of, stores_reference
 from training.start.reference import RECORD, ReferenceStore, attach_reference, model_digest
 from training.start.schedules import Steps
@@ -51,9 +52,9 @@ def configure(tmp_path: Path) -> Configure:
 
 def begun(config: Config) -> Start:
     """A run whose folder exists, and nothing else."""
-    begin = start(config, 1 << 40, str)
+    opened = start(begin(config, str), 1 << 40)
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
-    return begin
+    return opened
 
 
 def attach(begin: Start) -> list[str]:
@@ -192,7 +193,7 @@ def test_who_stores_and_who_asks(configure: Configure, tmp_path: Path) -> None:
 
 def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
     with pytest.raises(UserError, match="--finetune_from = auto, there is no trained model"):
-        start(configure(finetune_from="auto"), 1 << 40, str)
+        begin(configure(finetune_from="auto"), str)
 
 
 def test_they_take_small_steps(configure: Configure) -> None:

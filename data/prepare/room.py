@@ -1,0 +1,36 @@
+"""How much memory may preparing take? Little enough that a run with a small budget may prepare its own rows.
+
+Rows are prepared in a process beside the one that will train. Under a budget that is named, or on a machine with little
+memory, the tokenizer learns from fewer words and fewer processes encode. Rows come out the same whatever the number of
+processes; a tokenizer that is in the cache is used whatever it had to learn from.
+"""
+
+from __future__ import annotations
+
+from config import Config
+from data.tokenizers.sample import LARGE, SMALL, Room
+from memory.observe.budget import host_limits
+from settings.fields import AUTO
+from units import GIB, MIB
+
+LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many words as serve it
+BESIDE = 300 * MIB  # the process that waits, and the one that reads and writes
+WORKER = 90 * MIB  # one that encodes
+MOST_WORKERS = 4  # more would wait for the one that reads
+
+
+def tokenizer_room(config: Config) -> Room:
+    """What training a tokenizer may hold."""
+    return LARGE if _memory(config) >= LARGE_FROM else SMALL
+
+
+def most_workers(config: Config) -> int:
+    """Processes that may encode beside the one that reads; 0: that one does it."""
+    fitting = min(MOST_WORKERS, (_memory(config) - BESIDE) // WORKER)
+    return fitting if fitting > 1 else 0
+
+
+def _memory(config: Config) -> int:
+    lowest = min(limit.bytes for limit in host_limits())
+    budget = config.memory.memory_budget
+    return lowest if budget == AUTO else min(lowest, int(budget))

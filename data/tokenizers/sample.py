@@ -1,0 +1,190 @@
+"""What does a tokenizer learn from? An even sample of the rows, and how often each of its words occurs, in bounded memory.
+
+Rows: each draws a random key, and the rows with the lowest keys that fit a bound are kept, in their order, so every row
+has the same chance whatever the size of the corpus (sampling by priority, Efraimidis & Spirakis 2006). They wait in a file.
+Words: trainers hold a hundred bytes and more for each byte of *different* words. Text without spaces is all different
+words: 64 MiB of Chinese verse took 4.8 GiB. So the table of words has a fixed size. When it is full, rare words leave it
+(lossy counting, Manku & Motwani 2002); where a rare word is long, or of a script without spaces, its halves take its place,
+so that what occurs often inside rare words still counts.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.batches.order import row_keys
+
+LONGEST_SAMPLE_CHARS = 64 * 1024  # of one row: one huge row should not be the sample
+IN_MEMORY_BYTES = 8 * 2**20  # of a sample, before it goes to the disk
+HEAD = struct.Struct("<QI")  # of a waiting row: its key and its bytes
+KEYS, BINS = 2**64, 4096
+LONG_WORD, PAIR = (
+    16,
+    2,
+)  # characters: longer words may be halved; of scripts without spaces, all that are longer than a pair
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+ROUNDS = 3  # so often is a word of sixteen letters halved before more frequent ones are
+_FIRST_UNSPACED = "\u0e00"  # where these scripts begin; Hangul above it has spaces, and halving it costs little
+Words = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What training a tokenizer may hold.
+
+    Args:
+        words: most different words while they are counted, about 170 bytes each. bpe_bytes: most UTF-8 of different words
+            that BPE learns from, about 120 bytes each. unigram_letters: likewise of Unigram, about 600 bytes each.
+    """
+
+    words: int
+    bpe_bytes: int
+    unigram_letters: int
+
+
+SMALL, LARGE = Room(200_000, 600_000, 300_000), Room(1_000_000, 5_000_000, 1_200_000)  # about 130 and 800 MiB
+
+
+def sample_texts(
+    texts: Iterable[str], sample_bytes: int, seed: int = 0, folder: str | Path | None = None
+) -> Iterator[str]:
+    """Read all texts, and give an even sample of them within a byte bound, in their order.
+
+    Args:
+        sample_bytes: of UTF-8, above 0. folder: where up to twice as much waits; None: where temporary files lie.
+    Memory:
+        8 MiB, whatever the number of rows.
+    """
+    spool = _Spool(folder)
+    try:
+        for key, text in _with_keys(texts, seed):
+            if key < spool.top:
+                spool.add(key, text[:LONGEST_SAMPLE_CHARS].encode())
+            if spool.bytes > 2 * sample_bytes:
+                spool = spool.cut(sample_bytes)
+        if spool.bytes > sample_bytes:
+            spool = spool.cut(sample_bytes)
+        for _, data in spool.rows():
+            yield data.decode()
+    finally:
+        spool.close()
+
+
+def _with_keys(texts: Iterable[str], seed: int) -> Iterator[tuple[int, str]]:
+    first = 0
+    keys: list[int] = []
+    for number, text in enumerate(texts):
+        if number - first >= len(keys):
+            first, keys = number, row_keys(seed, np.arange(number, number + 1024)).tolist()
+        yield keys[number - first], text
+
+
+class _Spool:
+    """Rows that wait in a file, all with keys below `top`."""
+
+    def __init__(self, folder: str | Path | None, top: int = KEYS) -> None:
+        self.folder, self.top, self.bytes = folder, top, 0
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115  closed by `close`
+
+    def add(self, key: int, data: bytes) -> None:
+        """Put one row behind the others."""
+        self._file.write(HEAD.pack(key, len(data)) + data)
+        self.bytes += len(data)
+
+    def rows(self) -> Iterator[tuple[int, bytes]]:
+        """All rows, from the first."""
+        self._file.seek(0)
+        while head := self._file.read(HEAD.size):
+            key, size = HEAD.unpack(head)
+            yield key, self._file.read(size)
+
+    def cut(self, most_bytes: int) -> _Spool:
+        """Another with the rows of lowest keys that fit, one at least; this one is closed."""
+        sizes, lowest = np.zeros(BINS, np.int64), self.top
+        for key, data in self.rows():
+            sizes[key * BINS // self.top] += len(data)
+            lowest = min(lowest, key)
+        whole = int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right"))
+        fresh = _Spool(self.folder, max(self.top * whole // BINS, lowest + 1))
+        for key, data in self.rows():
+            if key < fresh.top:
+                fresh.add(key, data)
+        self.close()
+        return fresh
+
+    def close(self) -> None:
+        """Give up the file."""
+        self._file.close()
+
+
+def count_words(texts: Iterable[str], split: Callable[[str], Iterable[str]], most_words: int) -> dict[str, int]:
+    """Count the words of all texts.
+
+    Args:
+        split: gives the words of a text. most_words: different ones that are held; rarer ones leave, see above.
+    Memory:
+        about 170 bytes x most_words.
+    """
+    counts: dict[str, int] = {}
+    for text in texts:
+        for word in split(text):
+            counts[word] = counts.get(word, 0) + 1
+        floor = 1
+        while len(counts) > (most_words if floor == 1 else most_words // 2):
+            for _ in range(ROUNDS):
+                counts = _without_rare(counts, floor)
+            floor += 1
+    return counts
+
+
+def _without_rare(counts: dict[str, int], floor: int) -> dict[str, int]:
+    """Without words that occurred `floor` times or less; halves of the long ones stand in for them."""
+    left: dict[str, int] = {}
+    for word, count in counts.items():
+        for part in (word,) if count > floor else _halves(word):
+            left[part] = left.get(part, 0) + count
+    return left
+
+
+def _halves(word: str) -> tuple[str, ...]:
+    """What may stand in for a rare word; nothing where it is short."""
+    if len(word) <= (PAIR if word[-1] >= _FIRST_UNSPACED else LONG_WORD):
+        return ()
+    return word[: len(word) // 2], word[len(word) // 2 :]
+
+
+def most_frequent(counts: dict[str, int], most: int, size: Callable[[str], int]) -> Words:
+    """The words to learn from, most frequent first, within a bound on what they measure together.
+
+    Args:
+        counts: used up. most: of what `size` gives for all of them.
+    """
+    total, floor = sum(map(size, counts)), 1
+    while total > most:
+        for _ in range(ROUNDS):
+            rare = sorted(
+                (word for word, count in counts.items() if count <= floor), key=lambda word: (-len(word), word)
+            )
+            for word in rare:
+                if total <= most:
+                    break
+                count = counts.pop(word)
+                total -= size(word)
+                for half in _halves(word):
+                    total += 0 if half in counts else size(half)
+                    counts[half] = counts.get(half, 0) + count
+        floor += 1
+    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def repeated(words: Words, end: str, at_once: int = 4096) -> Iterator[str]:
+    """Each word as often as it occurred, an `end` behind each: what a library's trainer counts again."""
+    for word, count in words:
+        for done in range(0, count, at_once):
+            yield (word + end) * min(at_once, count - done)

@@ -1,0 +1,97 @@
+"""Does a folder hold an adapter, of which form and for which base? Read from `adapter_config.json` and a header; no torch.
+
+Source: PEFT 0.17-0.21, `LoraConfig`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from model.formats.headers import read_json
+from model.lora.form import AdapterInfo, LoraSettings
+from settings.fields import UserError
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+FINGERPRINT = "base_fingerprint"
+HIGHEST_RANK = 4096  # as of the setting lora_rank
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds an adapter and no model."""
+    return (Path(folder) / CONFIG_FILE).is_file()
+
+
+def read_info(folder: str | Path) -> AdapterInfo:
+    """Read what an adapter is and what it belongs to.
+
+    Raises:
+        UserError: no adapter, a broken one, or one with parts that have no place here.
+    """
+    folder = Path(folder)
+    raw = read_json(folder / CONFIG_FILE)
+    problems = [f"{folder}, {text}" for text in _foreign(raw)]
+    if problems:
+        raise UserError(*problems)
+    targets = raw.get("target_modules") or []
+    names = tuple(targets) if isinstance(targets, list) else (targets,)
+    alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
+    is_stabilised, is_dora = bool(raw.get("use_rslora")), bool(raw.get("use_dora"))
+    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora)
+    with open_weights(folder) as stored:
+        fingerprint = (stored.metadata() or {}).get(FINGERPRINT, "")
+    return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), fingerprint)
+
+
+def _foreign(raw: dict[str, Any]) -> list[str]:
+    wanted = {"peft_type": ("LORA",), "bias": ("none", None)}
+    problems = [
+        f"{name} = {raw.get(name)}, is not supported; allowed: {', '.join(str(v) for v in values if v)}"
+        for name, values in wanted.items()
+        if raw.get(name) not in values
+    ]
+    for name in ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "fan_in_fan_out"):
+        if raw.get(name):
+            problems.append(f"{name} = {raw[name]}, is not supported; make the adapter without it")
+    return problems + _impossible(raw)
+
+
+def _impossible(raw: dict[str, Any]) -> list[str]:
+    """Values that no adapter can have."""
+    targets = raw.get("target_modules") or []
+    names = targets if isinstance(targets, list) else [targets]
+    numbers = (
+        ("r", 8, int, 1, HIGHEST_RANK, f"a whole number from 1 to {HIGHEST_RANK:,}"),
+        ("lora_alpha", 8, (int, float), -1e9, 1e9, "a number"),
+        ("lora_dropout", 0.0, (int, float), 0, 1, "0 up to 1"),
+    )
+    problems = [
+        f"{name} = {str(raw[name])[:60]}, is wrong; allowed: {allowed}"
+        for name, default, kind, low, high, allowed in numbers
+        if not _is_number(raw.get(name, default), kind, low, high)
+    ]
+    if not all(isinstance(name, str) for name in names):
+        problems.append(f"target_modules = {str(targets)[:60]}, is wrong; allowed: a name or a list of names")
+    return problems
+
+
+def _is_number(value: Any, kind: Any, low: float, high: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high
+
+
+def open_weights(folder: Path, framework: str = "numpy") -> Any:
+    """The file of an adapter's weights, as safetensors opens it.
+
+    Args:
+        framework: whose tensors come out of it: "numpy" or "pt".
+    Raises:
+        UserError: there is none, or it is broken.
+    """
+    try:
+        return safe_open(folder / WEIGHTS_FILE, framework=framework)
+    except FileNotFoundError:
+        raise UserError(f"{folder}, holds no {WEIGHTS_FILE}; copy the adapter again") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{folder / WEIGHTS_FILE}, is cut off or broken ({error}); copy it again") from None

@@ -1,0 +1,163 @@
+"""Which tensors does a model folder hold, of which shape? Read from the headers of its safetensors files; torch is not imported.
+
+Before a run may take much memory it has to know the shape of the model it goes on from. `tensor_files` reads the numbers.
+
+Source: the layout: github.com/huggingface/safetensors, section "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from limits import FILE_CHUNK_BYTES
+from model.formats.checksums import is_inside
+from settings.fields import UserError
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
+SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
+
+
+class Kind(NamedTuple):
+    """The files of one format: the index of shards, single files by choice, and the ending of all."""
+
+    index_file: str
+    names: tuple[str, ...]
+    ending: str
+
+
+SAFE = Kind(INDEX_FILE, (WEIGHTS_FILE, INT8_FILE), ".safetensors")
+
+
+class TensorHeaders:
+    """The tensors of a folder, in one file or in shards with an index: names, shapes, sizes.
+
+    Args:
+        folder: where they lie.
+    Raises:
+        UserError: no such file, one that is cut off or broken, or an index that names files elsewhere.
+    Memory: the headers.
+    """
+
+    FRAMEWORK = "numpy"  # whose tensors a piece of a file would become
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder)
+        # a safetensors file is opened anew for each piece: the pages that a mapping has read are the process's until it ends
+        self._opening: dict[str, Callable[[], Any]] = {}
+        self._files: dict[str, Path] = {}  # name of a tensor -> where it lies
+        self.file_bytes = 0
+        for path in map(self.path.joinpath, self._shards()):
+            names, again = self._tensors_of(path)
+            self.file_bytes += path.stat().st_size
+            self._opening.update(dict.fromkeys(names, again))
+            self._files.update(dict.fromkeys(names, path))
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        """How weights may lie here, the first choice first."""
+        return (SAFE,)
+
+    def _shards(self) -> list[str]:
+        for kind in self._kinds():
+            if (self.path / kind.index_file).exists():
+                return self._indexed(*kind)
+            for name in kind.names:
+                if (self.path / name).exists():
+                    return [name]
+        raise UserError(f"{self.path}, holds no {WEIGHTS_FILE}{_pickled(self.path)}")
+
+    def _indexed(self, index: str, _: tuple[str, ...], ending: str) -> list[str]:
+        places = read_json(self.path / index).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise UserError(f"{self.path / index}, has no weight_map; copy or download it again")
+        for name in places.values():
+            if not is_inside(name) or "/" in name or not name.endswith(ending):
+                raise UserError(
+                    f"{self.path / index}, names {name!r} as a file of weights; allowed: {ending} files of its own folder; "
+                    "use a folder from where it was published"
+                )
+        return sorted(set(places.values()))
+
+    def _tensors_of(self, path: Path) -> tuple[list[str], Callable[[], Any]]:
+        """The names of one file's tensors, and what opens it again."""
+        return list(self._open(path).keys()), partial(self._open, path)
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return safe_open(path, framework=self.FRAMEWORK)
+        except FileNotFoundError:
+            raise UserError(f"{path}, is named by {INDEX_FILE} but is not there; copy the folder again") from None
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}, is cut off or broken ({error}); copy or download it again") from None
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name in self._opening if not name.endswith(SCALE)}
+
+    def _slice(self, name: str) -> Any:
+        return self._opening[name]().get_slice(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor, read from the header."""
+        return tuple(self._slice(name).get_shape())
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors are the same, bit by bit. Memory: two pieces of FILE_CHUNK_BYTES."""
+        pairs = [(first, second)]
+        if first + SCALE in self._opening and second + SCALE in self._opening:
+            pairs.append((first + SCALE, second + SCALE))
+        return all(self._same_bits(a, b) for a, b in pairs)
+
+    def _same_bits(self, first: str, second: str) -> bool:
+        one, other = self._entry(first), self._entry(second)
+        if (one["dtype"], one["shape"]) != (other["dtype"], other["shape"]):
+            return False
+        pieces = zip(self._bytes(first, one), self._bytes(second, other), strict=True)
+        return all(a == b for a, b in pieces)
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        """What the header says of a tensor; its bytes are counted from the beginning of the file."""
+        with self._files[name].open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entry: dict[str, Any] = json.loads(file.read(length))[name]
+        return {**entry, "bytes": [8 + length + offset for offset in entry["data_offsets"]]}
+
+    def _bytes(self, name: str, entry: dict[str, Any]) -> Iterator[bytes]:
+        start, end = entry["bytes"]
+        with self._files[name].open("rb", buffering=0) as file:
+            file.seek(start)
+            for begin in range(start, end, FILE_CHUNK_BYTES):
+                yield file.read(min(FILE_CHUNK_BYTES, end - begin))
+
+
+def _pickled(folder: Path) -> str:
+    if any(folder.glob("pytorch_model*.bin*")):
+        return (
+            "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
+            f"python train_low_mem.py convert --model={folder} --output=FOLDER --allow_pickle=True"
+        )
+    if (folder / "adapter_config.json").exists():
+        return (
+            " but an adapter; a plain model is made of it by "
+            f"python train_low_mem.py merge --adapter={folder} --output=FOLDER"
+        )
+    return "; name the folder of a saved model"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; UserError where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent}, holds no {path.name}; name the folder of a saved model") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}, cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}, is not a JSON object; copy or download it again")
+    return content

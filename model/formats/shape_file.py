@@ -1,0 +1,130 @@
+"""Which shape has the model of a Hugging Face folder? `config.json`, as far as the tensors beside it bear it out; no torch.
+
+Two meanings differ between versions of transformers, and are settled here:
+- Whether the head is the embedding is read from the tensors: up to version 4 `tie_word_embeddings` says it, from
+  version 5 on the flag is always true and a head of its own is simply there.
+- Whether the decoder's output is scaled by d_model^-0.5: `scale_decoder_outputs` where given (T5 from version 5 on),
+  else never for mT5, else where `tie_word_embeddings` is not false. From version 5 on every UMT5 is scaled; so a UMT5
+  that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
+
+Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from config import T5ModelConfig
+from model.formats.headers import TensorHeaders, read_json
+from model.shapes import weight_counts
+from settings.fields import UserError, counted, parse
+
+CONFIG_FILE = "config.json"
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
+_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "t5": {"dropout_rate": 0.1},
+    "mt5": {
+        "dropout_rate": 0.1,
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+}
+_FAMILY_DEFAULTS["umt5"] = _FAMILY_DEFAULTS["mt5"]
+# a configuration may speak of more weights than its files have bytes only so far, and so small that the message which
+# names each missing tensor costs nothing
+LEAST_FILE_SHARE, SMALL_MODEL = 2, 10**6
+
+
+def embedding_name(stored: TensorHeaders) -> str:
+    """The name under which the embedding is stored here."""
+    return next((name for name in (EMBEDDING, *EMBEDDING_COPIES, HEAD) if name in stored.names), EMBEDDING)
+
+
+def _is_tied(stored: TensorHeaders, flag: bool) -> bool:
+    """Whether the head is the embedding; where the flag says so, a head of its own must differ to count."""
+    embedding = embedding_name(stored)
+    if HEAD not in stored.names or embedding == HEAD:
+        return True
+    return flag and stored.equal(embedding, HEAD)
+
+
+def read_config(folder: str | Path) -> T5ModelConfig:
+    """The shape of the model that `model.hf_format.load` would return.
+
+    Raises:
+        UserError: no `config.json`, not a T5, or values that no T5 can have (all of them at once); no readable weights.
+    """
+    path = Path(folder) / CONFIG_FILE
+    return shape_from(path, read_json(path), TensorHeaders(folder))
+
+
+def _family(raw: dict[str, Any]) -> Any:
+    """The model type; the first configurations name the class alone."""
+    names = raw.get("architectures")
+    if "model_type" in raw or not isinstance(names, list) or not names:
+        return raw.get("model_type")
+    name = str(names[0]).lower()
+    return next((family for family in ("umt5", "mt5", "t5") if name.startswith(family)), name)
+
+
+def _feed_forward(raw: dict[str, Any]) -> str | None:
+    """The activation, where a configuration gives its two halves alone: `dense_act_fn` and `is_gated_act`."""
+    activation = raw.get("dense_act_fn")
+    if raw.get("feed_forward_proj") is not None or activation is None:
+        return raw.get("feed_forward_proj")
+    return ("gated-" if raw.get("is_gated_act") else "") + str(activation).replace("gelu_new", "gelu")
+
+
+def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5ModelConfig:
+    """The shape that the content of a `config.json` and the tensors beside it speak of.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    family, raw = _family(raw), {**raw, "feed_forward_proj": _feed_forward(raw)}
+    if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
+        raise UserError(f"{path}: model_type = {family}, is not a T5; allowed: {', '.join(_FAMILY_DEFAULTS)}")
+    values = {**_FAMILY_DEFAULTS[family], **{name: value for name, value in raw.items() if value is not None}}
+    values.setdefault("num_decoder_layers", values.get("num_layers", T5ModelConfig.num_layers))
+    tied_flag = values.get("tie_word_embeddings", True) is not False
+    values.setdefault("scale_decoder_outputs", family == "umt5" or (family == "t5" and tied_flag))
+    values.update(tie_word_embeddings=_is_tied(stored, tied_flag), bias_in_every_layer=family == "umt5")
+    if isinstance(values.get("eos_token_id"), list) and values["eos_token_id"]:
+        values["eos_token_id"] = values["eos_token_id"][0]
+    taken: dict[str, Any] = {}
+    problems = []
+    for member in dataclasses.fields(T5ModelConfig):
+        try:
+            taken[member.name] = parse(member, values.get(member.name, member.default))
+        except ValueError as error:
+            problems.append(f"{path}: {member.name} = {values[member.name]}, {error}")
+    config = T5ModelConfig(**taken)
+    start = values.get("decoder_start_token_id", config.pad_token_id)
+    if start != config.pad_token_id:
+        problems.append(f"{path}: decoder_start_token_id = {start}, must be pad_token_id ({config.pad_token_id})")
+    if problems := problems or _beyond_its_tensors(path, config, stored):
+        raise UserError(*problems)
+    return config
+
+
+def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders) -> list[str]:
+    """Find sizes that the tensors beside a configuration cannot have, before anything is made of such a size."""
+    problems, names, size = [], len(stored.names), weight_counts(config)["total"]
+    if config.num_layers + config.num_decoder_layers > names:
+        problems.append(
+            f"{path}: num_layers = {config.num_layers}, num_decoder_layers = {config.num_decoder_layers}, the files hold "
+            f"{counted(names, 'tensor')}, fewer than that; use the config.json that belongs to them"
+        )
+    if size > LEAST_FILE_SHARE * stored.file_bytes + SMALL_MODEL:
+        problems.append(
+            f"{path}: speaks of {size:,} weights (vocab_size {config.vocab_size}, d_model {config.d_model}, d_kv "
+            f"{config.d_kv}, d_ff {config.d_ff}, num_heads {config.num_heads}), the files hold {stored.file_bytes:,} bytes; "
+            "use the config.json that belongs to them"
+        )
+    return problems

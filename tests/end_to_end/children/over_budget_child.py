@@ -1,0 +1,35 @@
+"""The program, in which one step takes memory that no plan knows, for a moment or for good; for test_memory.py.
+
+Args: the step, "passing" or "lasting", how many MiB, and then what is typed after the program's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from engine.step import Engine
+from train_low_mem import main
+from units import MIB
+
+plain = Engine.step
+held: list[Any] = []
+
+
+def step(self: Engine, about: Any, *facts: Any) -> Any:
+    """As ever, but for one step."""
+    if about.number == int(sys.argv[1]):
+        taken = np.ones(int(sys.argv[3]) * MIB, dtype=np.uint8)
+        if sys.argv[2] == "lasting":
+            held.append(taken)
+    return plain(self, about, *facts)
+
+
+if __name__ == "__main__":
+    Engine.step = step  # type: ignore[method-assign]
+    sys.exit(main(sys.argv[4:]))

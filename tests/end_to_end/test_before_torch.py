@@ -1,0 +1,76 @@
+"""Rows are prepared while no process of a run has torch: whoever imports it here ends at once, with an exit code of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import SHAPE, World
+from tests.end_to_end.running import ENVIRONMENT, WORDS, Place, Run
+
+REACHED = 77
+
+
+@pytest.fixture
+def alone(world: World, tmp_path: Path) -> Place:
+    """Empty folders, and a cache in which nothing is prepared."""
+    (tmp_path / "stub" / "torch").mkdir(parents=True)
+    (tmp_path / "stub" / "torch" / "__init__.py").write_text(f"raise SystemExit({REACHED})\n")
+    return Place(tmp_path, tmp_path / "cache")
+
+
+def until_torch(place: Place, name: str, *flags: str) -> Run:
+    """Run a command until a process of it, whichever, imports torch."""
+    return subprocess.run(
+        [sys.executable, *place.command(name, *flags)], cwd=place.folder, capture_output=True, text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(place.folder / "stub")},
+    )  # fmt: skip
+
+
+def prepared(place: Place) -> list[Path]:
+    return list(place.cache.glob("shards-*/manifest.json"))
+
+
+def test_a_tokenizer_is_trained_and_text_prepared_before_torch(alone: Place, world: World) -> None:
+    done = until_torch(alone, "train", f"--train_file={world.text}", *SHAPE, "--max_seq_len=64")
+    assert done.returncode == REACHED, done.stderr
+    assert len(prepared(alone)) == 1 and list(alone.cache.glob("tokenizer-*"))
+    assert not alone.runs.exists(), "a run's folder comes with its plan"
+
+
+def test_what_a_run_goes_on_from_is_read_before_torch(alone: Place, pretrained: World) -> None:
+    base = f"--finetune_from={pretrained.place.runs / 'whole'}"
+    done = until_torch(alone, "train", "--is_finetune=True", base, f"--train_file={pretrained.pairs}", "--lora_rank=2")
+    assert done.returncode == REACHED and len(prepared(alone)) == 1, done.stderr
+    answers = alone.folder / "preferences.jsonl"
+    rows = [{"prompt": f"is {word}?", "chosen": f"yes, {word}", "rejected": "no"} for word in WORDS * 5]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    done = until_torch(alone, "dpo", base, f"--train_file={answers}")
+    assert done.returncode == REACHED and len(prepared(alone)) == 2, done.stderr
+    plan = ("--is_finetune=True", base, f"--train_file={pretrained.pairs}", "--memory_budget=2G")
+    done = until_torch(alone, "plan", *plan)
+    assert done.returncode == 0 and "starts from" in done.stdout, "a plan needs no torch at all"
+
+
+def test_going_on_is_settled_before_torch(alone: Place, pretrained: World) -> None:
+    """The run is there, so it is taken, its newest checkpoint found, and its rows are those of the cache."""
+    place = Place(pretrained.place.folder, alone.cache)
+    flags = (*place.flags(), "--is_keep_training=True", "--run_name=whole")
+    done = subprocess.run(
+        [sys.executable, *place.command("train", *flags)], cwd=place.folder, capture_output=True, text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(alone.folder / "stub")},
+    )  # fmt: skip
+    assert done.returncode == REACHED and len(prepared(alone)) == 1, done.stderr
+    assert not (place.runs / "whole" / "owner.json").exists()
+
+
+def test_refusals_come_before_anything_is_prepared(alone: Place, world: World) -> None:
+    """Also those that only torch knows: a tracker is looked for in a process that takes torch along."""
+    for flag, said in (("--log_with=nosuch", "nosuch"), ("--metrics=nosuch", "nosuch"), ("--lora_rank=4", "a base")):
+        done = alone.run("train", f"--train_file={world.text}", *SHAPE, flag)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+        assert not alone.cache.exists(), flag

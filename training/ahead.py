@@ -1,0 +1,135 @@
+"""What is settled before torch is there? The run's name and right to be, what it goes on from, and its rows.
+
+Rows are prepared in other processes of this run, which take what they need; so this one is small until that is done. A run
+of one process begins here from the command line. Several have to agree with each other, and Python may have loaded torch.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from config import PREFERENCES, Config
+from data.durable import writing
+from data.prepare.child import call_in_child
+from devices import pick
+from devices.malloc import tune_malloc
+from language import speak
+from memory.observe.budget import Budget, host_budget
+from memory.observe.monitor import HostAlone, Monitor
+from settings.fields import AUTO, UserError
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.ownership import Ownership
+from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, new_run_name
+from training.processes.alone import Alone
+from training.processes.launch import is_alone, local_rank
+from training.report.progress import Progress
+from training.report.trackers import tracker_names
+from training.start.beginning import Begun, begin
+from training.start.resuming import find_run_to_resume, goes_on
+
+
+@dataclass
+class Ahead:
+    """A run that has begun before torch; `monitor` and `owner` go on to work for it.
+
+    Args:
+        budget: of the host.
+    """
+
+    begun: Begun
+    budget: Budget
+    monitor: Monitor
+    owner: Ownership
+
+
+def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
+    """Begin a run without torch; None where it has several processes, which begin together.
+
+    Args:
+        held: holds the right to write the run, and whoever watches its memory.
+    Raises:
+        UserError, DoesNotFit: as `settle`.
+    """
+    if not is_alone():
+        return None
+    tune_malloc("small")  # until the plan has chosen
+    if config.run.device not in (AUTO, "cpu") or config.run.log_with:
+        call_in_child(refuse_missing, config)  # before hours of preparing; torch goes with it
+    budget = host_budget(config.memory.memory_budget)
+    monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
+    owner = held.enter_context(Ownership())
+    return Ahead(settle(config, budget, monitor, owner, Alone()), budget, monitor, owner)
+
+
+def refuse_missing(config: Config) -> None:
+    """Find whether device and trackers are here, as the run itself will; loads torch.
+
+    Raises:
+        UserError: they are not.
+    """
+    speak(config.run.language)  # in a process of its own, too
+    pick(config.run.device, local_rank())
+    tracker_names(config)
+
+
+def settle(config: Config, budget: Budget, monitor: Monitor, owner: Ownership, group: Alone) -> Begun:
+    """Settle the run's name, whether it may be written, what it goes on from, and prepare its rows.
+
+    Args:
+        owner: takes the run where it is there, and holds it as long as its context lasts. group: the processes of the run.
+    Raises:
+        UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
+            preparing was stopped for its memory.
+    """
+    name = group.agree_on(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
+    refuse(check_writable("log_dir", config.run.log_dir))
+    named = Path(config.run.output_dir) / name
+    if config.run.run_name != AUTO:
+        refuse(group.by_main(lambda: owner.take(named) if (named / RUN_FILE).is_file() else []))
+    with group.first_here():
+        resumes = goes_on(config, group.is_first_here)
+    config, notes = config.changed(is_keep_training=group.agree_on(resumes)), list[str]()
+    if config.train.is_keep_training:
+        notes = group.by_main(partial(_reopen, config, owner))
+    else:
+        config = config.changed(run_name=name)
+        refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
+    tell = Progress(1, group.is_main, is_quiet=config.run.quiet).note
+    for warning in budget.warnings:
+        tell(warning)
+    with monitor.phase("prepare"), group.first_here():
+        begun = begin(config, tell)
+    begun.notes[:0] = notes
+    return begun
+
+
+def _reopen(config: Config, owner: Ownership) -> list[str]:
+    """Take the run that is continued, and find its newest checkpoint that is whole; what is to be told of it.
+
+    Raises:
+        UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
+    """
+    run_dir = find_run_to_resume(config)
+    refuse(owner.take(run_dir))
+    checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
+    if checkpoints.folder.is_symlink():
+        raise UserError(
+            f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
+            "put the folder itself there"
+        )
+    with writing("output_dir", config.run.output_dir):
+        return checkpoints.intact()[1]
+
+
+def kind_of(config: Config) -> str:
+    """The word for such a run: one of `runs.KINDS`."""
+    return "dpo" if config.data.objective == PREFERENCES else "finetune" if config.train.is_finetune else "pretrain"
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise all problems together, if there are any."""
+    if problems:
+        raise UserError(*problems)

@@ -1,0 +1,104 @@
+"""Which base stands behind an adapter's folder, and can the adapters of a run stand on it?
+
+Told before anything is loaded: shapes and names suffice, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config import Config, T5ModelConfig
+from model.formats.adapter_folder import is_adapter, read_info
+from model.lora.form import LoraSettings, adapted_paths, resolve_targets
+from model.lora.freezing import left_to_train
+from model.shapes import adapter_weights, weights
+from settings.fields import AUTO, UserError
+
+
+def home_of(folder: Path, config: Config) -> Path:
+    """The model folder of what a run starts from; a flag `finetune_from` says where the base of an adapter lies now."""
+    return base_of(folder, config.train.finetune_from if config.origin("finetune_from") == "flag" else None)
+
+
+def base_of(folder: str | Path, instead: str | None = None) -> Path:
+    """The model folder behind a folder: itself, or the base of the adapter in it.
+
+    Args:
+        instead: where the base lies now, if it has moved; only heeded for adapters, and where it is none.
+    Raises:
+        UserError: the base is not there.
+    """
+    if not is_adapter(folder):
+        return Path(folder)
+    base = Path(instead if instead and not is_adapter(instead) else read_info(folder).base)
+    if is_adapter(base):
+        raise UserError(f"{folder}, is an adapter for {base}, which is an adapter as well; merge that one first")
+    if not (base / "config.json").is_file():
+        raise UserError(f"{folder}, is an adapter for {base}, which is not there; put it back or name it with --model")
+    return base
+
+
+def tokenizer_folder(folder: Path, home: Path) -> Path:
+    """Where the tokenizer of an adapter lies: beside it, or with its base."""
+    return folder if (folder / "tokenizer.json").is_file() else home
+
+
+def adapter_folders(folder: Path, named: str | None) -> list[Path]:
+    """The adapters of a model folder (itself, where it is one) and of the setting `adapter`, in order.
+
+    Raises:
+        UserError: a folder that holds none.
+    """
+    words = [Path(word.strip()) for word in (named or "").split(",") if word.strip()]
+    missing = [
+        f"--adapter = {word}, holds no adapter_config.json; name an adapter's folder"
+        for word in words
+        if not is_adapter(word)
+    ]
+    if missing:
+        raise UserError(*missing)
+    return [*([folder] if is_adapter(folder) else []), *words]
+
+
+def lora_settings(config: Config, shape: T5ModelConfig) -> LoraSettings | None:
+    """The adapters that the settings ask for; None: none.
+
+    Raises:
+        UserError: targets that this model does not have.
+    """
+    lora = config.lora
+    if not lora.lora_rank:
+        return None
+    alpha = 2.0 * lora.lora_rank if lora.lora_alpha == AUTO else float(lora.lora_alpha)
+    stabilised = lora.lora_scaling == "rank_stabilised"
+    targets = resolve_targets(shape, lora.lora_targets)
+    return LoraSettings(lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora)
+
+
+def check_trained(config: Config, base: Path | None) -> list[str]:
+    """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
+    if config.lora.lora_rank and base is None:
+        return [
+            f"--lora_rank = {config.lora.lora_rank}, a base to adapt is needed; name --finetune_from=FOLDER, or train "
+            "without adapters"
+        ]
+    if base is not None and is_adapter(base) and not config.lora.lora_rank:
+        return [
+            f"--finetune_from = {base}, is an adapter; continue with it by --lora_rank={read_info(base).settings.rank}, or "
+            "merge it first"
+        ]
+    shape, problems = config.model, []
+    learns = {weight.name: True for weight in weights(shape)}
+    try:
+        settings = lora_settings(config, shape)
+        if settings is not None:
+            adapted_paths(shape, settings)
+            adapters = adapter_weights(shape, settings.rank, settings.targets, settings.dora)
+            learns = {**dict.fromkeys(learns, False), **{weight.name: True for weight in adapters}}
+    except UserError as error:
+        problems += error.problems
+    try:
+        left_to_train(shape, learns, config.train.freeze or "")
+    except UserError as error:
+        problems += error.problems
+    return problems

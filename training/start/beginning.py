@@ -1,0 +1,93 @@
+"""What does a run go on from, and with which rows? Base, tokenizer and earlier run are chosen, and the rows prepared; no torch.
+
+Preparing rows takes memory of its own, in other processes of this run. So it comes before torch, which takes as much again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from config import PREFERENCES, Config, UserError
+from data.prepare.preparing import Prepared, prepare_in_child
+from data.prepare.task import file_problems
+from model.formats.checksums import refuse_damaged
+from model.formats.shape_file import read_config
+from settings.fields import AUTO
+from training.evaluation.scores import metric_names
+from training.start.adapted import check_trained, home_of
+from training.start.base import MODEL_FIELDS, choose_base
+from training.start.resuming import find_run_to_resume, resumed_config, unused_places
+
+
+@dataclass
+class Begun:
+    """What a run goes on from, before its rows are opened.
+
+    Args:
+        base: folder to load weights from; None: from scratch. run_dir: of the run that is resumed; None: a new one.
+        notes: what is still to be told. told: what was told at once, for the log.
+    """
+
+    config: Config
+    prepared: Prepared
+    base: Path | None
+    run_dir: Path | None
+    notes: list[str]
+    told: Sequence[str]
+
+
+def begin(config: Config, tell: Callable[[str], object]) -> Begun:
+    """Decide what a training run goes on from, and prepare its rows. Reads and caches data; creates no run folder.
+
+    Args:
+        tell: tells at once what the run starts from, where nobody has named it: data may take hours to prepare.
+    """
+    notes: list[str] = []
+    run_dir = None
+    metric_names(config.metrics.metrics)  # else unknown names are told at the first evaluation, or never
+    if config.train.is_keep_training:
+        run_dir = find_run_to_resume(config)
+        typed, config = config, resumed_config(config, run_dir)
+        notes += unused_places(typed, run_dir)
+    try:
+        base, told = choose_base(config, run_dir)
+    except UserError as error:  # files may be missing as well, and would be told only once this is mended
+        raise UserError(*error.problems, *file_problems(config.data)) from None
+    for text in told:
+        tell(text)
+    if run_dir is None:
+        config = _with_base(config, base)
+    if base is not None:
+        home = home_of(base, config)
+        for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
+            refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
+        config = _with_shape_of(config, home)
+        if config.data.tokenizer_dir == AUTO:
+            config = config.changed(tokenizer_dir=str(home))
+    if problems := check_trained(config, base):
+        raise UserError(*problems)
+    return Begun(config, prepare_in_child(config), base, run_dir, notes, told)
+
+
+def _with_base(config: Config, base: Path | None) -> Config:
+    """The settings with the model that was chosen, so that a resume before the first checkpoint chooses the same."""
+    train = config.train
+    if train.finetune_from != AUTO or not (train.is_finetune or config.data.objective == PREFERENCES):
+        return config
+    return config.changed(finetune_from=None if base is None else str(base.absolute()))
+
+
+def _with_shape_of(config: Config, base: Path) -> Config:
+    """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
+    shape = read_config(base)
+    problems = [
+        f"--{name} = {getattr(config.model, name)}, the checkpoint {base} is of another shape ({getattr(shape, name)}); leave it out"
+        for name in MODEL_FIELDS
+        if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
+    ]
+    if problems:
+        raise UserError(*problems)
+    return dataclasses.replace(config, model=dataclasses.replace(shape, dropout_rate=config.model.dropout_rate))
