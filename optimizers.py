@@ -21,6 +21,8 @@ class OptimizerFacts:
         has_block_state: whether matrices of blocks have state; else only embedding, head, bias tables and vectors.
         update_bytes: buffers of an update for each of its elements, without those of the rounding.
         compiled_update_bytes: the same where a compiled kernel rounds as well; None: no kernel of its own.
+        together_bytes: all buffers for each element, where a GPU updates many weights together: of two fp32 copies and the
+            gradients, or the words of the rounding.
     """
 
     made_by: str
@@ -31,6 +33,7 @@ class OptimizerFacts:
     has_block_state: bool = True
     update_bytes: int = 10
     compiled_update_bytes: int | None = None
+    together_bytes: int = 12
 
     def state_bytes(self, weights: int, factors: int, shared_factors: int) -> int:
         """Bytes of the state of so many weights.
@@ -47,10 +50,17 @@ OPTIMIZERS = {
     "adafactor": OptimizerFacts("adafactor:Adafactor", "T5's own", 1e-2, factor_bytes=4, compiled_update_bytes=0),
     "adamw_rms": OptimizerFacts("adamw:AdamWRMS", "scaled by each weight's RMS", 2e-2, weight_bytes=8),
     "adamw_8bit": OptimizerFacts(
-        "adamw:AdamW8bit", "the same in 8 bits", 2e-2, weight_bytes=2 + 8 / STATE_BLOCK, update_bytes=28
+        "adamw:AdamW8bit",
+        "the same in 8 bits",
+        2e-2,
+        weight_bytes=2 + 8 / STATE_BLOCK,
+        update_bytes=28,
+        together_bytes=32,
     ),
     "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8),
-    "sinkgd": OptimizerFacts("sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_state=False),
+    "sinkgd": OptimizerFacts(
+        "sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_state=False, together_bytes=14
+    ),
 }
 DEFAULT = "adafactor"
 

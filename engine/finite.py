@@ -1,7 +1,8 @@
 """Are the numbers of a step finite? Asked where an answer is cheap: of the loss before backward, of gradients by their norms.
 
 Before backward nothing has been updated, so a step whose loss is not finite is left out without a trace. Gradients are
-updated block by block inside the walk: their norms stay on the device and are looked at once, after it. Norms are
+updated block by block inside the walk: their norms stay on the device and are looked at once, after it. Where all gradients
+are held until the walk has ended, nothing has been changed before: there a GPU is asked once, for losses and norm. Norms are
 Euclidean: on a CPU those take a fortieth of the time of largest magnitudes, and where a norm leaves fp32 the run is lost
 anyway.
 """
@@ -41,11 +42,14 @@ class StepChecks:
         self.shards = shards
         self.seen_loss: float | None = None  # of this step's walks, where it was looked at
         self.earlier: Tensor | None = None  # norm of the gradients of the last step, to be looked at in the next one
+        self.is_late = False  # whether a GPU is asked for the loss together with the norm of all gradients
+        self._unseen: list[Tensor] = []  # losses until then
         self.first: str | None = None  # where the first number that is not finite came from, in words, if that is known
 
     def begin(self) -> None:
         """A step begins."""
         self.first = self.seen_loss = None
+        self._unseen = []
 
     def watching(self, on_ready: OnReady) -> OnReady:
         """The callback of the walk."""
@@ -61,6 +65,9 @@ class StepChecks:
         Raises:
             NotFinite: this process's loss is not; with `shards`, that of any process. Lost: an earlier step's gradients were not.
         """
+        if self.is_late and not is_host(loss):
+            self._unseen.append(loss)
+            return
         earlier, self.earlier = self.earlier, None
         looked = torch.stack([loss] if earlier is None else [loss, earlier])
         if is_host(loss):
@@ -76,6 +83,12 @@ class StepChecks:
             raise Lost
         if bad:
             raise NotFinite
+
+    def late(self, norm: Tensor) -> float:
+        """The norm of all gradients, which `Update` holds; its wait also reads the losses, of which `seen_loss` is the sum."""
+        *losses, number = torch.stack([*self._unseen, norm]).tolist()
+        self._unseen, self.seen_loss = [], sum(losses)
+        return float(number)
 
 
 def norm_of(tensors: Iterable[Tensor]) -> Tensor:

@@ -10,12 +10,8 @@ Source: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.2; the numbers ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from torch import Tensor
-
-from engine.finite import is_finite
 from settings.fields import UserError
 
 FIRST_SCALE = 2.0**16
@@ -35,14 +31,14 @@ class LossScaling:
     good_steps: int = 0
     skipped_steps: int = 0
 
-    def admits(self, gradients: Iterable[Tensor]) -> bool:
-        """Whether all gradients of a step are finite; moves the scale by the answer. The same on all processes, because
-        the gradients are summed over them before.
+    def admits(self, are_finite: bool) -> bool:
+        """Whether a step is made, as all its gradients are finite or not; moves the scale by that. The same on all processes,
+        because the gradients are summed over them before.
 
         Raises:
             UserError: the gradients overflow whatever the scale is.
         """
-        if is_finite(gradients):
+        if are_finite:
             self.good_steps += 1
             if self.good_steps == GOOD_STEPS:
                 self.scale, self.good_steps = 2 * self.scale, 0

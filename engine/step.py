@@ -8,6 +8,7 @@ recover:    a step for which memory does not suffice, or whose numbers are not f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,7 @@ class Engine:
     ) -> None:
         self.walk, self.update, self.device, self.choice, self.shards = walk, update, device, choice, shards
         self.checks, self._sum_over = checks or StepChecks(shards), sum_over
+        self.checks.is_late = update.holds_all
         self._reducer = Reducer(update.ready, num_processes, shards, hosts)
 
     @property
@@ -152,12 +154,27 @@ class Engine:
         """
         self.walk.objective.clear()
         self.checks.begin()
+        self._reducer.begin()
         on_ready = self.checks.watching(self._reducer.ready)
         total = accumulate(self.walk, micro_batches, total_labels, self.choice.accumulation_passes, on_ready)
         self._reducer.finish()
-        self.update.finish()
+        self.update.finish(self._held_norm())
         self.checks.earlier, self.update.unseen_norm = self.update.unseen_norm, None
         return total
+
+    def _held_norm(self) -> float | None:
+        """What the update needs to know of the gradients that it holds, where a GPU has to be asked: once in the step.
+
+        Raises:
+            NotFinite: this process's loss is not. So is its gradient, which all processes have a part in; none updates.
+        """
+        norm = self.update.held_norm()
+        if norm is None:
+            return None
+        seen = self.checks.late(norm)
+        if not math.isfinite(self.checks.seen_loss or 0.0):
+            raise NotFinite
+        return seen
 
     def close(self) -> None:
         """Give back what is held outside of memory; no step can be made afterwards."""

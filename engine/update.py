@@ -6,6 +6,7 @@ need all gradients, so they keep them, and the plan prices them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -79,8 +80,17 @@ class Update:
             self._vectors.append(weight)
         return waits
 
-    def finish(self) -> None:
-        """After the walk: unscale, clip and apply what was held; or leave the step out."""
+    def held_norm(self) -> Tensor | None:
+        """L2 norm of the gradients that are held, of a scaled loss; None where none is, or where looking costs nothing."""
+        gradients = _gradients(self._held)
+        return norm_of(gradients) if gradients and not is_host(gradients[0]) else None
+
+    def finish(self, norm: float | None = None) -> None:
+        """After the walk: unscale, clip and apply what was held; or leave the step out.
+
+        Args:
+            norm: `held_norm`, once it has been looked at.
+        """
         vectors, self._vectors = self._vectors, []
         self._apply(vectors)
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
@@ -92,22 +102,24 @@ class Update:
                 self.unseen_norm = norm_of(norms)
             else:
                 self.is_finite = is_finite(norms)
-        elif self._admits(held):
+        elif self._admits(held, norm):
             scale = 1.0 if self.scaling is None else self.scaling.scale
             factor = 1.0 / scale
             if self.max_grad_norm:
-                factor *= self.max_grad_norm / max(global_norm(held) / scale, self.max_grad_norm)
+                norm = global_norm(held) if norm is None else norm
+                factor *= self.max_grad_norm / max(norm / scale, self.max_grad_norm)
             self._apply(held, factor)
         else:
             for weight in held:
                 weight.grad = None
 
-    def _admits(self, held: Sequence[nn.Parameter]) -> bool:
+    def _admits(self, held: Sequence[nn.Parameter], norm: float | None) -> bool:
         """Whether held gradients are finite; a loss scale that was too large takes the blame where there is one."""
+        are_finite = is_finite(_gradients(held)) if norm is None else math.isfinite(norm)
         if self.scaling is None:
-            self.is_finite = is_finite(_gradients(held))
+            self.is_finite = are_finite
         else:
-            self.is_skipped = not self.scaling.admits(_gradients(held))
+            self.is_skipped = not self.scaling.admits(are_finite)
         return self.is_finite and not self.is_skipped
 
     def _apply(self, weights: Sequence[nn.Parameter], factor: float = 1.0) -> None:
@@ -115,21 +127,25 @@ class Update:
         for part in self.weight_store.parted(weight for weight in weights if weight.grad is not None):
             with self.weight_store.held(part, is_changed=True):
                 for group in self.optimizer.together(part):
-                    for weight in group:
-                        if factor != 1.0:
-                            _multiply(weight, factor)
+                    if factor != 1.0:
+                        _multiply(group, factor)
                     self.optimizer.update_all(group, self.step)
                     for weight in group:
                         weight.grad = None
 
 
-def _multiply(weight: nn.Parameter, factor: float) -> None:
-    """Multiply a gradient; in fp32 where the weight is fp32 and its gradient is not, where small results would vanish."""
-    assert weight.grad is not None
-    if weight.grad.dtype == torch.float16:
-        assert weight.dtype == torch.float32, "fp16 is the dtype of products, never of weights at rest"
-        weight.grad = weight.grad.float()
-    weight.grad.mul_(factor)
+def _multiply(weights: Sequence[nn.Parameter], factor: float) -> None:
+    """Multiply gradients; in fp32 where the weight is fp32 and its gradient is not, where small results would vanish."""
+    for weight in weights:
+        assert weight.grad is not None
+        if weight.grad.dtype == torch.float16:
+            assert weight.dtype == torch.float32, "fp16 is the dtype of products, never of weights at rest"
+            weight.grad = weight.grad.float()
+    gradients = _gradients(weights)
+    if len(gradients) > 1:
+        torch._foreach_mul_(gradients, factor)
+    else:
+        gradients[0].mul_(factor)
 
 
 def _gradients(weights: Sequence[nn.Parameter]) -> list[Tensor]:

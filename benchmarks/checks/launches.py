@@ -1,6 +1,7 @@
 """What would a step ask of a GPU? `python -m benchmarks.checks.launches [WORK ...]`: the engine's step, traced without a GPU.
 
-    WORK           standard, ultra, dropout, ragged, all-three (t5-base, bf16, CUDA), mps (t5-small); by default all
+    WORK           standard, ultra, dropout, ragged, all-three, clipping, adamw, adamw-8bit, sinkgd, processes (t5-base, bf16,
+                   CUDA), mps (t5-small); by default all
     --layers=0     of each stack; 0: as many as the model has     --write=True   into docs/benchmarks.md
 
 Counted are the kernels that torch starts, the places where the host waits for the device, copies from the host, and what the
@@ -35,6 +36,11 @@ def works() -> dict[str, tuple[TracedWork, int, int]]:
         "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 12_000, 1),
         "ragged": (TracedWork(base, "cuda", ragged, scores=MOST), 12_000, 1),
         "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 12_000, 1),
+        "clipping": (TracedWork(base, "cuda", WHOLE, scores=MOST, max_grad_norm=0.5), 6_000, 1),
+        "adamw": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_rms"), 6_000, 1),
+        "adamw-8bit": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_8bit"), 12_000, 1),
+        "sinkgd": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="sinkgd"), 12_000, 1),
+        "processes": (TracedWork(base, "cuda", WHOLE, scores=MOST, processes=2), 6_000, 1),
         "mps": (TracedWork(small, "mps", WHOLE[:8], dtype="float32"), 2_500, 2),
     }
 
@@ -75,7 +81,8 @@ HEAD = ["work", "kernels", "host waits", "copies from the host", "read and writt
 NOTE = (
     "Traced on tensors that hold nothing, on the processor named above; no figure was measured on a GPU. t5-base in bf16, 128 "
     "rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout 0.1, and 64 rows of 20 to 300 "
-    "tokens (`ragged`); `mps`: t5-small in fp32, 8 rows. After `of` stands the bar."
+    "tokens (`ragged`); then as the first, with the global norm clipped, with other optimizers, and as one of two processes, whose "
+    "collectives count as kernels; `mps`: t5-small in fp32, 8 rows. After `of` stands the bar."
 )
 
 if __name__ == "__main__":

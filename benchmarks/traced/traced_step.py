@@ -171,7 +171,14 @@ def planned_bytes(work: TracedWork) -> int:
     )
     sources, targets = zip(*work.lengths, strict=True)
     asked = Work(
-        work.model, len(work.lengths), max(sources), max(targets), work.dropout > 0, work.optimizer, shapes=work.shapes
+        work.model,
+        len(work.lengths),
+        max(sources),
+        max(targets),
+        work.dropout > 0,
+        work.optimizer,
+        shapes=work.shapes,
+        hold_gradients=work.max_grad_norm > 0,
     )
     phases = predict(asked, work.choice, machine)
     apart = ("libraries", "allocator slack")

@@ -103,7 +103,7 @@ class Tracer(TorchDispatchMode):
             return (x.new_empty(x.numel(), x.dim(), dtype=torch.int64),)
         where = kwargs.get("device")
         if name == "_to_copy" and where is not None and torch.device(where).type == "cpu":
-            return (torch.zeros(x.shape, dtype=kwargs.get("dtype") or x.dtype),)
+            return (torch.ones(x.shape, dtype=kwargs.get("dtype") or x.dtype),)
         return None
 
     def _count(self, func: Any, name: str, given: list[Tensor], made: list[Tensor], kwargs: Any) -> None:

@@ -14,13 +14,17 @@ from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes
 from devices.ways import is_host
-from engine.optimizers.base import Optimizer, Step, at_least, row_chunks, subtract_
+from engine.optimizers.base import Step, at_least, row_chunks, subtract_
 from engine.optimizers.rounding import Rounding, Stochastic
-from engine.optimizers.together import CLIP, DECAY_EXPONENT, EPSILON_GRADIENT, EPSILON_SCALE, Together, pieces
+from engine.optimizers.together import EPSILON_SCALE, Grouped, State, Together
 from engine.sharing.sharding import Shards
 
+EPSILON_GRADIENT = 1e-30  # added to squared gradients
+CLIP = 1.0  # most RMS of an update before scaling
+DECAY_EXPONENT = 0.8  # second moments decay by 1 - step^-0.8
 
-class Adafactor(Optimizer):
+
+class Adafactor(Grouped):
     """State: rows + columns numbers for a matrix, as many as the weight for a vector. Memory of an update: three chunks."""
 
     @classmethod
@@ -38,30 +42,9 @@ class Adafactor(Optimizer):
         super().__init__(weights, rounding, factors, shards)
         if type(self) is Adafactor and weights and not any(is_host(weight) for weight in weights.values()):
             self.rates = []
-        self._together: dict[tuple[str, ...], Together] = {}  # groups of weights, on a GPU
 
-    def together(self, weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """On a GPU the small weights of a group, so that a few kernels serve all of them."""
-        if self.shards is not None or type(self) is not Adafactor or all(is_host(weight) for weight in weights):
-            return super().together(weights)
-        return pieces(weights, self.rounding)
-
-    @torch.no_grad()
-    def update_all(self, weights: Sequence[nn.Parameter], step: Step) -> None:
-        """One by one, or by few kernels for all."""
-        if len(weights) == 1:
-            return super().update_all(weights, step)
-        names = tuple(self.names[id(weight)] for weight in weights)
-        if names not in self._together:
-            self._together[names] = Together(names, weights, self.state)
-        group = self._together[names]
-        steps = [self._step_of(name, weight, step) for name, weight in zip(names, weights, strict=True)]
-        keys = [self._rounding_key(name, step) for name in names]
-        self._tell(group.update(weights, steps, keys))
-
-    def _tell(self, rate: Tensor) -> None:
-        if self.rates is not None:
-            self.rates.append(rate)
+    def rule(self, name: str, shape: tuple[int, ...]) -> type[Together] | None:
+        return AdafactorTogether
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
         rate = step.learning_rate * at_least(EPSILON_SCALE, self._root_mean_square(name, weight))
@@ -76,8 +59,8 @@ class Adafactor(Optimizer):
             norm = seen(torch.linalg.vector_norm(grad.float() * row_factor))
         count = self._whole_rows(name, weight) * weight[0].numel()
         rate /= at_least(1.0, norm / count**0.5 / CLIP)
-        if isinstance(rate, Tensor):
-            self._tell(rate.reshape(1))
+        if isinstance(rate, Tensor) and self.rates is not None:
+            self.rates.append(rate.reshape(1))
         keep = 1.0 - step.learning_rate * step.weight_decay
         is_rounded = weight.dtype == torch.bfloat16
         compiled = kernels() if not is_rounded or isinstance(self.rounding, Stochastic) else None
@@ -123,6 +106,52 @@ class Adafactor(Optimizer):
         for chunk in row_chunks(grad):
             total += torch.mv(grad[chunk].float().square(), weights) @ row_factor[chunk].squeeze(1).square()
         return seen(self._sum(name, total)) ** 0.5
+
+
+class AdafactorTogether(Together):
+    """Many weights by few kernels. Memory: two fp32 copies of the weights; for good, 8 bytes a row and column."""
+
+    def __init__(self, names: Sequence[str], weights: Sequence[Tensor], state: dict[str, Tensor]) -> None:
+        super().__init__(names, weights, state)
+        self.inverse = self.inverse_counts()
+
+    def parts_of_state(self, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[State]:
+        if self.dim == 1:
+            return [(torch.float32, [(f"{name}/square", shape) for name, shape in weights])]
+        sides = [
+            (f"{name}/{kind}", shape[k : k + 1])
+            for k, kind in enumerate(("rows", "columns"))
+            for name, shape in weights
+        ]
+        return [(torch.float32, sides)]
+
+    def change(self, wide: Tensor, grad: Tensor, steps: Sequence[Step]) -> Tensor:
+        rate = self.scales(wide, steps)
+        update, factor = self._unclipped(grad, steps[0].number)
+        clip = self.sizes(update).mul_(factor).clamp_(min=CLIP).div_(CLIP)
+        rate = rate.mul_(factor).div_(clip)
+        self.decay_(wide, steps)
+        self.subtract_(wide, update, rate)
+        return rate
+
+    def _unclipped(self, grad: Tensor, number: int) -> tuple[Tensor, Tensor | float]:
+        """The update but for a factor, and the factor of each weight; moves the statistics."""
+        decay, state = 1.0 - number**-DECAY_EXPONENT, self.statistics()[0]
+        if self.dim == 1:
+            state.lerp_(grad.float().square().add_(EPSILON_GRADIENT), 1.0 - decay)
+            return state.rsqrt().mul_(grad), 1.0
+        square = torch.empty_like(state)
+        for a in self.alike:
+            both = a.numbers(grad)
+            torch.linalg.vector_norm(both, dim=2, dtype=torch.float32, out=a.of_rows(square))
+            torch.linalg.vector_norm(both, dim=1, dtype=torch.float32, out=a.of_columns(square))
+        state.lerp_(square.square_().mul_(self.inverse).add_(EPSILON_GRADIENT), 1.0 - decay)
+        factors, update = state.rsqrt(), torch.empty(grad.numel(), device=self.device)
+        for a in self.alike:
+            part = torch.mul(a.numbers(grad), a.of_rows(factors).unsqueeze(2), out=a.numbers(update))
+            part.mul_(a.of_columns(factors).unsqueeze(1))
+        means = [a.of_rows(state).mean(1) for a in self.alike]
+        return update, (means[0] if len(means) == 1 else torch.cat(means)).sqrt_()
 
 
 def seen(number: Tensor) -> float | Tensor:

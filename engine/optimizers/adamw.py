@@ -12,21 +12,23 @@ et al. 2022 (arXiv 2110.02861).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.optimizers.base import Optimizer, Step, at_least, row_chunks
-from engine.optimizers.together import EPSILON_SCALE
+from engine.optimizers.base import Step, at_least, row_chunks
+from engine.optimizers.together import EPSILON_SCALE, Grouped, State, Together
 from limits import STATE_BLOCK
 
 BETA_1, BETA_2 = 0.9, 0.999
 EPSILON = 1e-8
+CODES = {"first": torch.int8, "second": torch.uint8}  # of the 8-bit form
 LOG_RANGE = 24.0  # powers of two below a block's largest second moment that a byte can tell apart
 
 
-class AdamW(Optimizer):
+class AdamW(Grouped):
     """State: two fp32 numbers a weight. Memory of an update: four chunks."""
 
     scaled = False
@@ -35,6 +37,9 @@ class AdamW(Optimizer):
     def state_bytes(cls, shape: tuple[int, ...], name: str = "") -> int:
         """First and second moment of every element."""
         return 2 * 4 * math.prod(shape)
+
+    def rule(self, name: str, shape: tuple[int, ...]) -> type[Together] | None:
+        return AdamWRMSTogether if self.scaled else AdamWTogether
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
         scale = at_least(EPSILON_SCALE, self._root_mean_square(name, weight)) if self.scaled else 1.0
@@ -75,21 +80,80 @@ class AdamW8bit(AdamWRMS):
             return super().state_bytes(shape, name)
         return 2 * shape[0] * shape[1] + 2 * 4 * shape[0] * -(-shape[1] // STATE_BLOCK)
 
+    def rule(self, name: str, shape: tuple[int, ...]) -> type[Together] | None:
+        if len(shape) != 2:
+            return super().rule(name, shape)
+        return None if shape[1] % STATE_BLOCK else AdamW8bitTogether
+
     def _moments(self, name: str, rows: slice, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         if weight.dim() != 2:
             return super()._moments(name, rows, weight, grad)
         blocks = (weight.shape[0], -(-weight.shape[1] // STATE_BLOCK))
-        codes = [
-            self._state(f"{name}/{k}", weight.shape, weight, d)[rows]
-            for k, d in (("first", torch.int8), ("second", torch.uint8))
-        ]
-        scales = [self._state(f"{name}/{k}_scale", blocks, weight)[rows] for k in ("first", "second")]
+        codes = [self._state(f"{name}/{k}", weight.shape, weight, d)[rows] for k, d in CODES.items()]
+        scales = [self._state(f"{name}/{k}_scale", blocks, weight)[rows] for k in CODES]
         first, second = decode_first(codes[0], scales[0]), decode_second(codes[1], scales[1])
         first.lerp_(grad, 1.0 - BETA_1)
         second.mul_(BETA_2).addcmul_(grad, grad, value=1.0 - BETA_2)
         encode_first(first, codes[0], scales[0])
         encode_second(second, codes[1], scales[1])
         return first, second
+
+
+class AdamWTogether(Together):
+    """Many weights by few kernels. Memory: three fp32 copies of the weights; for good, both moments."""
+
+    scaled = False
+
+    def parts_of_state(self, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[State]:
+        return [(torch.float32, [(f"{name}/{kind}", shape) for name, shape in weights]) for kind in ("first", "second")]
+
+    def change(self, wide: Tensor, grad: Tensor, steps: Sequence[Step]) -> Tensor:
+        number = steps[0].number
+        correction = (1.0 - BETA_2**number) ** 0.5
+        rate = self.scales(wide, steps) if self.scaled else self._rates(steps)
+        rate = rate.mul_(correction / (1.0 - BETA_1**number))
+        first, second = self.move(grad.float())
+        update = second.sqrt().add_(EPSILON * correction)
+        torch.div(first, update, out=update)
+        del first, second
+        self.decay_(wide, steps)
+        self.subtract_(wide, update, rate)
+        return rate
+
+    def _rates(self, steps: Sequence[Step]) -> Tensor:
+        return torch.ones_like(self.root_inverse).mul_(self.each([step.learning_rate for step in steps]))
+
+    def move(self, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Move both moments, and give them."""
+        first, second = self.statistics()
+        return first.lerp_(grad, 1.0 - BETA_1), second.mul_(BETA_2).addcmul_(grad, grad, value=1.0 - BETA_2)
+
+
+class AdamWRMSTogether(AdamWTogether):
+    """The same, scaled by each weight's RMS."""
+
+    scaled = True
+
+
+class AdamW8bitTogether(AdamWRMSTogether):
+    """The same with moments of one byte each, of matrices whose rows are whole blocks."""
+
+    def parts_of_state(self, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[State]:
+        codes = [(d, [(f"{name}/{k}", shape) for name, shape in weights]) for k, d in CODES.items()]
+        scales = [
+            (torch.float32, [(f"{name}/{k}_scale", (n, m // STATE_BLOCK)) for name, (n, m) in weights]) for k in CODES
+        ]
+        return [*codes, *scales]
+
+    def move(self, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Blocks follow each other over all rows of all weights, as one row of them would."""
+        first_codes, second_codes, first_scales, second_scales = (part.view(1, -1) for part in self.statistics())
+        first, second = decode_first(first_codes, first_scales), decode_second(second_codes, second_scales)
+        first.view(-1).lerp_(grad, 1.0 - BETA_1)
+        second.view(-1).mul_(BETA_2).addcmul_(grad, grad, value=1.0 - BETA_2)
+        encode_first(first, first_codes, first_scales)
+        encode_second(second, second_codes, second_scales)
+        return first.view(-1), second.view(-1)
 
 
 def in_blocks(x: Tensor) -> Tensor:

@@ -1,15 +1,16 @@
-"""How does Adafactor update many weights in few kernels? On a GPU starting a kernel takes longer than most of a weight's update.
+"""How are many weights updated in few kernels? On a GPU starting a kernel takes longer than most of a weight's update.
 
-The gradients of a group's matrices are laid end to end, those of one shape beside each other, and so are the weights in fp32
-and the statistics: an operation goes over all of them, or over those of one shape. The state stays what it is by name; its
-tensors are views into the statistics of the group. Norms and rates stay on the device, nothing is looked at from the host.
-The formulas are those of `adafactor`, and the random numbers of rounding the same.
+The gradients of a group's weights are laid end to end, those of one shape beside each other, and so are the weights in fp32
+and the state: an operation goes over all of them, or over those of one shape. The state stays what it is by name; its
+tensors are views into that of the group. Norms and rates stay on the device, nothing is looked at from the host. The
+formulas stand beside those for one weight (`adafactor`, `adamw`, `sinkgd`), and the random numbers of rounding are the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,29 +18,75 @@ import torch
 from torch import Tensor, nn
 
 from devices.base import place
-from devices.ways import way_of
-from engine.optimizers.base import Step
+from devices.ways import is_host, way_of
+from engine.optimizers.base import Optimizer, Step
 from engine.optimizers.rounding import Rounding, Stochastic, round_with
+from engine.sharing.sharding import Shards
 from model.dropout import GOLDEN, mix
 
-EPSILON_GRADIENT = 1e-30  # added to squared gradients
 EPSILON_SCALE = 1e-3  # least RMS of a weight, so that weights near zero move
-CLIP = 1.0  # most RMS of an update before scaling
-DECAY_EXPONENT = 0.8  # second moments decay by 1 - step^-0.8
 WORD = 4  # random numbers of one hash
-KINDS = {2: ("rows", "columns"), 1: ("square",)}
+State = tuple[
+    torch.dtype, list[tuple[str, tuple[int, ...]]]
+]  # tensors of the state that are one: dtype, names and shapes
 
 
-def pieces(weights: Sequence[nn.Parameter], rounding: Rounding) -> list[list[nn.Parameter]]:
-    """Weights with a gradient in groups that are updated together: of the same dtypes, and no more numbers than the device
-    takes at a time; by themselves those that are larger, or rounded in another way."""
+class Grouped(Optimizer):
+    """An optimizer that on a GPU updates small weights together."""
+
+    def __init__(
+        self,
+        weights: dict[str, nn.Parameter],
+        rounding: Rounding | None = None,
+        factors: Mapping[str, float] | None = None,
+        shards: Shards | None = None,
+    ) -> None:
+        super().__init__(weights, rounding, factors, shards)
+        self._groups: dict[tuple[str, ...], Together] = {}  # by the names of their weights
+
+    @abstractmethod
+    def rule(self, name: str, shape: tuple[int, ...]) -> type[Together] | None:
+        """How weights of this kind are updated together; None: one by one."""
+
+    def together(self, weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """On a GPU the small weights of a group, so that a few kernels serve all of them."""
+        if self.shards is not None or all(is_host(weight) for weight in weights):
+            return super().together(weights)
+        return pieces(weights, self.rounding, {id(w): self.rule(self.names[id(w)], tuple(w.shape)) for w in weights})
+
+    @torch.no_grad()
+    def update_all(self, weights: Sequence[nn.Parameter], step: Step) -> None:
+        """One by one, or by few kernels for all."""
+        if len(weights) == 1:
+            return super().update_all(weights, step)
+        names = tuple(self.names[id(weight)] for weight in weights)
+        if names not in self._groups:
+            rule = self.rule(names[0], tuple(weights[0].shape))
+            assert rule is not None
+            self._groups[names] = rule(names, weights, self.state)
+        steps = [self._step_of(name, weight, step) for name, weight in zip(names, weights, strict=True)]
+        rates = self._groups[names].update(weights, steps, [self._rounding_key(name, step) for name in names])
+        if self.rates is not None:
+            self.rates.append(rates)
+
+
+def pieces(
+    weights: Sequence[nn.Parameter], rounding: Rounding, rules: Mapping[int, object]
+) -> list[list[nn.Parameter]]:
+    """Weights with a gradient in groups that are updated together: by the same rule, of the same dtypes, and no more numbers
+    than the device takes at a time; by themselves those that are larger, or rounded in another way.
+
+    Args:
+        rules: of each weight, by its id; None: by itself.
+    """
     found: dict[object, list[list[nn.Parameter]]] = {}
     for weight in weights:
         if weight.grad is None:
             continue
-        most, kind = way_of(weight.device).update, (weight.dtype, weight.grad.dtype, weight.dim())
+        most, rule = way_of(weight.device).update, rules[id(weight)]
+        kind = (rule, weight.dtype, weight.grad.dtype, weight.dim())
         is_apart = weight.dtype == torch.bfloat16 and (not isinstance(rounding, Stochastic) or weight.numel() % WORD)
-        if is_apart or weight.numel() > most:
+        if rule is None or is_apart or weight.numel() > most:
             kind = id(weight)  # type: ignore[assignment]
         lists = found.setdefault(kind, [[]])
         if lists[-1] and sum(each.numel() for each in lists[-1]) + weight.numel() > most:
@@ -85,12 +132,12 @@ class _Alike:
         return flat[self.first : self.first + self.shape[0]]
 
 
-class Together:
-    """Weights that are updated together. A vector counts as a matrix of one row that has a statistic for each number.
+class Together(ABC):
+    """Weights that are updated together. A vector counts as a matrix of one row.
 
     Args:
         names, weights: of one group of `pieces`. state: the optimizer's, by name.
-    Memory: two fp32 copies of the weights, and the random words of rounding, while it runs; for good, 8 bytes a row and column.
+    Memory: two fp32 copies of the weights or a few more, by the rule, and the random words of rounding, while it runs.
     """
 
     def __init__(self, names: Sequence[str], weights: Sequence[Tensor], state: dict[str, Tensor]) -> None:
@@ -98,36 +145,42 @@ class Together:
         shapes = [(w.shape[0], w.shape[1]) if w.dim() == 2 else (1, w.numel()) for w in weights]
         self.order = sorted(range(len(names)), key=lambda index: shapes[index])
         self.alike = _alike([shapes[index] for index in self.order])
-        self.keys = self._keys([names[index] for index in self.order], [shapes[index] for index in self.order])
-        self.flat: Tensor | None = None
+        self.layout = self.parts_of_state([(names[index], tuple(weights[index].shape)) for index in self.order])
         self.views: dict[str, Tensor] = {}
+        self.flat: list[Tensor] = []
         counts = np.array([math.prod(shapes[index]) for index in self.order], np.float32)
         self.root_inverse = place(torch.from_numpy(counts**-0.5), self.device)
-        if self.dim == 2:
-            means = [np.full(a.shape[0] * a.shape[1], 1 / a.shape[2], np.float32) for a in self.alike]
-            means += [np.full(a.shape[0] * a.shape[2], 1 / a.shape[1], np.float32) for a in self.alike]
-            self.inverse = place(torch.from_numpy(np.concatenate(means)), self.device)
 
-    def _keys(self, names: Sequence[str], shapes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-        """Name and size of each state tensor, in their order."""
-        if self.dim == 1:
-            return [(f"{name}/square", m) for name, (_, m) in zip(names, shapes, strict=True)]
-        pairs = list(zip(names, shapes, strict=True))
-        return [*((f"{name}/rows", n) for name, (n, _) in pairs), *((f"{name}/columns", m) for name, (_, m) in pairs)]
+    @abstractmethod
+    def parts_of_state(self, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[State]:
+        """Which tensors of the state are one, in which order; of weights in the order of the group: name and shape."""
 
-    def statistics(self) -> Tensor:
-        """The state of all weights, of which the tensors by name are views."""
-        if self.flat is None or any(self.state.get(key) is not view for key, view in self.views.items()):
-            self.flat = torch.zeros(sum(size for _, size in self.keys), device=self.device)
-            self.views = dict(zip([k for k, _ in self.keys], self.flat.split([s for _, s in self.keys]), strict=True))
-            for key, view in self.views.items():
-                if key in self.state:  # from a checkpoint
-                    view.copy_(self.state[key])
-                self.state[key] = view
+    @abstractmethod
+    def change(self, wide: Tensor, grad: Tensor, steps: Sequence[Step]) -> Tensor:
+        """Apply gradients, laid end to end, to fp32 weights; returns what is not finite where a gradient was not.
+
+        Args:
+            steps: as each weight sees it.
+        """
+
+    def statistics(self) -> list[Tensor]:
+        """The state of all weights, of which the tensors by name are views: one for each part of the layout."""
+        if len(self.flat) != len(self.layout) or any(
+            self.state.get(key) is not view for key, view in self.views.items()
+        ):
+            self.flat = []
+            for dtype, entries in self.layout:
+                sizes = [math.prod(shape) for _, shape in entries]
+                self.flat.append(torch.zeros(sum(sizes), dtype=dtype, device=self.device))
+                for (key, shape), part in zip(entries, self.flat[-1].split(sizes), strict=True):
+                    view = part.view(shape)
+                    if key in self.state:  # from a checkpoint
+                        view.copy_(self.state[key])
+                    self.state[key] = self.views[key] = view
         return self.flat
 
     def update(self, weights: Sequence[nn.Parameter], steps: Sequence[Step], keys: Sequence[int]) -> Tensor:
-        """Apply the gradients; returns the rate of each weight, which is not finite where its gradient was not.
+        """Apply the gradients; returns the rate of each weight, or what else tells of a gradient that was not finite.
 
         Args:
             steps: as each weight sees it. keys: of each weight's rounding.
@@ -135,58 +188,46 @@ class Together:
         weights, steps = [weights[index] for index in self.order], [steps[index] for index in self.order]
         grad = torch.cat([weight.grad.reshape(-1) for weight in weights if weight.grad is not None])
         wide = torch.cat([weight.detach().view(-1) for weight in weights]).float()
-        scale = self._each([step.learning_rate for step in steps])
-        rate = self._sizes(wide).clamp_(min=EPSILON_SCALE)
-        update, factor = self._unclipped(grad, steps[0].number)
+        told = self.change(wide, grad, steps)
         del grad
-        clip = self._sizes(update).mul_(factor).clamp_(min=CLIP).div_(CLIP)
-        rate = rate.mul_(factor).div_(clip).mul_(-scale)
-        self._decay_(wide, steps)
-        for a in self.alike:
-            a.numbers(wide).addcmul_(a.numbers(update), a.each(rate)[:, None, None])
-        del update
         self._write(weights, wide, [keys[index] for index in self.order])
-        return rate
+        return told
 
-    def _sizes(self, flat: Tensor) -> Tensor:
+    def scales(self, wide: Tensor, steps: Sequence[Step]) -> Tensor:
+        """The learning rate of each weight times its RMS."""
+        return self.sizes(wide).clamp_(min=EPSILON_SCALE).mul_(self.each([step.learning_rate for step in steps]))
+
+    def subtract_(self, wide: Tensor, update: Tensor, rate: Tensor) -> None:
+        """Take from each weight its update times its rate."""
+        for a in self.alike:
+            a.numbers(wide).addcmul_(a.numbers(update), a.each(rate)[:, None, None], value=-1.0)
+
+    def inverse_counts(self) -> Tensor:
+        """One through the columns for each row of each matrix, and one through its rows for each column."""
+        means = [np.full(a.shape[0] * a.shape[1], 1 / a.shape[2], np.float32) for a in self.alike]
+        means += [np.full(a.shape[0] * a.shape[2], 1 / a.shape[1], np.float32) for a in self.alike]
+        return place(torch.from_numpy(np.concatenate(means)), self.device)
+
+    def sizes(self, flat: Tensor) -> Tensor:
         """The root mean square of each matrix."""
         norms = torch.empty_like(self.root_inverse)
         for a in self.alike:
             torch.linalg.vector_norm(a.numbers(flat), dim=(1, 2), out=a.each(norms))
         return norms.mul_(self.root_inverse)
 
-    def _each(self, numbers: Sequence[float]) -> float | Tensor:
+    def each(self, numbers: Sequence[float]) -> float | Tensor:
         """One number for all weights, or one for each."""
         if len(set(numbers)) == 1:
             return numbers[0]
         return place(torch.from_numpy(np.array(numbers, np.float32)), self.device)
 
-    def _unclipped(self, grad: Tensor, number: int) -> tuple[Tensor, Tensor | float]:
-        """The update but for a factor, and the factor of each weight; moves the statistics."""
-        decay, state = 1.0 - number**-DECAY_EXPONENT, self.statistics()
-        if self.dim == 1:
-            state.lerp_(grad.float().square().add_(EPSILON_GRADIENT), 1.0 - decay)
-            return state.rsqrt().mul_(grad), 1.0
-        square = torch.empty_like(state)
-        for a in self.alike:
-            both = a.numbers(grad)
-            torch.linalg.vector_norm(both, dim=2, dtype=torch.float32, out=a.of_rows(square))
-            torch.linalg.vector_norm(both, dim=1, dtype=torch.float32, out=a.of_columns(square))
-        state.lerp_(square.square_().mul_(self.inverse).add_(EPSILON_GRADIENT), 1.0 - decay)
-        factors, update = state.rsqrt(), torch.empty(grad.numel(), device=self.device)
-        for a in self.alike:
-            part = torch.mul(a.numbers(grad), a.of_rows(factors).unsqueeze(2), out=a.numbers(update))
-            part.mul_(a.of_columns(factors).unsqueeze(1))
-        means = [a.of_rows(state).mean(1) for a in self.alike]
-        return update, (means[0] if len(means) == 1 else torch.cat(means)).sqrt_()
-
-    def _decay_(self, wide: Tensor, steps: Sequence[Step]) -> None:
+    def decay_(self, wide: Tensor, steps: Sequence[Step]) -> None:
         kept = [1.0 - step.learning_rate * step.weight_decay for step in steps]
         if set(kept) == {1.0}:
             return
         for a in self.alike:
             these = set(kept[a.first : a.first + a.shape[0]])
-            keep = self._each(kept[a.first : a.first + a.shape[0]])
+            keep = self.each(kept[a.first : a.first + a.shape[0]])
             a.numbers(wide).mul_(keep if len(these) == 1 else keep[:, None, None])  # type: ignore[index]
 
     def _write(self, weights: Sequence[nn.Parameter], wide: Tensor, keys: Sequence[int]) -> None:

@@ -68,6 +68,10 @@ class Reducer:
         self._pending: _Group | None = None
         self._started = 0  # groups of this walk
 
+    def begin(self) -> None:
+        """A step begins: no group has been handed over."""
+        self._pending, self._started = None, 0
+
     def ready(self, weights: Weights) -> None:
         """Start summing these gradients, and finish those before.
 
@@ -89,7 +93,6 @@ class Reducer:
         before, self._pending = self._pending, None
         if before is not None:
             self._complete(before)
-        self._started = 0
 
     def abandon(self, order: Sequence[Weights], zero_gradients: Callable[[Weights], None]) -> None:
         """Tell the others that this process cannot finish the walk, so that they stop instead of waiting for it.

@@ -21,8 +21,6 @@ from model.shapes import inner_width
 from optimizers import OPTIMIZERS
 
 ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
-# all of an update where the weights of a block are updated together: two fp32 copies, and a narrow one or words
-TOGETHER_BYTES = 12
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 
 
@@ -163,18 +161,20 @@ class StepPeaks:
         """The update of embedding and head after the walk; where gradients are held, all of them are there."""
         table = self.c.vocab_size * self.c.d_model
         wide = 4 * table if self.choice.compute == "float16" else 0  # its gradient in fp32, the fp16 one still there
-        update = self._update_bytes(min(update_elements(self.choice.scores), table)) + wide
+        # of held gradients more are updated together than a block has
+        most = self.learns["total"] if self.holds_all and self._updates_together else table
+        update = self._update_bytes(min(update_elements(self.choice.scores), most)) + wide
         return {"gradients": self._gradients(0), "one update": update}
 
     @property
     def _updates_together(self) -> bool:
         """Whether all matrices of a block are updated in a few kernels (`engine.optimizers.together`)."""
-        return self.choice.scores > 0 and self.work.optimizer == "adafactor" and self.work.rounding == "stochastic"
+        return self.choice.scores > 0 and self.work.rounding == "stochastic"
 
     def _update_bytes(self, elements: int) -> int:
-        if self._updates_together:
-            return elements * TOGETHER_BYTES
         facts = OPTIMIZERS[self.work.optimizer]
+        if self._updates_together:
+            return elements * facts.together_bytes
         if self.choice.kernels and self.work.rounding == "stochastic":
             compiled = facts.compiled_update_bytes
             return elements * (facts.update_bytes if compiled is None else compiled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,20 +110,22 @@ def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 
 
-def engine_of(model: T5) -> Engine:
+def engine_of(model: T5, max_grad_norm: float = 0.0) -> Engine:
     choice, checks = Choice(4, 1, 1, 99, 4, "float32", "float32", 1 << 20), StepChecks()
     walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0, check_loss=checks.loss)
-    return Engine(walk, Update(OPTIMIZERS["adafactor"](dict(model.named_parameters()))), CpuDevice(), choice, checks)
+    update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
+    return Engine(walk, update, CpuDevice(), choice, checks)
 
 
-def test_steps_have_the_losses_of_the_cpu() -> None:
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
+def test_steps_have_the_losses_of_the_cpu(max_grad_norm: float) -> None:
     draw = np.random.default_rng(0)
     rows = [Row(draw.integers(2, 61, 9 + index), draw.integers(2, 61, 5), index) for index in range(4)]
     batch = collate(rows, 0)
     losses = []
     for way in (ways.HOST, ways.CUDA):
         with ways.taking("cpu", way):
-            engine = engine_of(small_model())
+            engine = engine_of(small_model(), max_grad_norm)
             losses.append([engine.step(Step(number, 0.01), [batch], batch.num_labels).loss for number in range(1, 4)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0][2] < losses[0][0]
 
@@ -139,6 +142,29 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_next_step() -> None:
             checks.loss(torch.tensor(2.0))
         with pytest.raises(NotFinite):
             checks.loss(torch.tensor(float("nan")))
+
+
+@pytest.mark.parametrize("spoiled", ["loss", "gradient"])
+def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    batch = collate([Row(draw.integers(2, 61, 9), draw.integers(2, 61, 5), 0)], 0)
+    with ways.taking("cpu", ways.CUDA):
+        engine = engine_of(small_model(), 1.0)
+        before, plain = (
+            [w.detach().clone() for w in engine.model.parameters()],
+            engine.walk.objective.loss_and_gradients,
+        )
+
+        def broken(*facts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, grad = plain(*facts)
+            return (loss * float("nan"), grad) if spoiled == "loss" else (loss, grad * float("nan"))
+
+        monkeypatch.setattr(engine.walk.objective, "loss_and_gradients", broken)
+        outcome = engine.step(Step(1, 0.01), [batch], batch.num_labels)
+        assert not (outcome.is_finite or outcome.is_changed or outcome.is_out_of_memory)
+        assert all(w.grad is None and torch.equal(w, b) for w, b in zip(engine.model.parameters(), before, strict=True))
+        monkeypatch.setattr(engine.walk.objective, "loss_and_gradients", plain)
+        assert engine.step(Step(1, 0.01), [batch], batch.num_labels).is_done
 
 
 def test_a_step_after_lost_weights_is_not_run_again() -> None:

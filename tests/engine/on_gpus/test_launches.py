@@ -11,6 +11,7 @@ from benchmarks.checks.launches import works
 from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
 from benchmarks.traced.tracing import Tracer
 from config import T5ModelConfig
+from optimizers import OPTIMIZERS
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
 WIDE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=3, num_decoder_layers=3, num_heads=8)
@@ -39,6 +40,20 @@ def test_twice_the_rows_start_as_many_kernels(
 def test_several_processes_wait_as_often_as_one(is_sharded: bool) -> None:
     found = trace(step("cuda", RAGGED, processes=2, is_sharded=is_sharded))
     assert found.waits.total() == 1 and found.kernels["c10d::allreduce_"] > 0
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_updates_are_made_together_and_nobody_waits_for_them(optimizer: str, max_grad_norm: float) -> None:
+    """Four blocks of some ten matrices each, embedding and vectors."""
+    wide = replace(SHAPE, d_model=128, d_kv=32)  # whole blocks of the 8-bit state
+    plain, found = (
+        trace(TracedWork(wide, "cuda", RAGGED, chunk_bytes=CHUNK, optimizer=name, max_grad_norm=norm))
+        for name, norm in (("adafactor", 0.0), (optimizer, max_grad_norm))
+    )
+    assert found.waits.total() == 1
+    assert found.launches < plain.launches + (400 if max_grad_norm == 0 else 0)
+    assert bool(found.kernels["_foreach_mul_"]) == (max_grad_norm > 0)
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
