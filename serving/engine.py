@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from devices.base import Device
 from memory.cleanup import Cleaner
 from memory.cost.generation import Capacity
 from memory.observe.monitor import Monitor
@@ -48,6 +49,7 @@ class Engine:
     Args:
         batch: of the model. eos: the end token; start: the token that answers start with.
         capacity: what may be written at once. max_queue: answers that may wait.
+        device: that the model is on.
         hand_over: called behind each step in the engine's thread, so that what answers were told travels together.
     """
 
@@ -59,6 +61,7 @@ class Engine:
         capacity: Capacity,
         max_queue: int,
         monitor: Monitor,
+        device: Device,
         hand_over: Callable[[], None] = lambda: None,
     ) -> None:
         self.capacity, self.max_queue, self.monitor = capacity, max_queue, monitor
@@ -68,7 +71,7 @@ class Engine:
         self._running: list[Answer] = []
         self._changed = threading.Condition()
         self._is_closed = False
-        self._cleaner, self._rest_until = Cleaner(monitor.device), 0.0
+        self._device, self._cleaner, self._rest_until = device, Cleaner(device), 0.0
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -210,9 +213,9 @@ class Engine:
         try:
             return compute()
         except Exception as error:
-            if not self.monitor.device.is_out_of_memory(error):
+            if not self._device.is_out_of_memory(error):
                 raise
-            free_failed(error, self.monitor.device)
+            free_failed(error, self._device)
         return compute()
 
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:

@@ -138,4 +138,4 @@ def main(system: str, name: str, where: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))  # type: ignore[call-arg]
+    main(*sys.argv[1:4], int(sys.argv[4]))  # type: ignore[arg-type,call-arg]

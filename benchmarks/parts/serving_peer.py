@@ -33,7 +33,13 @@ class OneByOne(Engine):
         from transformers import AutoModelForSeq2SeqLM
 
         super().__init__(
-            like._batch, like._eos, like._start, Capacity(1, 0, {}), like.max_queue, Monitor(1, like.monitor.device)
+            like._batch,
+            like._eos,
+            like._start,
+            Capacity(1, 0, {}),
+            like.max_queue,
+            Monitor(1, like._device),
+            like._device,
         )
         self._peer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         self._hand_over, self._asked = like._hand_over, queue.SimpleQueue[Answer | None]()

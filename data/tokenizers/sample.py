@@ -90,7 +90,8 @@ class _Spool:
 
     def __init__(self, folder: str | Path | None, top: int = KEYS) -> None:
         self.folder, self.top, self.bytes = folder, top, 0
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115  closed by `close`
+        place = None if folder is None else str(folder)
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=place)  # noqa: SIM115  closed by `close`
 
     def add(self, key: int, data: bytes) -> None:
         """Put one row behind the others."""

@@ -139,8 +139,8 @@ class AdamW8bitTogether(AdamWRMSTogether):
     """The same with moments of one byte each, of matrices whose rows are whole blocks."""
 
     def parts_of_state(self, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[State]:
-        codes = [(d, [(f"{name}/{k}", shape) for name, shape in weights]) for k, d in CODES.items()]
-        scales = [
+        codes: list[State] = [(d, [(f"{name}/{k}", shape) for name, shape in weights]) for k, d in CODES.items()]
+        scales: list[State] = [
             (torch.float32, [(f"{name}/{k}_scale", (n, m // STATE_BLOCK)) for name, (n, m) in weights]) for k in CODES
         ]
         return [*codes, *scales]
