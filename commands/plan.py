@@ -19,7 +19,7 @@ from data.cache import only_if_made
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows as SeenRows
 from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
-from data.prepare.task import decide
+from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
 from training.start.base import planned_start
-from training.start.resolving import RunSpec, resolve
+from training.start.resolving import Rows, RunSpec, resolve
 from units import format_size
 
 MODES = ("standard", "low", "ultra")
@@ -103,21 +103,43 @@ def _found(config: Config) -> _Found:
     target, budget = config.plan.target, config.memory.memory_budget
     here, threads = weights_folder(config), config.run.num_threads
     machine = this_machine(budget, threads, here) if target == AUTO else target_machine(target, budget)
-    spec = _counted(resolve(config, machine))
+    try:
+        spec = _counted(resolve(config, machine))
+    except DoesNotFit as error:
+        raise DoesNotFit(*error.problems, *_longest_assumed(Rows.known(config, machine), config)) from None
     modes = {mode: _in_mode(spec, mode) for mode in MODES}
     changes = planned_changes(config, spec.plan, partial(_plan_of, spec), MOST_CHANGES)
     return _Found(spec, modes, other_ways(spec.work, machine, spec.plan.choice), changes)
 
 
+def _longest_assumed(rows: Rows, config: Config) -> list[str]:
+    """That rows may be shorter than the plan takes them to be, where nobody has looked at them yet."""
+    if rows.lengths is not None or config.data.train_file is None or kind_of(rows.objective) == STREAM:
+        return []
+    return [
+        say(
+            "rows are taken to be as long as --max_seq_len={source} and --max_target_len={target} allow, as they are not prepared "
+            "yet; shorter ones take less: after `prepare` with the same flags, the plan is that of your rows",
+            source=config.data.max_seq_len, target=config.data.max_target_len,
+        )
+    ]  # fmt: skip
+
+
 def _counted(spec: RunSpec) -> RunSpec:
     """The run with about as many rows as its files hold, where nothing is prepared and no steps are named."""
+    assumed = (*spec.plan.reasons, *_longest_assumed(spec.rows, spec.asked))
+    spec = replace(spec, plan=replace(spec.plan, reasons=assumed))
     count = _about_rows(spec.asked) if spec.steps is None else 0
     if not count:
         return spec
     counted_spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count))
     told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
     steps = counted(counted_spec.counted.max_steps, "step")
-    reasons = (*counted_spec.plan.reasons, say(told, rows=counted(count, "row"), steps=steps))
+    reasons = (
+        *counted_spec.plan.reasons,
+        *_longest_assumed(spec.rows, spec.asked),
+        say(told, rows=counted(count, "row"), steps=steps),
+    )
     return replace(counted_spec, plan=replace(counted_spec.plan, reasons=reasons))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from config import Config, UserError
 from data.durable import writing
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO
 from training.report.progress import Progress
@@ -49,7 +50,16 @@ def tokenizer(config: Config) -> None:
             say("ids"),
             say("{count}, {sentinels} of them sentinels", count=f"{trained.size:,}", sentinels=trained.num_sentinels),
         ),
+        *_fewer(trained, config),
         *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
         (say("next"), f"python train_low_mem.py train{source} --tokenizer_dir={folder}"),
     ]
     Progress(1).table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)
+
+
+def _fewer(trained: Tokenizer, config: Config) -> list[tuple[str, str]]:
+    """That the text has taught fewer ids than were asked for."""
+    asked = config.model.vocab_size
+    if trained.size >= asked or config.tokenizer.tokenizer_type == "byte":
+        return []
+    return [(say("asked for"), say("{count}; the text has no more to teach", count=f"{asked:,}"))]

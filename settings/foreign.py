@@ -35,6 +35,7 @@ BY_NAME: dict[str, Answer] = {
     "per_device_train_batch_size": "batch_size_per_gpu", "train_batch_size": "batch_size_per_gpu",
     "batch_size": "effective_batch_size", "global_batch_size": "effective_batch_size", "micro_batch_size": "batch_size_per_gpu",
     "per_device_eval_batch_size": "eval_batch_size_per_gpu", "eval_batch_size": "eval_batch_size_per_gpu",
+    "gradient_clip": "max_grad_norm", "gradient_clip_val": "max_grad_norm", "clip_grad_norm": "max_grad_norm", "grad_clip": "max_grad_norm",
     "gradient_accumulation": "gradient_accumulation_steps",
     "bf16": _if_true("--mixed_precision=bf16", "write --mixed_precision=no"),
     "fp16": _if_true("--mixed_precision=fp16 (or bf16, which needs no scaling)", "write --mixed_precision=no"),

@@ -51,9 +51,14 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
         except UnicodeDecodeError as error:
             bad_rows.add(source.path, place, not_utf8(error))
         except (ValueError, RecursionError) as error:
-            bad_rows.add(source.path, place, say("is not JSON ({error})", error=error))
+            bad_rows.add(source.path, place, say("is not JSON ({error})", error=_where(error)))
         else:
             yield place, value
+
+
+def _where(error: Exception) -> str:
+    """What Python says, without its count of lines inside the one line."""
+    return f"{error.msg}, at its character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _array(source: Source) -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from units import MIB, format_size
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "reference", "load", "evaluation", "train", "save")  # shown at the end
+WHOLE_LETTERS = 200  # of a prompt that is shown whole
 PROMPT_LETTERS = 60  # of the example prompt in the next command
 
 
@@ -151,6 +152,8 @@ def _example(prompt: str) -> str:
     words = " ".join(prompt.replace("'", " ").split())
     middle = words.find("<extra_id_0>")
     start = words.rfind(" ", 0, max(0, middle - PROMPT_LETTERS // 2)) + 1 if middle > 0 else 0
+    if middle < 0 and len(words) <= WHOLE_LETTERS:
+        return words  # a question that breaks off asks another thing
     piece = words[start : start + PROMPT_LETTERS + 12]
     return piece if len(piece) < PROMPT_LETTERS else piece.rpartition(" ")[0] or piece
 
