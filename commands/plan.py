@@ -127,20 +127,13 @@ def _longest_assumed(rows: Rows, config: Config) -> list[str]:
 
 def _counted(spec: RunSpec) -> RunSpec:
     """The run with about as many rows as its files hold, where nothing is prepared and no steps are named."""
-    assumed = (*spec.plan.reasons, *_longest_assumed(spec.rows, spec.asked))
-    spec = replace(spec, plan=replace(spec.plan, reasons=assumed))
-    count = _about_rows(spec.asked) if spec.steps is None else 0
-    if not count:
-        return spec
-    counted_spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count))
-    told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
-    steps = counted(counted_spec.counted.max_steps, "step")
-    reasons = (
-        *counted_spec.plan.reasons,
-        *_longest_assumed(spec.rows, spec.asked),
-        say(told, rows=counted(count, "row"), steps=steps),
-    )
-    return replace(counted_spec, plan=replace(counted_spec.plan, reasons=reasons))
+    remarks = _longest_assumed(spec.rows, spec.asked)
+    if count := _about_rows(spec.asked) if spec.steps is None else 0:
+        spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count))
+        told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
+        steps = counted(spec.counted.max_steps, "step")
+        remarks.append(say(told, rows=counted(count, "row"), steps=steps))
+    return replace(spec, plan=replace(spec.plan, reasons=(*spec.plan.reasons, *remarks)))
 
 
 def _plan_of(spec: RunSpec, config: Config) -> Plan:

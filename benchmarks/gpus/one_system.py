@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpus.works import PEERS, flops_of, in_mode, works
+from benchmarks.parts.one_system import peer_shape
 from benchmarks.traced.traced_step import TracedWork, batches_of, engine_of, planned_bytes
 from devices.base import Device, name_of, place
 from devices.choose import pick
@@ -51,19 +52,8 @@ def peer(system: str, work: TracedWork, device: Device) -> Callable[[int], float
     from transformers import T5Config, T5ForConditionalGeneration
 
     where, is_bf16 = device.torch_device, compute_dtype(work) == torch.bfloat16
-    names = (
-        "vocab_size",
-        "d_model",
-        "d_kv",
-        "d_ff",
-        "num_layers",
-        "num_decoder_layers",
-        "num_heads",
-        "feed_forward_proj",
-    )
-    shape: dict[str, Any] = {name: getattr(work.model, name) for name in (*names, "tie_word_embeddings")}
     config = T5Config(
-        **shape, dropout_rate=work.dropout, use_cache=False, decoder_start_token_id=0,
+        **peer_shape(work.model), dropout_rate=work.dropout, use_cache=False, decoder_start_token_id=0,
         attn_implementation="eager" if system == "eager" else "sdpa",
     )  # fmt: skip
     torch.manual_seed(0)

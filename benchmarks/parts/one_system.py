@@ -84,26 +84,20 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     return step
 
 
+def peer_shape(config: T5ModelConfig) -> dict[str, Any]:
+    """The model's shape, as the configuration of Hugging Face T5 takes it."""
+    fields = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads")
+    return {name: getattr(config, name) for name in (*fields, "feed_forward_proj", "tie_word_embeddings")}
+
+
 def peer(is_tuned: bool, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
     """The step of Hugging Face T5."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     is_bf16 = is_tuned and compute_dtype() == torch.bfloat16
-    fields = (
-        "vocab_size",
-        "d_model",
-        "d_kv",
-        "d_ff",
-        "num_layers",
-        "num_decoder_layers",
-        "num_heads",
-        "feed_forward_proj",
-    )
-    shape: dict[str, Any] = {name: getattr(config, name) for name in fields}
     model = T5ForConditionalGeneration(
         T5Config(
-            **shape,
-            tie_word_embeddings=config.tie_word_embeddings,
+            **peer_shape(config),
             dropout_rate=0.0 if is_tuned else 0.1,
             use_cache=False,
             decoder_start_token_id=0,
