@@ -224,7 +224,7 @@ def test_for_evaluation_the_whole_validation_file_is_prepared(configure: Any, te
 
 
 def test_a_missing_column_names_those_that_exist(configure: Any, text_file: Path) -> None:
-    with pytest.raises(UserError, match="column prompt is missing; columns: text"):
+    with pytest.raises(UserError, match="columns prompt, response are missing; columns: text"):
         prepare(configure(train_file=text_file, is_finetune=True))
 
 
