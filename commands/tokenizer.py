@@ -33,7 +33,13 @@ def tokenizer(config: Config) -> None:
     if task.shards is not None:
         raise UserError(f"--train_file = {task.shards}, holds token shards, no text; name the text they were made from")
     show = Progress(1)
-    show.note(say("training a {kind} tokenizer, to be written to {folder}", kind=config.tokenizer.tokenizer_type, folder=folder))
+    show.note(
+        say(
+            "training a {kind} tokenizer, to be written to {folder}",
+            kind=config.tokenizer.tokenizer_type,
+            folder=folder,
+        )
+    )
     trained = train_task_tokenizer(config, task)
     partial = folder.with_name(f".tmp-{folder.name}")
     try:

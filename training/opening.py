@@ -207,7 +207,13 @@ def narrowed(begin: Start, spec: RunSpec) -> list[str]:
     """That all weights of a checkpoint in float32 will be kept in half of that, where nobody has asked for it."""
     config = begin.config
     is_asked = config.memory.mixed_precision != AUTO or config.memory.memory_mode == "ultra"
-    if begin.base is None or begin.is_resumed or is_asked or config.lora.lora_rank or spec.plan.choice.storage == "float32":
+    if (
+        begin.base is None
+        or begin.is_resumed
+        or is_asked
+        or config.lora.lora_rank
+        or spec.plan.choice.storage == "float32"
+    ):
         return []
     stored, weights = TensorHeaders(home_of(begin.base, config)).file_bytes, weight_counts(config.model)["total"]
     if stored < WIDE_BYTES * weights:

@@ -80,7 +80,12 @@ def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
     records = [event for event in pretrained.place.events("whole") if event["event"] == "memory"]
     assert len(lines) == len(records) >= 3
     told = log.read_text("utf8")
-    for line in ("activation checkpointing: 0 of 3 blocks recomputed", "predicted peak: ", "peak memory: planned ", "ended: all done"):
+    for line in (
+        "activation checkpointing: 0 of 3 blocks recomputed",
+        "predicted peak: ",
+        "peak memory: planned ",
+        "ended: all done",
+    ):
         assert f"| {line}" in told, "who looks a day later has the log alone"
 
 

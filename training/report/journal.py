@@ -287,5 +287,7 @@ def _ending_words(error: BaseException | None) -> list[str]:
     if isinstance(error, UserError):
         return [f"ended: {line}" for problem in error.problems for line in english(problem).splitlines()]
     if isinstance(error, KeyboardInterrupt):
-        return [f"ended: {line.strip()}" for line in (english(error.args[0]) if error.args else "interrupted").splitlines()]
+        return [
+            f"ended: {line.strip()}" for line in (english(error.args[0]) if error.args else "interrupted").splitlines()
+        ]
     return []

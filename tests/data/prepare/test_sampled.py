@@ -39,7 +39,7 @@ def test_the_sample_is_like_all_rows(configure: Configure, file: Path) -> None:
 
 
 def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure, tmp_path: Path) -> None:
-    words = "the quick brown fox jumps over a lazy dog while seven wizards watch from their tower".split()
+    words = ["quick", "brown", "foxes", "jump", "over", "lazy", "dogs", "while", "seven", "wizards", "watch"]
     draw = np.random.default_rng(1)
     rows = [{"prompt": " ".join(draw.choice(words, 12)), "response": str(draw.choice(words))} for _ in range(600)]
     path = tmp_path / "words.jsonl"

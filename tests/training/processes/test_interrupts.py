@@ -103,7 +103,9 @@ def test_a_terminal_that_is_closed(tmp_path: Path, before: str, context: str, to
     """It asks as Ctrl-C does, and nothing is written to it any more; with nohup it asks for nothing."""
     terminal, inside = os.openpty()
     code = CLOSED.format(before=before, context=context)
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "told")], cwd=ROOT, stdout=inside, stderr=inside)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "told")], cwd=ROOT, stdout=inside, stderr=inside
+    )
     os.close(inside)
     assert child.wait(60) == 0
     assert (tmp_path / "told").read_text() == told

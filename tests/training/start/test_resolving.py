@@ -58,7 +58,9 @@ def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
     run = resolve(config, MACHINE, Rows.ahead(config, MACHINE, made, train, validation))
     planned = resolve(config, MACHINE)
     assert (planned.plan, planned.steps) == (run.plan, run.steps)
-    assert planned.rows.sample is None and planned.rows.count == train.num_rows and planned.plan.seconds_total is not None
+    assert (
+        planned.rows.sample is None and planned.rows.count == train.num_rows and planned.plan.seconds_total is not None
+    )
 
 
 def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
