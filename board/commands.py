@@ -53,8 +53,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
     progress = f"{run['step']:,}" + (f" / {run['max_steps']:,}" if run["max_steps"] else "")
     memory = " / ".join("-" if size is None else format_size(size) for size in (run["peak_bytes"], run["budget_bytes"]))
     losses = ("-" if run[name] is None else f"{run[name]:.3f}" for name in ("loss", "eval_loss"))
-    left = run["seconds_left"]
-    ends = "" if left is None else _moment(time.time() + left)
+    ends = "" if run["ends"] is None else _moment(run["ends"])
     return (
         run["name"], say(run["state"]), progress, *losses, memory, format_size(run["bytes"]), _moment(run["started"]), ends,
     )  # fmt: skip
