@@ -167,7 +167,7 @@ def open_run(
             "processes; raise it"
         )
     mirror = _mirror(begin.config, accelerator.is_main_process)
-    begin.notes += narrowed(begin, spec)
+    begin.notes += [*continues(begin, spec), *narrowed(begin, spec)]
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
@@ -201,6 +201,21 @@ def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
             f"--output_dir = {begin.config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
             "name a folder that all see, or a --checkpoint_mirror"
         )
+
+
+def continues(begin: Start, spec: RunSpec) -> list[str]:
+    """Where a run that is resumed goes on."""
+    if not begin.is_resumed:
+        return []
+    total = counted(spec.counted.max_steps, "step")
+    return [
+        say(
+            "{run} continues after step {step} of {total}",
+            run=begin.config.run.run_name,
+            step=f"{begin.state.step:,}",
+            total=total,
+        )
+    ]
 
 
 def narrowed(begin: Start, spec: RunSpec) -> list[str]:

@@ -116,7 +116,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(pretrained: World, tmp_path: Pat
         (log,) = place.logs.glob("chat_trainer_low_mem_*_cut.log")
         assert f"| ended: stopped after step {reached}, saved in" in log.read_text("utf8")
     assert not (place.runs / "cut" / "config.json").exists(), "the run was not stopped in its middle"
-    place.do("train", "--is_keep_training=True")  # the run knows its own settings
+    resumed = place.do("train", "--is_keep_training=True").stdout  # the run knows its own settings
+    assert ("cut continues after step" in resumed) is (step > 2), "from a checkpoint"
     assert place.losses("cut") == pretrained.place.losses("whole"), "bit for bit"
     evaluations = [
         [event["loss"] for event in its.events(name) if event["event"] == "eval" and event["step"]]
