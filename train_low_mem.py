@@ -42,7 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 must not end a run at the first Chinese letter
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     speak(_typed(arguments, "language", AUTO))  # until all settings are read, which may come from a file
-    with guard():
+    from training.processes.interrupts import ends_like_ctrl_c  # light
+
+    with guard(), ends_like_ctrl_c():
         return _answered(list(arguments))
 
 

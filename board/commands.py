@@ -16,7 +16,8 @@ from language import say
 from screen import visible
 from units import format_size
 
-HEAD = ("run", "state", "progress", "loss", "peak / budget", "on disk", "started")  # said in the user's language
+# said in the user's language
+HEAD = ("run", "state", "progress", "loss", "evaluation loss", "peak / budget", "on disk", "started", "ends about")
 
 
 def places_of(config: Config) -> Places:
@@ -51,9 +52,15 @@ def runs(config: Config) -> None:
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     progress = f"{run['step']:,}" + (f" / {run['max_steps']:,}" if run["max_steps"] else "")
     memory = " / ".join("-" if size is None else format_size(size) for size in (run["peak_bytes"], run["budget_bytes"]))
-    loss = "-" if run["loss"] is None else f"{run['loss']:.3f}"
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"]))
-    return run["name"], say(run["state"]), progress, loss, memory, format_size(run["bytes"]), started
+    losses = ("-" if run[name] is None else f"{run[name]:.3f}" for name in ("loss", "eval_loss"))
+    ends = "" if run["ends"] is None else _moment(run["ends"])
+    return (
+        run["name"], say(run["state"]), progress, *losses, memory, format_size(run["bytes"]), _moment(run["started"]), ends,
+    )  # fmt: skip
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -69,6 +69,7 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     most = beat.get("max_steps") or settings.get("max_steps")
     most = int(most) if isinstance(most, (int, float)) else None
     losses = [event["loss"] for event in steps if isinstance(event.get("loss"), (int, float))]
+    left = _seconds_left(steps, most) if state == "running" else None
     return {
         "name": name, "state": state, "reason": reason,
         "kind": record.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain"),
@@ -84,7 +85,7 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
         "peak_bytes": end.get("measured_peak_bytes") or beat.get("peak_bytes") or (by_kind.get("memory") or {}).get("peak_bytes"),
         "budget_bytes": end.get("budget_bytes") or plan.get("budget_bytes") or beat.get("budget_bytes"),
         "planned_peak_bytes": plan.get("peak_bytes") or launch.get("planned_peak_bytes"),
-        "seconds_left": _seconds_left(steps, most) if state == "running" else None,
+        "seconds_left": left, "ends": None if left is None else now + left,
         "has_checkpoint": (places.output_dir / name / "checkpoints").is_dir(),
     }  # fmt: skip
 

@@ -106,14 +106,21 @@ def _found(config: Config) -> _Found:
     try:
         spec = _counted(resolve(config, machine))
     except DoesNotFit as error:
-        raise DoesNotFit(*error.problems, *_longest_assumed(Rows.known(config, machine), config)) from None
+        raise DoesNotFit(*error.problems, *_assumed(Rows.known(config, machine), config)) from None
     modes = {mode: _in_mode(spec, mode) for mode in MODES}
     changes = planned_changes(config, spec.plan, partial(_plan_of, spec), MOST_CHANGES)
     return _Found(spec, modes, other_ways(spec.work, machine, spec.plan.choice), changes)
 
 
-def _longest_assumed(rows: Rows, config: Config) -> list[str]:
-    """That rows may be shorter than the plan takes them to be, where nobody has looked at them yet."""
+def _assumed(rows: Rows, config: Config) -> list[str]:
+    """What lengths a plan rests on, where nobody has prepared the rows yet."""
+    if rows.sample is not None:
+        return [
+            say(
+                "lengths are those of {sample}, with a margin; `train` plans again from all prepared rows before step 1",
+                sample=rows.sample.describe(),
+            )
+        ]
     if rows.lengths is not None or config.data.train_file is None or kind_of(rows.objective) == STREAM:
         return []
     return [
@@ -125,12 +132,32 @@ def _longest_assumed(rows: Rows, config: Config) -> list[str]:
     ]  # fmt: skip
 
 
+def _at_most(spec: RunSpec) -> list[str]:
+    """What rows would take that are all as long as the settings allow, where the plan rests on a sample."""
+    if spec.rows.sample is None:
+        return []
+    try:
+        peak = resolve(spec.asked, spec.machine, Rows.as_set(spec.asked)).plan.peak_bytes
+    except DoesNotFit:
+        return [
+            say(
+                "it fits by these lengths; were all rows as long as --max_seq_len and --max_target_len allow, nothing would, and "
+                "`train` would say so"
+            )
+        ]
+    longest = "{peak}, were all rows as long as --max_seq_len and --max_target_len allow"
+    return [say(longest, peak=format_size(peak))]
+
+
 def _counted(spec: RunSpec) -> RunSpec:
     """The run with about as many rows as its files hold, where nothing is prepared and no steps are named."""
-    remarks = _longest_assumed(spec.rows, spec.asked)
-    if count := _about_rows(spec.asked) if spec.steps is None else 0:
+    remarks = [*_assumed(spec.rows, spec.asked), *_at_most(spec)]
+    told = "time: for about {rows} ({steps}) as long as those of the sample; exact once they are prepared"
+    count = 0 if spec.rows.sample is None or spec.asked.train.max_steps != AUTO else spec.rows.sample.about_rows
+    if spec.steps is None and (count := _about_rows(spec.asked)):
         spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count))
         told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
+    if count:
         steps = counted(spec.counted.max_steps, "step")
         remarks.append(say(told, rows=counted(count, "row"), steps=steps))
     return replace(spec, plan=replace(spec.plan, reasons=(*spec.plan.reasons, *remarks)))
@@ -142,6 +169,8 @@ def _plan_of(spec: RunSpec, config: Config) -> Plan:
     machine = spec.machine
     if asked != AUTO:
         machine = replace(machine, budget_bytes=min(machine.budget_bytes, int(asked)))
+    if spec.rows.sample is not None:
+        return resolve(config, machine, Rows.of_sample(config, machine, spec.rows.sample)).plan
     is_known = spec.rows.lengths is not None and config.data == spec.asked.data
     if is_known and config.train.effective_batch_size == spec.asked.train.effective_batch_size:
         return resolve(config, machine, spec.rows).plan

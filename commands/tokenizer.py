@@ -32,6 +32,14 @@ def tokenizer(config: Config) -> None:
     task = decide(config)
     if task.shards is not None:
         raise UserError(f"--train_file = {task.shards}, holds token shards, no text; name the text they were made from")
+    show = Progress(1)
+    show.note(
+        say(
+            "training a {kind} tokenizer, to be written to {folder}",
+            kind=config.tokenizer.tokenizer_type,
+            folder=folder,
+        )
+    )
     trained = train_task_tokenizer(config, task)
     partial = folder.with_name(f".tmp-{folder.name}")
     try:
@@ -54,7 +62,7 @@ def tokenizer(config: Config) -> None:
         *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
         (say("next"), f"python train_low_mem.py train{source} --tokenizer_dir={folder}"),
     ]
-    Progress(1).table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)
+    show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)
 
 
 def _fewer(trained: Tokenizer, config: Config) -> list[tuple[str, str]]:

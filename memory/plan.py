@@ -247,7 +247,7 @@ def plan(
     return replace(
         best,
         reasons=(
-            *size_reasons(best.choice, machine),
+            *size_reasons(config, best.choice, machine),
             *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
             *_fp16_reasons(config, machine, best.choice),

@@ -36,7 +36,9 @@ START = f"""import sys
 sys.path.insert(0, {ROOT!r})
 from devices.environment import prepare_environment
 prepare_environment()  # before torch is imported
+from devices.lifeline import end_with
 from memory.probe import limit_processor_time
+end_with(int(sys.argv[2]))
 limit_processor_time(int(sys.argv[1]))
 from training.budget.probing import serve
 serve()"""
@@ -236,8 +238,8 @@ def _run(request: ProbeRequest, time_limit: float) -> ProbeResult:
     too_long = f"took longer than {time_limit:.0f} s of processor time"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", START, str(allowed)], input=pickle.dumps(request), capture_output=True, check=False,
-            timeout=time_limit * (WAITING_FACTOR if hasattr(signal, "SIGXCPU") else 1), env=_alone(os.environ),
+            [sys.executable, "-c", START, str(allowed), str(os.getpid())], input=pickle.dumps(request), capture_output=True,
+            check=False, timeout=time_limit * (WAITING_FACTOR if hasattr(signal, "SIGXCPU") else 1), env=_alone(os.environ),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return ProbeResult(seconds=time.perf_counter() - began, failed=too_long)

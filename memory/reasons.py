@@ -10,18 +10,20 @@ from memory.cost.precision import Precision
 from memory.cost.prediction import Choice, Machine
 from memory.cost.work import FILE
 from memory.first_guess import table_guess
+from settings.fields import AUTO, counted
 
 
-def size_reasons(choice: Choice, machine: Machine) -> tuple[str, ...]:
-    """How many rows pass at once, and what the older table would have said."""
-    batch_size, _, accumulation = table_guess(machine.available_bytes)
+def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[str]:
+    """How many rows a step has, where nobody has said it, and how many pass at once."""
+    train, (batch_size, _, accumulation) = config.train, table_guess(machine.available_bytes)
+    if {train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps} == {AUTO}:
+        told = "{rows} a step by the memory that is free; name your own with --effective_batch_size, the plan never changes it"
+        yield say(told, rows=counted(batch_size * accumulation, "row"))
     sizes = {"micro": choice.batch_size_per_gpu, "times": choice.gradient_accumulation_steps}
     if choice.accumulation_passes == 1:
-        planned = say("planned: {micro} x {times}, through each block together", **sizes)
+        yield say("planned: {micro} x {times}, through each block together", **sizes)
     else:
-        planned = say("planned: {micro} x {times}, one after the other, gradients held", **sizes)
-    guess = "first guess by available memory: micro-batch {micro} x {times}"
-    return say(guess, micro=batch_size, times=accumulation), planned
+        yield say("planned: {micro} x {times}, one after the other, gradients held", **sizes)
 
 
 def home_reasons(choice: Choice, total: int) -> Iterator[str]:

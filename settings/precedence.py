@@ -83,6 +83,9 @@ def fill(
                 known = {*taken[command], "config", "preset", "model_preset"}
                 foreign = answer(name, value, known)
                 near = say("; {advice}", advice=foreign) if foreign else nearest_name(name, sorted(known))
+                longer = sorted(flag for flag in known if "_" in name and flag.startswith(f"{name}_"))
+                if others and longer:  # which is meant, whatever other commands call by the shorter name
+                    near, others = say("; did you mean --{near}?", near=longer[0]), []
                 there = say(" of {command}, but of {others}", command=command, others=", ".join(others))
                 told = "--{name}: no such flag{hint}" if origin == "flag" else "--{name}: no such setting{hint}"
                 problems.append(say(told, name=name, hint=there if others else near))

@@ -73,6 +73,10 @@ TRAPS = {
         ["train", "--model=folder"],
         ["no such flag of train, but of doctor, evaluate"],
     ),
+    "beginning of a flag that another command has": (
+        ["train", "--early_stopping=3"],
+        ["--early_stopping: no such flag; did you mean --early_stopping_evals?"],
+    ),
     "everything at once": (
         ["train", "extra", "--sed=1", "--max_steps=x", "--seed", "--d_ff=0"],
         ["train: 5 problems", "extra", "--sed:", "--max_steps = x", "--seed, needs", "--d_ff = 0"],

@@ -21,6 +21,8 @@ from memory.cost.disk import bytes_below, disk_need, too_full
 from memory.observe.budget import Budget, measure_budget, with_device
 from memory.observe.monitor import Monitor
 from memory.plan import Plan
+from model.formats.headers import TensorHeaders
+from model.shapes import weight_counts
 from settings.fields import AUTO, UserError, counted
 from training.ahead import Ahead, kind_of, refuse, settle
 from training.budget.planning import look_ahead, resolve_here
@@ -36,10 +38,14 @@ from training.checkpoints.runs import (
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.launch import local_processes
 from training.report.progress import Progress
+from training.start.adapted import home_of
 from training.start.beginning import Begun
 from training.start.resolving import RunSpec
 from training.start.schedules import Steps
 from training.start.startup import Start, lasting_settings, start
+from units import format_size
+
+WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat16 or float16
 
 
 @dataclass
@@ -162,6 +168,7 @@ def open_run(
             "processes; raise it"
         )
     mirror = _mirror(begin.config, accelerator.is_main_process)
+    begin.notes += [*continues(begin, spec), *narrowed(begin, spec)]
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
@@ -195,6 +202,45 @@ def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
             f"--output_dir = {begin.config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
             "name a folder that all see, or a --checkpoint_mirror"
         )
+
+
+def continues(begin: Start, spec: RunSpec) -> list[str]:
+    """Where a run that is resumed goes on."""
+    if not begin.is_resumed:
+        return []
+    total = counted(spec.counted.max_steps, "step")
+    return [
+        say(
+            "{run} continues after step {step} of {total}",
+            run=begin.config.run.run_name,
+            step=f"{begin.state.step:,}",
+            total=total,
+        )
+    ]
+
+
+def narrowed(begin: Start, spec: RunSpec) -> list[str]:
+    """That all weights of a checkpoint in float32 will be kept in half of that, where nobody has asked for it."""
+    config = begin.config
+    is_asked = config.memory.mixed_precision != AUTO or config.memory.memory_mode == "ultra"
+    if (
+        begin.base is None
+        or begin.is_resumed
+        or is_asked
+        or config.lora.lora_rank
+        or spec.plan.choice.storage == "float32"
+    ):
+        return []
+    stored, weights = TensorHeaders(home_of(begin.base, config)).file_bytes, weight_counts(config.model)["total"]
+    if stored < WIDE_BYTES * weights:
+        return []
+    return [
+        say(
+            "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, half of that: "
+            "--mixed_precision=no keeps float32",
+            model=begin.base, size=format_size(stored), storage=spec.plan.choice.storage,
+        )
+    ]  # fmt: skip
 
 
 def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:

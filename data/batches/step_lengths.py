@@ -21,6 +21,7 @@ from data.shards.store import COLUMNS, STREAM, Manifest
 MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
 MOST_PLACES = 1_000_000  # of the order that are computed
 MOST_MADE_ROWS = 2_000  # that are read or made one by one
+MOST_DRAWN_STEPS, MOST_DRAWN_ROWS = 256, 65_536  # that are made up from a sample
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,29 @@ def step_lengths(
     numbers = np.stack([loader.rows_of_steps(step, 1, effective_batch_size) for step in chosen])
     sources, targets = lengths[0][numbers], lengths[1][numbers]
     if loader.sorts_rows:
-        order = np.argsort(sources * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
-        sources, targets = np.take_along_axis(sources, order, 1), np.take_along_axis(targets, order, 1)
+        sources, targets = _sorted(sources, targets)
     parts = _shares(effective_batch_size, num_processes, loader.sorts_rows)
     return StepLengths(_of_ranks(sources, parts), _of_ranks(targets, parts), len(chosen) == len(steps))
+
+
+def drawn_lengths(
+    lengths: tuple[NDArray[np.int64], NDArray[np.int64]], longest: tuple[int, int], effective_batch_size: int,
+    num_processes: int = 1, sorts_rows: bool = False, most_steps: int = MOST_DRAWN_STEPS,
+) -> StepLengths:  # fmt: skip
+    """Steps of rows that are drawn from a sample, for data whose order is not known yet; the same ones each time.
+
+    Args:
+        lengths: (N,) tokens of encoder and decoder of the rows of the sample. longest: of the one row that is put to them.
+        sorts_rows: whether a step's rows are sorted by length. most_steps: that are drawn.
+    """
+    steps = max(1, min(most_steps, MOST_DRAWN_ROWS // effective_batch_size))
+    places = np.random.default_rng(0).integers(len(lengths[0]), size=(steps, effective_batch_size))
+    sources, targets = (side[places] for side in lengths)
+    sources[0, 0], targets[0, 0] = longest
+    if sorts_rows:
+        sources, targets = _sorted(sources, targets)
+    parts = _shares(effective_batch_size, num_processes, sorts_rows)
+    return StepLengths(_of_ranks(sources, parts), _of_ranks(targets, parts), False)
 
 
 def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1) -> StepLengths:
@@ -118,6 +138,12 @@ def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple
     longest = loader.lengths
     cut = [np.minimum(target, longest.target_tokens) for target in targets]
     return np.minimum(inputs, longest.input_tokens), np.sum(cut, axis=0)
+
+
+def _sorted(sources: NDArray[np.int64], targets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of like length side by side, in each step."""
+    order = np.argsort(sources * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
+    return np.take_along_axis(sources, order, 1), np.take_along_axis(targets, order, 1)
 
 
 def _shares(count: int, num_processes: int, is_sorted: bool) -> list[NDArray[np.int64]]:

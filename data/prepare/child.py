@@ -1,7 +1,7 @@
 """How does a memory-hungry piece of work leave nothing behind in this process?
 
-It runs in a fresh interpreter, which takes its memory with it when it ends. A plain child process is used rather than
-`multiprocessing`: no helper process stays, and the user's main script is not imported a second time.
+It runs in a fresh interpreter, which takes its memory with it when it ends, and ends with its parent. A plain child process
+is used rather than `multiprocessing`: no helper process stays, and the user's main script is not imported a second time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from devices.lifeline import end_with
 from language import speak, spoken
 from screen import stand_guard
 from settings.fields import DoesNotFit, UserError
@@ -34,7 +35,7 @@ def call_in_child(function: Callable[..., Result], *arguments: Any) -> Result:
         UserError: raised by the function. DoesNotFit: the system killed the process, most likely for its memory.
         KeyboardInterrupt: it was interrupted. RuntimeError: it failed; its traceback is on the screen.
     """
-    request = pickle.dumps((spoken(), function, arguments))
+    request = pickle.dumps((os.getpid(), spoken(), function, arguments))
     done = subprocess.run([sys.executable, "-c", START], input=request, stdout=subprocess.PIPE, check=False)
     name = f"{function.__module__}.{function.__qualname__}"
     if done.returncode in (INTERRUPTED, -signal.SIGINT):
@@ -56,7 +57,8 @@ def serve() -> None:
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)  # whatever a library prints must not mix with the answer
         try:
-            language, function, arguments = pickle.load(sys.stdin.buffer)
+            parent, language, function, arguments = pickle.load(sys.stdin.buffer)
+            end_with(parent)
             speak(language)
             reply: tuple[list[str] | None, Any] = (None, function(*arguments))
         except UserError as error:

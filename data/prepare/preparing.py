@@ -29,6 +29,7 @@ from data.sources.files import Source, find, source_facts, sources_fingerprint
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.cores import usable_cores
+from language import say
 from settings.fields import AUTO, UserError
 
 FORMAT = 2  # raise it when the same text would give other shards
@@ -86,7 +87,11 @@ def prepare_in_child(config: Config) -> Prepared:
     Raises:
         UserError: as `prepare`. DoesNotFit: the process was killed, most likely for its memory.
     """
-    return find_prepared(config) or call_in_child(prepare, config)
+    try:
+        return find_prepared(config) or call_in_child(prepare, config)
+    except KeyboardInterrupt:
+        told = "interrupted while preparing the rows; the same command continues from what is done"
+        raise KeyboardInterrupt(say(told)) from None
 
 
 def evaluation_in_child(config: Config) -> Prepared:

@@ -171,15 +171,16 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
         return
     names = column_names(source)
     wanted = stored(columns, names)
-    problems = [
-        f"{source.path}: column {name} {'occurs twice' if name in names else 'is missing'}; "
-        f"columns: {listed(names)}; name yours with "
-        "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
-        for name in wanted
-        if names.count(name) != 1
-    ]
+    problems = [f"column {name} occurs twice" for name in wanted if names.count(name) > 1]
+    if missing := [name for name in wanted if name not in names]:
+        problems.append(
+            f"{'column' if len(missing) == 1 else 'columns'} {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        )
     if problems:
-        raise UserError(*problems)
+        raise UserError(
+            f"{source.path}: {', '.join(problems)}; columns: {listed(names)}; name yours with "
+            "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
+        )
     if source.kind in TABLES:
         check_types(source, wanted)
 

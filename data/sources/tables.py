@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,32 @@ def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> I
             picked = checked(batch, columns)
             for start in range(0, picked.num_rows, batch_rows):
                 yield picked.slice(start, batch_rows)
+
+
+def some_batches(source: Source, columns: Sequence[str], count: int, rows: int) -> Iterator[pa.RecordBatch]:
+    """The first rows of row groups or batches that are evenly spread over a Parquet or Arrow file, of all where there are few.
+
+    Args:
+        count: groups or batches at most. rows: of each at most.
+    Raises:
+        UserError: the file is broken.
+    """
+    with broken_file_is_user_error(source.path, source.kind):
+        if source.kind == PARQUET:
+            with open_parquet(source.path) as file:
+                for number in _spread(file.metadata.num_row_groups, count):
+                    most = parquet_batch_rows(source.path, file, columns, rows, group=number)
+                    wanted = {"row_groups": [number], "columns": list(columns), "use_threads": False}
+                    yield from (batch.select(list(columns)) for batch in islice(file.iter_batches(most, **wanted), 1))
+            return
+        with open_arrow(source.path) as handle:
+            reader = pa.ipc.open_file(handle)
+            for number in _spread(reader.num_record_batches, count):
+                yield checked(reader.get_batch(number), columns).slice(0, rows)
+
+
+def _spread(total: int, count: int) -> list[int]:
+    return sorted({at * total // count for at in range(count)}) if total else []
 
 
 def parquet_batch_rows(

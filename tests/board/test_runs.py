@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,23 @@ def test_the_command_lists_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert row.split()[:5] == ["训练", "done", "7", "/", "100"] and "1.250" in row and "on disk" in head
     commands.runs(config_of(where, json="True"))
     assert json.loads(capsys.readouterr().out)[0]["name"] == "训练"
+
+
+def test_the_command_says_how_runs_compare_and_when_they_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = places(tmp_path)
+    monkeypatch.setattr(time, "time", lambda: BEGAN + 40)
+    evaluated = {"event": "eval", "step": 40, "loss": 1.5}
+    write(where, "one", start(), *(step(number, 1.25) for number in range(1, 41)), evaluated)
+    beat(where, "one", time=BEGAN + 40)
+    write(where, "old", start(), step(7, 3.0))
+    beat(where, "old", "done")
+    commands.runs(config_of(where))
+    head, running, old = capsys.readouterr().out.splitlines()
+    assert running[head.index("evaluation loss") :].startswith("1.500")
+    ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(BEGAN + 100))
+    assert running[head.index("ends about") :] == ends and len(old) <= head.index("ends about")
 
 
 def test_it_deletes_only_after_a_question(

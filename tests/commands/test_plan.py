@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commands import plan as plan_command
-from config import UserError, load
+from config import DoesNotFit, UserError, load
 from data.prepare.preparing import prepare
 from devices import machine_file, processor
 from memory.machines import DTYPES
@@ -43,12 +43,48 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
     guessed = told(capsys, **flags)["plan"]
     assert guessed["seconds_total"] > 0 and "time: for about 199 rows" in guessed["reasons"][-1]
     assert not (tmp_path / "c").exists(), "nothing is prepared by asking"
-    long = told(capsys, **flags, max_steps=50)["plan"]
+    sampled = told(capsys, **flags, max_steps=50)["plan"]
+    assert "a sample of 200 rows from everywhere" in sampled["reasons"][-2]
+    longest = told(capsys, **{**flags, "train_file": tmp_path / "elsewhere.jsonl"}, max_steps=50)["plan"]
     prepare(load("train", {"prepare_workers": "0", **{name: str(value) for name, value in flags.items()}}))
-    short = told(capsys, **flags, max_steps=50)["plan"]
-    assert short["seconds_total"] < long["seconds_total"] / 2, "without them they are as long as the settings allow"
-    assert short["seconds"] < long["seconds"], "the plan is that of the run"
+    known = told(capsys, **flags, max_steps=50)["plan"]
+    assert known["seconds_total"] < longest["seconds_total"] / 2, "without rows they are as long as the settings allow"
+    assert sampled["peak_bytes"] == pytest.approx(known["peak_bytes"], rel=0.05)
+    assert sampled["seconds_total"] == pytest.approx(known["seconds_total"], rel=0.2)
+    assert known["seconds"] < longest["seconds"], "the plan is that of the run"
     assert told(capsys, **flags)["plan"]["seconds_total"] is not None, "the steps follow from the rows"
+
+
+def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Short rows fit where rows as long as the settings allow do not; what does not fit by the sample is refused with a word on it."""
+    rows = [json.dumps({"prompt": "what is 2 plus 2?", "response": "4"}) for _ in range(200)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    flags = {
+        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 8192, "cache_dir": tmp_path / "c",
+        "is_finetune": True, "finetune_from": "none", "memory_budget": "512M", "effective_batch_size": 64,
+    }  # fmt: skip
+    found = told(capsys, **flags, memory_mode="standard")
+    (line,) = [reason for reason in found["plan"]["reasons"] if "were all rows" in reason]
+    assert line.startswith("it fits by these lengths") and found["plan"]["peak_bytes"] < 512 * 2**20
+    roomy = told(capsys, **{**flags, "memory_budget": "64G"})["plan"]
+    (line,) = [reason for reason in roomy["reasons"] if "were all rows" in reason]
+    assert line.split(",")[0].endswith("GiB"), "here the longest fit too"
+    with pytest.raises(DoesNotFit) as refused:
+        plan_command.show(load("plan", {name: str(value) for name, value in {**flags, "memory_budget": "64M"}.items()}))
+    assert "a sample of 200 rows" in refused.value.problems[-1]
+
+
+def test_changes_are_planned_for_the_same_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"prompt": "p" * (5 + n % 200), "response": "r" * 9}) for n in range(400)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    flags = {
+        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "cache_dir": tmp_path / "c", "objective": "pairs",
+        "model_preset": "t5-small", "max_seq_len": 128, "max_steps": 10,
+    }  # fmt: skip
+    for change in told(capsys, **flags)["changes"]:
+        name, _, value = change["label"].partition("=")
+        again = told(capsys, **{**flags, name: value})["plan"]
+        assert (again["peak_bytes"], again["seconds"]) == (change["peak_bytes"], change["seconds"]), change["label"]
 
 
 def test_measured_speeds_change_the_time_alone(

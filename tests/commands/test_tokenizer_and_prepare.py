@@ -33,6 +33,7 @@ def test_a_tokenizer_is_trained_and_not_overwritten(
     folder = tmp_path / "out" / "tokenizer"
     told = capsys.readouterr().out
     assert f"--tokenizer_dir={folder}" in told
+    assert told.startswith(f"training a bpe tokenizer, to be written to {folder}\n"), "before it takes its time"
     made = Tokenizer.load(folder)
     assert made.size <= 400 and made.decode(made.encode_batch(["row 7 says"])[0]) == "row 7 says"
     with pytest.raises(UserError, match=r"holds a tokenizer.*--overwrite=True"):

@@ -79,7 +79,14 @@ def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
     lines = [line for line in log.read_text("utf8").splitlines() if "内存监控" in line]
     records = [event for event in pretrained.place.events("whole") if event["event"] == "memory"]
     assert len(lines) == len(records) >= 3
-    assert "activation checkpointing: 0 of 3 blocks recomputed" in log.read_text("utf8")
+    told = log.read_text("utf8")
+    for line in (
+        "activation checkpointing: 0 of 3 blocks recomputed",
+        "predicted peak: ",
+        "peak memory: planned ",
+        "ended: all done",
+    ):
+        assert f"| {line}" in told, "who looks a day later has the log alone"
 
 
 def test_the_screen_ends_with_plan_against_measured_and_samples(pretrained: World) -> None:
@@ -106,8 +113,11 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(pretrained: World, tmp_path: Pat
         reached = max(place.losses("cut"))
         assert f"stopped after step {reached}, saved in {place.runs / 'cut'}" in stopped.stdout
         assert (place.runs / "cut/checkpoints/latest").resolve().name == f"step_{reached:08}"
+        (log,) = place.logs.glob("chat_trainer_low_mem_*_cut.log")
+        assert f"| ended: stopped after step {reached}, saved in" in log.read_text("utf8")
     assert not (place.runs / "cut" / "config.json").exists(), "the run was not stopped in its middle"
-    place.do("train", "--is_keep_training=True")  # the run knows its own settings
+    resumed = place.do("train", "--is_keep_training=True").stdout  # the run knows its own settings
+    assert ("cut continues after step" in resumed) is (step > 2), "from a checkpoint"
     assert place.losses("cut") == pretrained.place.losses("whole"), "bit for bit"
     evaluations = [
         [event["loss"] for event in its.events(name) if event["event"] == "eval" and event["step"]]

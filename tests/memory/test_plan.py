@@ -38,7 +38,11 @@ def test_the_old_table_is_the_first_guess(available: float, guess: tuple[int, in
     assert table_guess(int(available)) == guess
     made = plan(settings_of(), machine(3 * GIB, int(available)))
     assert made.effective_batch_size == guess[0] * guess[2]
-    assert f"{guess[0]} x {guess[2]}" in made.reasons[0]
+    assert (
+        made.reasons[0].startswith(f"{guess[0] * guess[2]} rows a step") and "--effective_batch_size" in made.reasons[0]
+    )
+    named = plan(settings_of(effective_batch_size=4), machine(3 * GIB, int(available)))
+    assert not any("rows a step" in reason for reason in named.reasons), "nothing is left to say"
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

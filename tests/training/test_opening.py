@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from config import Config, load
 from settings.fields import UserError
+from tests.training.small_trained import SHAPE, save_trained
 from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run
+from training.opening import narrowed
 from training.start.resuming import goes_on, resumed_config, unused_places
 
 
@@ -107,3 +112,28 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, content: str) ->
     with pytest.raises(UserError) as caught:
         resumed_config(now(tmp_path, is_keep_training="True"), run_dir)
     assert str(run_dir / SETTINGS_FILE) in str(caught.value) and "--overwrite=True" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stored", "storage", "flags", "is_told"),
+    [
+        (torch.float32, "bfloat16", {}, True),
+        (torch.float32, "float32", {}, False),
+        (torch.bfloat16, "bfloat16", {}, False),
+        (torch.float32, "bfloat16", {"mixed_precision": "bf16"}, False),
+        (torch.float32, "bfloat16", {"lora_rank": "4"}, False),
+    ],
+    ids=["narrowed", "kept", "as it is", "asked for", "only adapters are written"],
+)
+def test_a_checkpoint_that_is_narrowed_is_told(
+    tmp_path: Path, stored: torch.dtype, storage: str, flags: dict[str, str], is_told: bool
+) -> None:
+    base = save_trained(tmp_path / "base", dtype=stored)
+    asked = load("train", {"train_file": "a.jsonl", "is_finetune": "True", "finetune_from": str(base), **flags})
+    begin: Any = SimpleNamespace(config=replace(asked, model=SHAPE), base=base, is_resumed=False)
+    spec: Any = SimpleNamespace(plan=SimpleNamespace(choice=SimpleNamespace(storage=storage)))
+    told = narrowed(begin, spec)
+    assert bool(told) is is_told
+    assert all("--mixed_precision=no" in text and str(base) in text for text in told)
+    begin.is_resumed = True
+    assert not narrowed(begin, spec), "once"

@@ -2,15 +2,20 @@
 
 A launcher forwards the Ctrl-C that its children have already received from the terminal, and `kill` often comes from a
 batch system that repeats itself: signals that follow the first shortly after count as the same request, not a second one.
+A terminal that is closed asks as Ctrl-C does (SIGHUP), unless the run was started with `nohup`; what was written to it is
+from then on written nowhere.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -18,10 +23,49 @@ from language import say
 from training.report.endings import EXIT_CODE, SAVE, STOP
 
 SHOW_CURSOR = b"\x1b[?25h"
+HANGUP = "SIGHUP"
+
+
+@contextmanager
+def ends_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and a terminal that is closed raise KeyboardInterrupt, where nothing else waits for them."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, _interrupt) for number in _known("SIGTERM", HANGUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _leave_terminal(number)
+    raise KeyboardInterrupt
+
+
+def _known(*names: str) -> Iterator[int]:
+    """Numbers of the signals that this system has; without that of a closing terminal where `nohup` has it ignored."""
+    for name in names:
+        number = getattr(signal, name, None)
+        if number is not None and not (name == HANGUP and signal.getsignal(number) == signal.SIG_IGN):
+            yield number
+
+
+def _leave_terminal(number: int) -> None:
+    """Where the terminal has gone, write nowhere what would be written to it: that would fail, and end the run."""
+    if number != getattr(signal, HANGUP, None):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        with suppress(OSError):  # which is closed
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # a terminal that has gone no longer says that it is one
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 class Interrupts:
-    """Turn SIGINT and SIGTERM into `stop_requested` while the context is open.
+    """Turn SIGINT, SIGTERM and SIGHUP into `stop_requested` while the context is open.
 
     Only the main thread of a process can take signals; elsewhere (a notebook's worker) the context does nothing.
 
@@ -39,10 +83,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # the last one is Windows' Ctrl-Break
-                number = getattr(signal, name, None)
-                if number is not None:
-                    self._previous[number] = signal.signal(number, self._receive)
+            for number in _known("SIGINT", "SIGTERM", "SIGBREAK", HANGUP):  # the third is Windows' Ctrl-Break
+                self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def hear(self, wish: str) -> tuple[float, float]:
@@ -62,6 +104,7 @@ class Interrupts:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        _leave_terminal(number)
         if not self.stop_requested:
             self.stop_requested, self._first_time = True, now
             self._tell(say("finishing the step, saving; again to leave at once"))

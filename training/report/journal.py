@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
-from settings.fields import counted
+from settings.fields import UserError, counted
 from training.report.card import push_command
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat
@@ -91,6 +92,9 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._heartbeat.__exit__(kind, error, trace)
+        with suppress(UserError):  # a full disk, which has been told
+            for line in _ending_words(error):
+                logger.info("{}", line)
         self.progress.stop()
         self.metrics.close()
 
@@ -106,8 +110,13 @@ class Journal:
 
     def rows(self, table: Sequence[tuple[str, str]]) -> None:
         """The first rows, as the model sees them."""
-        self.progress.table(say("rows as the model sees them"), table)
-        for name, text in table:
+        self._table(say("rows as the model sees them"), table)
+
+    def _table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        """The same rows on the screen and in the log: who looks a day later has the log alone."""
+        self.progress.table(title, rows)
+        logger.info("{}:", english(title))
+        for name, text in rows:
             logger.info("{}: {}", english(name), english(text))
 
     def wish(self) -> str:
@@ -142,7 +151,7 @@ class Journal:
         self._renewal = Renewal(plan.seconds, plan.seconds_total, int(config.train.max_steps) - step)
         rows = plan_rows(plan, weight_counts(config.model)["total"])
         disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
-        self.progress.table(say("plan"), [*rows, (say("disk"), disk)])
+        self._table(say("plan"), [*rows, (say("disk"), disk)])
 
     def plan(self, plan: Plan) -> None:
         """The choice, for programs; and how much of a step is recomputed, for readers of the log."""
@@ -262,10 +271,23 @@ class Journal:
         if self._promise:
             told = say("{time} since the plan, which said {promise}", time=duration(taken), promise=self._promise)
             rows.insert(-1, (say("time"), told))
-        self.progress.table(say("done"), rows)
+        self._table(say("done"), rows)
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
         self.progress.lines(say("next"), [*lines, push_command(Path(summary.model_dir))])
         if config.run.quiet:
             self.progress.warn(summary.model_dir)
+
+
+def _ending_words(error: BaseException | None) -> list[str]:
+    """How a run has ended, for its log: a crash has its traceback there."""
+    if error is None:
+        return ["ended: all done"]
+    if isinstance(error, UserError):
+        return [f"ended: {line}" for problem in error.problems for line in english(problem).splitlines()]
+    if isinstance(error, KeyboardInterrupt):
+        return [
+            f"ended: {line.strip()}" for line in (english(error.args[0]) if error.args else "interrupted").splitlines()
+        ]
+    return []

@@ -139,17 +139,21 @@ class Progress:
 
     def _print(self, lines: Sequence[str], indent: int = 0, may_break: bool = True) -> None:
         shown = [visible(line) for line in lines]
-        if self._console is not None:
-            room = self._console.width
-            shown = [part for line in shown for part in (folded(line, room, indent) if may_break else [line])]
-            self._console.print("\n".join(shown), markup=False, soft_wrap=True)
-            return
         try:
-            print("\n".join(shown), file=self._stream, flush=True)
-        except BrokenPipeError:  # the reader has left, as `head` does: the run goes on, its log tells the rest
-            if self._stream is sys.stdout:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            self._stream = open(os.devnull, "w", encoding="utf8")  # noqa: SIM115  # for the rest of the process
+            if self._console is not None:
+                room = self._console.width
+                shown = [part for line in shown for part in (folded(line, room, indent) if may_break else [line])]
+                self._console.print("\n".join(shown), markup=False, soft_wrap=True)
+            else:
+                print("\n".join(shown), file=self._stream, flush=True)
+        except OSError:  # the reader has left, as `head` does, the terminal is gone, or the disk is full
+            self._say_no_more()
+
+    def _say_no_more(self) -> None:
+        """The run goes on, and its log tells the rest."""
+        if self._stream is sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        self._stream, self._console = open(os.devnull, "w", encoding="utf8"), None  # noqa: SIM115  # for the rest of the process
 
     def _seconds_left(self, step: int) -> float | None:
         now = self._clock()

@@ -70,8 +70,14 @@ def _new_file(folder: Path, run_name: str) -> TextIO:
     for second in range(MOST_STARTS):
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now + second))
         with suppress(FileExistsError):
-            return (folder / f"{LOG_PREFIX}{stamp}_{run_name}.log").open("x", encoding="utf8")
+            path = folder / f"{LOG_PREFIX}{stamp}_{run_name}.log"
+            return open(path, "x", encoding="utf8", opener=_at_the_end)
     raise FileExistsError(errno.EEXIST, f"{MOST_STARTS} logs of {run_name} begin in this minute")
+
+
+def _at_the_end(path: str, flags: int) -> int:
+    """Every line goes behind the last one, also where another program has emptied the file, as logrotate's copytruncate does."""
+    return os.open(path, flags | os.O_APPEND, 0o666)
 
 
 class _LogFile:

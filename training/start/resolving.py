@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from config import PREFERENCES, Config, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
-from data.batches.step_lengths import StepLengths, evaluation_lengths, step_lengths
+from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
+from data.cache import NotMade
+from data.prepare.encoding import HELD_OUT_ONE_IN
 from data.prepare.preparing import Prepared, find_prepared
+from data.prepare.sampled import SampledLengths, sampled_lengths
 from data.prepare.task import decide
 from memory.cost.duration import predict_times, schedule_of
 from memory.cost.precision import Precision
@@ -33,8 +36,9 @@ class Rows:
     Args:
         objective: what they teach. source_tokens, target_tokens: of the longest that can come, all answers of a row together.
         answer_tokens: of the longest that an evaluation may write.
-        count: of the training data; None: nothing is prepared yet. held_out: of the validation data.
+        count: of the training data; None: that is not known. held_out: of the validation data.
         lengths, evaluation: tokens of the rows of all steps to come, and of an evaluation; None: all are the longest.
+        sample: of which all of this is estimated; None: it is known, or as the settings allow.
     """
 
     objective: str
@@ -45,6 +49,7 @@ class Rows:
     held_out: int
     lengths: Shapes | None = None
     evaluation: Shapes | None = None
+    sample: SampledLengths | None = None
 
     @classmethod
     def as_set(cls, config: Config) -> Rows:
@@ -70,14 +75,29 @@ class Rows:
         )  # fmt: skip
 
     @classmethod
+    def of_sample(cls, config: Config, machine: Machine, sample: SampledLengths) -> Rows:
+        """Of data that is not prepared: like some of its rows, and one that is longer."""
+        lengths, longest = sample.cut(config), sample.longest(config)
+        sorts_rows, processes = config.data.group_by_length, machine.num_processes
+        steps = drawn_lengths(lengths, longest, effective_batch(config, machine), processes, sorts_rows)
+        evaluation = drawn_lengths(lengths, longest, config.train.eval_rows, processes, most_steps=1)
+        held_out = max(1, sample.about_rows // HELD_OUT_ONE_IN) if config.data.validation_file is None else None
+        return cls(
+            sample.objective, *longest, longest[1], sample.about_rows, held_out or config.train.eval_rows,
+            _shapes(steps, config.data.batch_tokens or None), _shapes(evaluation, None), sample,
+        )  # fmt: skip
+
+    @classmethod
     def known(cls, config: Config, machine: Machine) -> Rows:
-        """Of the data that the settings name, where it is prepared; else as long as they allow."""
+        """Of the data that the settings name, where it is prepared; else like a sample of it, or as long as they allow."""
         if config.data.train_file is not None:
-            with suppress(UserError):  # a plan may be made for data that is elsewhere
+            with suppress(UserError, NotMade):  # a plan may be made for data that is elsewhere
                 if (data := find_prepared(config)) is not None:
                     train = StepLoader(data.train_dir, data.objective, config)
                     validation = StepLoader(data.validation_dir, data.objective, config)
                     return cls.ahead(config, machine, data, train, validation)
+                if (sample := sampled_lengths(config)) is not None:
+                    return cls.of_sample(config, machine, sample)
         return cls.as_set(config)
 
 

@@ -39,6 +39,17 @@ def test_an_interrupt_is_passed_on() -> None:
         call_in_child(signal.raise_signal, signal.SIGINT)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_it_ends_with_its_parent() -> None:
+    """Also where that is killed alone, as by a batch system: nobody waits for what it makes."""
+    waits = "import os, signal; os.write(2, b'here'); signal.pause()"
+    code = f"from data.prepare.child import call_in_child; call_in_child(exec, {waits!r})"
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+    assert parent.stderr is not None and parent.stderr.read(4) == b"here"
+    parent.kill()
+    assert parent.communicate(timeout=60)[1] == b"", "the pipe ends when nobody holds it, the child neither"
+
+
 def test_anything_else_is_a_runtime_error() -> None:
     with pytest.raises(RuntimeError, match="exit code 1"):
         call_in_child(int, "x")

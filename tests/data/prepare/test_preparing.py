@@ -12,7 +12,7 @@ import pytest
 
 from config import Config
 from data.dataset import LowMemDataset
-from data.prepare import encoding
+from data.prepare import encoding, preparing
 from data.prepare.child import ROOT
 from data.prepare.encoding import is_held_out
 from data.prepare.preparing import find_prepared, prepare, prepare_evaluation, prepare_in_child
@@ -224,7 +224,7 @@ def test_for_evaluation_the_whole_validation_file_is_prepared(configure: Any, te
 
 
 def test_a_missing_column_names_those_that_exist(configure: Any, text_file: Path) -> None:
-    with pytest.raises(UserError, match="column prompt is missing; columns: text"):
+    with pytest.raises(UserError, match="columns prompt, response are missing; columns: text"):
         prepare(configure(train_file=text_file, is_finetune=True))
 
 
@@ -269,3 +269,12 @@ def test_preparing_takes_the_same_memory_for_any_size(tmp_path: Path, byte_dir: 
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         peaks.append(float(done.stdout))
     assert peaks[1] < peaks[0] + 30 and peaks[1] < 400, f"{peaks} MiB"
+
+
+def test_an_interrupt_says_how_to_go_on(configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preparing, "call_in_child", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="the same command continues from what is done"):
+        prepare_in_child(configure(train_file=text_file))

@@ -231,8 +231,9 @@ def test_plain_text_has_no_pairs(tmp_path: Path) -> None:
 def test_a_later_file_is_checked_before_the_first_is_read(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_bytes(jsonl(ROWS))
     (tmp_path / "2.jsonl").write_bytes(b'{"text": "x"}\n')
-    with pytest.raises(UserError, match=r"2\.jsonl: column prompt is missing"):
+    with pytest.raises(UserError, match=r"2\.jsonl: columns prompt, response are missing; .*--prompt_column") as caught:
         next(read_rows(find(str(tmp_path)), COLUMNS, BadRows()))
+    assert len(caught.value.problems) == 1, "told once"
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from training.processes.interrupts import Interrupts
+from training.processes.interrupts import Interrupts, ends_like_ctrl_c
 from training.report.endings import Interrupted
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -73,3 +73,52 @@ def test_other_threads_take_no_signals() -> None:
 
 def test_an_interrupted_run_is_a_keyboard_interrupt() -> None:
     assert issubclass(Interrupted, KeyboardInterrupt) and str(Interrupted("saved")) == "saved"
+
+
+CLOSED = """
+import os, signal, sys
+from training.processes.interrupts import Interrupts, ends_like_ctrl_c
+signal.signal(signal.SIGHUP, signal.{before})
+try:
+    with ends_like_ctrl_c(), {context}:
+        os.kill(os.getpid(), signal.SIGHUP)
+        open(sys.argv[1], "a").write("goes on ")
+        os.write(1, b"to nobody")
+except KeyboardInterrupt:
+    open(sys.argv[1], "a").write("interrupted")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no terminals")
+@pytest.mark.parametrize(
+    ("before", "context", "told", "written"),
+    [
+        ("SIG_DFL", "Interrupts(is_main=False)", "goes on ", False),
+        ("SIG_DFL", "open(os.devnull)", "interrupted", False),
+        ("SIG_IGN", "Interrupts(is_main=False)", "goes on ", True),
+    ],
+    ids=["training", "before", "nohup"],
+)
+def test_a_terminal_that_is_closed(tmp_path: Path, before: str, context: str, told: str, written: bool) -> None:
+    """It asks as Ctrl-C does, and nothing is written to it any more; with nohup it asks for nothing."""
+    terminal, inside = os.openpty()
+    code = CLOSED.format(before=before, context=context)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "told")], cwd=ROOT, stdout=inside, stderr=inside
+    )
+    os.close(inside)
+    assert child.wait(60) == 0
+    assert (tmp_path / "told").read_text() == told
+    try:
+        assert (b"to nobody" in os.read(terminal, 1000)) is written
+    except OSError:  # nothing was written, and nobody is there to write
+        assert not written
+    os.close(terminal)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
+def test_a_batch_system_ends_what_is_no_training_as_ctrl_c_does() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

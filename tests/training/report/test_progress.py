@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -213,3 +214,23 @@ def test_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
     child.stdout.close()
     assert child.stderr.read() == "went on\n" and child.wait(60) == 0
     child.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_screen_that_cannot_be_written_ends_nothing() -> None:
+    """A file on a full disk, or a terminal that has gone: the log tells the rest."""
+    code = (
+        "from training.report.progress import Progress\nimport sys\np = Progress(9)\n"
+        "for n in range(5): p.note('line')\nprint('went on', file=sys.stderr)"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "went on\n")
+    terminal, inside = os.openpty()
+    gone = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read(1)\n" + code], cwd=ROOT, stdin=subprocess.PIPE, stdout=inside,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}, start_new_session=True,
+    )  # fmt: skip
+    os.close(inside)
+    os.close(terminal)  # of another session: no signal tells of it
+    assert gone.communicate("x", timeout=60)[1] == "went on\n" and gone.returncode == 0

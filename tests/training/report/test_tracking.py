@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -135,6 +136,17 @@ def test_starts_of_one_second_have_logs_of_their_own(tmp_path: Path, monkeypatch
     monkeypatch.undo()
     begin = f"{tmp_path}/chat_trainer_low_mem_20260102_03"
     assert names == [f"{begin}{end}.log" for end in ("0459_one", "0459_two", "0500_one", "0501_one")]
+
+
+def test_a_log_that_is_emptied_goes_on_at_its_beginning(tmp_path: Path) -> None:
+    """As logrotate's copytruncate does: no hole of zeros is left where the lines were."""
+    path = open_log(tmp_path, "run")
+    assert path is not None
+    logger.info("first")
+    os.truncate(path, 0)
+    logger.info("second")
+    text = path.read_bytes()
+    assert b"second" in text and b"first" not in text and b"\0" not in text
 
 
 def test_a_crash_goes_into_the_open_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

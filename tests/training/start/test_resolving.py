@@ -52,13 +52,15 @@ def test_nothing_decided_is_auto(config: Config) -> None:
 
 def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
     """What the command plan looks up by itself is what a run has in its hands."""
-    assert resolve(config, MACHINE).rows.count is None
+    assert resolve(config, MACHINE).rows.sample is not None
     made = prepare(config)
     train, validation = (StepLoader(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
     run = resolve(config, MACHINE, Rows.ahead(config, MACHINE, made, train, validation))
     planned = resolve(config, MACHINE)
     assert (planned.plan, planned.steps) == (run.plan, run.steps)
-    assert planned.rows.count == train.num_rows and planned.plan.seconds_total is not None
+    assert (
+        planned.rows.sample is None and planned.rows.count == train.num_rows and planned.plan.seconds_total is not None
+    )
 
 
 def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
@@ -69,7 +71,20 @@ def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
     assert (later.plan.seconds_total or 0) < (first.plan.seconds_total or 0)
 
 
+def test_rows_that_are_not_prepared_are_like_a_sample_of_them(config: Config) -> None:
+    """With a margin where the sample may miss something; here it is all there is."""
+    sampled = resolve(config, MACHINE)
+    prepare(config)
+    known = resolve(config, MACHINE)
+    assert (sampled.rows.source_tokens, sampled.rows.target_tokens) == (45, 10)
+    assert (sampled.rows.held_out, known.rows.held_out) == (1, 2)
+    assert known.rows.count is not None and sampled.rows.count == pytest.approx(known.rows.count, rel=0.05)
+    assert 0 <= sampled.plan.peak_bytes - known.plan.peak_bytes < known.plan.peak_bytes / 50
+    assert sampled.steps == known.steps
+
+
 def test_without_rows_a_run_has_as_many_steps_as_are_named(config: Config) -> None:
+    config = config.changed(train_file="elsewhere.jsonl", objective="pairs")
     assert resolve(config, MACHINE).steps is None
     spec = resolve(config.changed(max_steps=40), MACHINE)
     assert spec.counted.max_steps == 40 and spec.plan.seconds_total is not None
