@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bounded import read_text
 from settings.fields import UserError
 
 FILES = ("chat_template.jinja", "tokenizer_config.json")
@@ -76,7 +77,7 @@ def read_chat_template(folder: str | Path) -> str | None:
     for name in FILES:
         path = Path(folder) / name
         try:
-            text = path.read_text(encoding="utf8")
+            text = read_text(path)
             found = text if path.suffix == ".jinja" else json.loads(text).get(KEY)
         except (FileNotFoundError, NotADirectoryError):
             continue

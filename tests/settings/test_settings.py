@@ -165,6 +165,8 @@ def test_errors_carry_exit_codes_and_all_problems() -> None:
     "text, told",
     [
         ("3: 4\nnull: 5\n", "the name 3 is int, not a text"),
+        (f"seed: 0x{'f' * 5000}\n", "a whole number of 20,000 bits"),
+        (f"? 0x{'f' * 5000}\n: 1\n", "a whole number of 20,000 bits"),
         ("2001-01-01: 4\n", "the name 2001-01-01 is date, not a text"),
         ("max_steps: 2001-99-99\n", "cannot be read: month must be in 1..12"),
         ("max_steps: " + "9" * 5000 + "\n", "cannot be read: Exceeds the limit|cannot be read"),

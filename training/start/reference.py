@@ -22,6 +22,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
+from bounded import read_text
 from data.batches.loader import StepLoader
 from data.cache import fingerprint
 from data.durable import make_folder, writing
@@ -183,7 +184,7 @@ def _read_record(place: Path, cache_dir: Path) -> _Record:
         UserError: it is broken, or names what no run writes.
     """
     try:
-        about = json.loads(place.read_text(encoding="utf8"))
+        about = json.loads(read_text(place))
         folder, model = Path(about["folder"]).name, about["model"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
