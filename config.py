@@ -165,8 +165,9 @@ class TrainConfig:
     )  # fmt: skip
     learning_rate: float | str = setting(
         AUTO,
-        f"highest learning rate; auto: {optimizers.rates_described()}, 1e-3 for its adapters; from a trained model a tenth, so 1e-3 "
-        "for adafactor (as the T5 paper finetunes), but for adamw; dpo: a hundredth, with adapters a tenth",
+        f"highest learning rate; auto: {optimizers.rates_described()}, 1e-3 for its adapters; the others from random weights up to "
+        "three times that, the more the smaller the model, and from a trained model a tenth, so 1e-3 for adafactor (as the T5 paper "
+        "finetunes); dpo: a hundredth, with adapters a tenth",
         kind=float,
         above=0.0,
         auto=True,
@@ -221,7 +222,7 @@ class TrainConfig:
     )
     metric_for_best: str = setting(
         "loss", "number of an evaluation that decides which checkpoint is the best: loss, or a score of answers",
-        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "char_bleu"),
+        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "char_bleu", "identical"),
     )  # fmt: skip
 
 
@@ -497,7 +498,7 @@ class MetricsConfig:
     """How answers are scored."""
 
     metrics: str = setting(
-        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, char_bleu; auto: all",
+        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, char_bleu, identical; auto: all",
         kind=str, auto=True,
     )  # fmt: skip
     eval_generate_rows: int | str = setting(

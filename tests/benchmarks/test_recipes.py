@@ -68,11 +68,11 @@ def test_the_table_shows_both_sides() -> None:
 
 
 def test_the_table_has_the_peer_at_equal_time_and_word_errors() -> None:
-    side = {"seconds": 90.0, "peak_bytes": 2**30, "loss": 1.5, "exact_match": 80.0, "wer": 20.0}
+    side = {"seconds": 90.0, "peak_bytes": 2**30, "loss": 1.5, "identical": 80.0, "wer": 20.0}
     figures = {"steps": 10, "rows": 8, "settings": {"model_preset": "tiny"}, "planned_peak_bytes": 2**30, "ours": side,
                "peer": side, "peer_equal_time": {**side, "wer": 25.0}, "peer_steps": 1234}  # fmt: skip
     text = table("g2p_ten", figures)
-    assert "| trained by | peak | time | loss | exact_match | wer |" in text
+    assert "| trained by | peak | time | loss | identical | wer |" in text
     assert "| Seq2SeqTrainer, equal time (1,234 steps) | 1.00 GiB | 1.5 min | 1.500 | 80.0 | 25.0 |" in text
 
 

@@ -13,7 +13,15 @@ from config import load
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
 from memory.cost.shapes import Shapes
 from memory.observe.processes import has_proc
-from memory.probe import ProbeRequest, ProbeResult, correction_of, fingerprint, limit_processor_time, probe
+from memory.probe import (
+    ProbeRequest,
+    ProbeResult,
+    correction_of,
+    fingerprint,
+    for_later_steps,
+    limit_processor_time,
+    probe,
+)
 from units import GIB, MIB
 
 CHOICE = Choice(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
@@ -46,6 +54,14 @@ def test_plan_and_probe_agree(measured: tuple[ProbeResult, Path]) -> None:
     assert peak_of(phases)[1] == pytest.approx(peak, rel=0.05)
     machine = Machine(GIB, GIB, result.base_bytes, correction=correction_of(result, phases))
     assert peak_of(predict(work, CHOICE, machine))[1] == pytest.approx(peak, rel=0.001)
+
+
+def test_later_steps_have_room_above_a_probe() -> None:
+    assert for_later_steps(1.0, is_varied=False) == 1.0  # as predicted: nothing to keep
+    assert for_later_steps(1.2, is_varied=False) == 1.2  # measured above the prediction: no less than that
+    assert 0.8 < for_later_steps(0.8, is_varied=False) < 1.0  # the probe may take off most of the rest, not all
+    for measured in (0.8, 1.0, 1.2):
+        assert for_later_steps(measured, is_varied=True) > for_later_steps(measured, is_varied=False)
 
 
 def test_a_result_is_kept(measured: tuple[ProbeResult, Path], monkeypatch: pytest.MonkeyPatch) -> None:

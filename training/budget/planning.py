@@ -23,7 +23,7 @@ from memory.cost.work import choice_fields
 from memory.homes import Homes, weights_folder
 from memory.observe.budget import FLAG, Budget, free_host_bytes
 from memory.plan import Plan
-from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, probe
+from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
 from settings.fields import AUTO, DoesNotFit
 from training.processes.launch import local_rank, rank
 from training.start.resolving import Rows, RunSpec, resolve
@@ -159,7 +159,9 @@ class _Planner:
             if result.was_killed:
                 correction = self.machine.correction * AFTER_A_KILL
             else:
-                correction, is_measured = correction_of(result, trial.phase_parts), True
+                is_varied = len(trial.choice.source_sizes) > 1 or len(trial.choice.target_sizes) > 1
+                correction = for_later_steps(correction_of(result, trial.phase_parts), is_varied)
+                is_measured = True
                 # what a smaller one takes less says nothing of this one; what it takes more does
                 if trial is not chosen:
                     correction = max(correction, self.machine.correction)

@@ -72,6 +72,18 @@ class _Squad:
         return (100 * sums[:-1] / sums[-1]).tolist()
 
 
+class _Identical:
+    """Answers that are their reference letter for letter: where every mark counts, as in phones, dates and numbers."""
+
+    names: tuple[str, ...] = ("identical",)
+
+    def count(self, answer: str, reference: str) -> Sequence[float]:
+        return [float(answer.strip() == reference.strip())]
+
+    def scores(self, sums: Sums) -> Sequence[float]:
+        return [100 * sums[0] / sums[-1]]
+
+
 class _Sacrebleu:
     """A metric of sacrebleu, by the statistics that it sums itself."""
 
@@ -119,15 +131,15 @@ class _Rouge:
 
 def _make(name: str) -> Metric:
     """The metric that a word of `--metrics` means."""
-    if name == "squad":
-        return _Squad()
+    if name in ("squad", "identical"):
+        return _Squad() if name == "squad" else _Identical()
     return _Rouge() if name == "rouge" else _Sacrebleu(name)
 
 
 # word of --metrics -> what computes it
 _WORDS = {
     "exact_match": "squad", "f1": "squad", "bleu": "bleu", "chrf": "chrf", "rouge_1": "rouge", "rouge_2": "rouge",
-    "rouge_l": "rouge", "char_bleu": "char_bleu",
+    "rouge_l": "rouge", "char_bleu": "char_bleu", "identical": "identical",
 }  # fmt: skip
 
 

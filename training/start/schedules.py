@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from config import PREFERENCES, Config
+from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
 from settings.fields import AUTO
 
@@ -26,6 +27,11 @@ ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 # of a model that has learnt before, where steps are scaled by each weight's size: 1e-3 for adafactor, as in the T5 paper
 # (Raffel et al. 2020, section 3.1.3, constant at 0.001); weights that are random learn at the whole rate
 FINETUNE_RATE = 0.1
+# small models that start from random weights learn faster at a higher one. Sweeps of 1.4M and 6M weights found three times
+# the rates of optimizers.py (docs/benchmarks.md, quality), words to phones with 3.2M weights as well (docs/recipes.md);
+# large models were tuned at 1 (T5's own rate; AdamW scaled by RMS at 248M weights, nanoT5 2023). Between them the best rate
+# falls with about the 0.3rd power of the weights
+SMALL_FACTOR, LARGE_WEIGHTS, RATE_EXPONENT = 3.0, 390e6, 0.3
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,22 @@ def _highest_rate(config: Config) -> float:
     if train.learning_rate != AUTO:
         return float(train.learning_rate)
     rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else OPTIMIZERS[train.optimizer].learning_rate
-    if train.is_finetune and train.finetune_from is not None and not adapts and train.optimizer != "adamw":
+    is_relative, is_trained = train.optimizer != "adamw", train.is_finetune and train.finetune_from is not None
+    if is_relative and is_trained and not adapts:
         rate *= FINETUNE_RATE
+    elif is_relative and not is_trained and config.data.objective != PREFERENCES:
+        rate *= small_model_factor(weight_counts(config.model)["total"])
     if config.data.objective == PREFERENCES:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
     return rate
+
+
+def small_model_factor(weights: int) -> float:
+    """How many times the rate of a large model one of so many weights takes from scratch; 1 to 3.
+
+    Only for optimizers that scale a step by each weight's size.
+    """
+    return min(SMALL_FACTOR, max(1.0, (LARGE_WEIGHTS / max(1, weights)) ** RATE_EXPONENT))
 
 
 def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:

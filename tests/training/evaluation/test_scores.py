@@ -79,6 +79,13 @@ def test_exact_match_and_f1(answer: str, reference: str, exact: int, f1: float) 
     )
 
 
+def test_identical_counts_every_mark() -> None:
+    # "a" is an article to exact_match, and ̌ and ː are the pitch and length of a vowel
+    answers, references = ["a k ǎ", "k a", " t a ", "a."], ["k ǎ", "k a", "t a", "a"]
+    assert scored(["identical"], answers, references) == {"identical": 50.0}
+    assert scored(["exact_match"], answers, references) == {"exact_match": 100.0}
+
+
 def test_sums_of_parts_add_up() -> None:
     names = metric_names("auto")
     whole, parts = AnswerScores(names), [AnswerScores(names), AnswerScores(names)]
@@ -95,7 +102,7 @@ def test_nothing_counted_has_no_score() -> None:
 
 def test_names() -> None:
     assert metric_names("rouge, F1") == ["f1", "rouge_1", "rouge_2", "rouge_l"]
-    assert len(metric_names("auto")) == 8
+    assert len(metric_names("auto")) == 9
     with pytest.raises(
         UserError, match=r"--metrics = bleu,meteor,x, meteor, x is not known; allowed: auto, exact_match"
     ):

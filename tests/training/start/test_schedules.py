@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from training.start.schedules import layerwise_factors, learning_rate
+from config import load
+from training.start.schedules import Steps, layerwise_factors, learning_rate, small_model_factor
 
 SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant")
 
@@ -70,3 +72,26 @@ def test_layers_learn_slower_towards_the_bottom() -> None:
     exponents = [4, 0, 1, 0, 1, 0, 3, 0, 2, 3, 0]  # blocks above in the same stack; below all blocks: the longer stack
     assert factors == {name: 0.5**exponent for name, exponent in zip(names, exponents, strict=True)}
     assert set(layerwise_factors(names, 2, 4, 1.0).values()) == {1.0}
+
+
+def test_small_models_learn_faster_from_scratch() -> None:
+    sizes = [1_000_000, 6_000_000, 23_000_000, 60_000_000, 248_000_000, 3_000_000_000]
+    factors = [small_model_factor(size) for size in sizes]
+    assert factors[:2] == [3.0, 3.0] and factors[-1] == 1.0
+    assert factors == sorted(factors, reverse=True) and 1.5 < factors[3] < 2.0 and factors[4] < 1.2
+
+
+@pytest.mark.parametrize(
+    "flags,rate",
+    [
+        ({}, 3e-2),
+        ({"optimizer": "adamw_rms"}, 6e-2),
+        ({"optimizer": "adamw"}, 3e-4),  # takes steps of one size, whatever the weight's
+        ({"learning_rate": 0.5}, 0.5),
+        ({"is_finetune": True, "finetune_from": "folder"}, 1e-3),
+        ({"is_finetune": True, "finetune_from": None}, 3e-2),  # random weights, whatever they learn
+    ],
+)
+def test_the_rate_that_nobody_named(flags: dict[str, Any], rate: float) -> None:
+    config = load("train", {"train_file": "x", "model_preset": "tiny"}).changed(**flags)
+    assert Steps.of(config, 8, 100).learning_rate == pytest.approx(rate)
