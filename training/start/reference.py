@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -138,7 +139,7 @@ class ReferenceStore:
         return unknown
 
     def write(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        """Put values (n, 2) at rows (n,), ascending."""
+        """Put values (n, 2) at rows (n,), ascending; on return they are on the disk."""
         if not self.is_writer:
             return
         with writing("cache_dir", self.path.parent), self.path.open("r+b") as file:
@@ -147,6 +148,8 @@ class ReferenceStore:
             for run, part in zip(np.split(rows, breaks), np.split(values.astype("<f4"), breaks), strict=True):
                 file.seek(offset + 8 * int(run[0]))
                 file.write(part.tobytes())
+            file.flush()
+            os.fsync(file.fileno())  # a block takes seconds to compute, this milliseconds
 
 
 @dataclass(frozen=True)
