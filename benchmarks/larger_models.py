@@ -23,6 +23,7 @@ from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.watched import events_of, peak_of_process
 from config import load
 from devices import machine_file, processor
+from devices.cores import usable_cores
 from memory.cost.speed import step_flops
 from model.shapes import weight_counts
 from units import GIB, format_size
@@ -78,7 +79,7 @@ def run_case(name: str, rows: int) -> dict[str, Any]:
         used = int((limit.folder / ("memory.max_usage_in_bytes" if limit.is_v1 else "memory.peak")).read_text())
     events = events_of(CACHE / "logs" / name / "metrics.jsonl") if child.returncode == 0 else []
     return {
-        "case": name, "rows": rows, "limit_bytes": int(gib * GIB), "exit": child.returncode, "peak_bytes": peak,
+        "case": name, "rows": rows, "limit_bytes": int(gib * GIB), "exit": child.returncode, "peak_bytes": peak, "threads": threads_of_run(),
         "group_bytes": used, "load": os.getloadavg()[1], "seconds": time.monotonic() - began, "disk": moved,
         "steps": [event["seconds"] for event in events if event["event"] == "step"],
         "plan": next((event for event in events if event["event"] == "plan"), {}),
@@ -94,10 +95,15 @@ def _moved(pid: int) -> dict[str, int]:
     return {}
 
 
-def product_seconds(model_preset: str, rows: int, compute: str) -> float:
+def threads_of_run() -> int:
+    """As many as a run takes by itself."""
+    return int(os.environ.get("OMP_NUM_THREADS") or usable_cores())
+
+
+def product_seconds(model_preset: str, rows: int, compute: str, threads: int) -> float:
     """What the products of a step take at the measured rate, each block once more for backward; 0 where none is known."""
     known = machine_file.read(machine_file.key_of("cpu", processor.describe_here()))
-    rate = 0.0 if known is None else known.rates.get(compute, 0.0)
+    rate = 0.0 if known is None else dict(known.rates_with(threads)).get(compute, 0.0)
     config = load("train", {"model_preset": model_preset, "preset": "none"})
     return 4 * sum(step_flops(config.model, rows, SOURCE, TARGET)) / rate if rate else 0.0
 
@@ -112,10 +118,10 @@ def body(cases: list[dict[str, Any]]) -> str:
         choice = case["plan"].get("choice", {})
         later = case["steps"][1:] or case["steps"]
         seconds = sum(later) / len(later) if later else 0.0
-        products = product_seconds(preset, case["rows"], choice.get("compute", "float32"))
+        products = product_seconds(preset, case["rows"], choice.get("compute", "float32"), case["threads"])
         rows.append(
             [
-                case["case"], f"{case['rows']}", format_size(case["limit_bytes"]),
+                case["case"], f"{case['rows']}", f"{case['threads']}", format_size(case["limit_bytes"]),
                 format_size(case["group_bytes"]) if case["exit"] == 0 else f"exit code {case['exit']}",
                 format_size(case["peak_bytes"]), format_size(case["plan"].get("peak_bytes", 0)),
                 f"{choice.get('away_blocks', 0)} of {case['plan'].get('num_blocks', 0)}", f"{seconds:.1f}",
@@ -128,7 +134,7 @@ def body(cases: list[dict[str, Any]]) -> str:
         f"Rows of {SOURCE} + {TARGET} tokens; whole runs: weights drawn (adapters: the base read), evaluated, trained, saved. "
         "Where the load of the machine is above its cores, seconds tell of the others.\n\n"
         + markdown(
-            ["case", "rows a step", "hard limit", "group, files counted", "anonymous", "planned", "blocks in the file", "s a step",
+            ["case", "rows a step", "threads", "hard limit", "group, files counted", "anonymous", "planned", "blocks in the file", "s a step",
              "planned", "load of the machine", "products alone", "disk read / written", "Hugging Face with AdamW, weights and state"],
             rows,
         )

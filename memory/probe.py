@@ -29,6 +29,7 @@ from devices import processor
 from devices.cores import computing_threads
 from memory.cost.prediction import CORRECTION, FIXED, Choice, changeable
 from memory.cost.shapes import MicroBatchRows
+from units import MIB
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 START = f"""import sys
@@ -45,6 +46,7 @@ LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction
 # a probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure alone
 # was passed by 0.8% at the median and by 4 to 7% three times; with these the median is the same and the most is under 3%
 KEPT_SHARE = 0.25  # of what the probe has taken off the prediction
+SCATTER_BYTES = 3 * MIB  # what one run takes above another of the same flags
 DRIFT = 0.04  # of temporary memory, where steps are of different sizes: what one leaves does not quite fit the next
 FORMAT = 3  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
@@ -179,13 +181,14 @@ def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]]) 
     return max(LEAST_CORRECTION, (measured - fixed) / max(1, passing))
 
 
-def for_later_steps(correction: float, is_varied: bool) -> float:
+def for_later_steps(correction: float, phases: Mapping[str, dict[str, int]], is_varied: bool) -> float:
     """The correction of one probe, with what a run's later steps take above its few.
 
     Args:
-        is_varied: steps hold different numbers of tokens.
+        phases: as of `correction_of`. is_varied: steps hold different numbers of tokens.
     """
-    return correction + KEPT_SHARE * max(0.0, 1 - correction) + DRIFT * is_varied
+    passing = max(changeable(parts) for parts in phases.values())
+    return correction + KEPT_SHARE * max(0.0, 1 - correction) + DRIFT * is_varied + SCATTER_BYTES / max(1, passing)
 
 
 def fingerprint(request: ProbeRequest) -> str:

@@ -152,7 +152,8 @@ def open_run(
     processes = accelerator.num_processes
     rows = look_ahead(begin, device, budget, processes)
     base_bytes = monitor.sample().anon_bytes
-    spec = resolve_here(begin, device, budget, base_bytes, processes, rows=rows, may_probe=True)
+    with monitor.phase("probe"):
+        spec = resolve_here(begin, device, budget, base_bytes, processes, rows=rows, may_probe=True)
     spec = spec.by(agree_on(accelerator, spec.plan))
     begin = replace(begin, config=spec.settings)
     if spec.counted.effective_batch_size < processes:

@@ -160,7 +160,7 @@ class _Planner:
                 correction = self.machine.correction * AFTER_A_KILL
             else:
                 is_varied = len(trial.choice.source_sizes) > 1 or len(trial.choice.target_sizes) > 1
-                correction = for_later_steps(correction_of(result, trial.phase_parts), is_varied)
+                correction = for_later_steps(correction_of(result, trial.phase_parts), trial.phase_parts, is_varied)
                 is_measured = True
                 # what a smaller one takes less says nothing of this one; what it takes more does
                 if trial is not chosen:

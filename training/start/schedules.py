@@ -27,11 +27,10 @@ ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 # of a model that has learnt before, where steps are scaled by each weight's size: 1e-3 for adafactor, as in the T5 paper
 # (Raffel et al. 2020, section 3.1.3, constant at 0.001); weights that are random learn at the whole rate
 FINETUNE_RATE = 0.1
-# small models that start from random weights learn faster at a higher one. Sweeps of 1.4M and 6M weights found three times
-# the rates of optimizers.py (docs/benchmarks.md, quality), words to phones with 3.2M weights as well (docs/recipes.md);
-# large models were tuned at 1 (T5's own rate; AdamW scaled by RMS at 248M weights, nanoT5 2023). Between them the best rate
-# falls with about the 0.3rd power of the weights
-SMALL_FACTOR, LARGE_WEIGHTS, RATE_EXPONENT = 3.0, 390e6, 0.3
+# small models that start from random weights learn faster above T5's own 1e-2. Sweeps of 1.4M and 6M weights found 3e-2 and
+# more (docs/benchmarks.md, quality), words to phones with 3.2M weights too (docs/recipes.md), where 6e-2 diverged; so twice
+# T5's rate keeps a distance. It falls with the 0.3rd power of the weights, to T5's own at 390M
+SMALL_RATE, LARGE_WEIGHTS, RATE_EXPONENT = 2e-2, 390e6, 0.3
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,18 @@ def _highest_rate(config: Config) -> float:
     if is_relative and is_trained and not adapts:
         rate *= FINETUNE_RATE
     elif is_relative and not is_trained and config.data.objective != PREFERENCES:
-        rate *= small_model_factor(weight_counts(config.model)["total"])
+        rate = max(rate, min(SMALL_RATE, rate * small_model_factor(weight_counts(config.model)["total"])))
     if config.data.objective == PREFERENCES:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
     return rate
 
 
 def small_model_factor(weights: int) -> float:
-    """How many times the rate of a large model one of so many weights takes from scratch; 1 to 3.
+    """How many times the rate of a large model one of so many weights bears from scratch, 1 or more.
 
     Only for optimizers that scale a step by each weight's size.
     """
-    return min(SMALL_FACTOR, max(1.0, (LARGE_WEIGHTS / max(1, weights)) ** RATE_EXPONENT))
+    return max(1.0, (LARGE_WEIGHTS / max(1, weights)) ** RATE_EXPONENT)
 
 
 def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:

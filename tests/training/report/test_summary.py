@@ -30,6 +30,15 @@ def test_the_summary_of_a_run() -> None:
     assert rows["  in load"] == "150.0 MiB" and "  in samples" not in rows
 
 
+def test_the_plan_is_held_against_the_run_and_not_its_probe() -> None:
+    """A probe is a second process beside this one, counted to the budget; the plan speaks of the run alone."""
+    phases = {"start": 90 << 20, "prepare": 40 << 20, "probe": 350 << 20, "load": 150 << 20, "train": 210 << 20}
+    rows = dict(summary_rows(replace(DONE, measured_peak_bytes=350 << 20, phase_peaks=phases)))
+    assert rows["peak memory"] == "planned 200.0 MiB, measured 210.0 MiB (+5%)" and rows["  in probe"] == "350.0 MiB"
+    lower = dict(summary_rows(replace(DONE, measured_peak_bytes=210 << 20, phase_peaks={**phases, "probe": 150 << 20})))
+    assert lower["peak memory"] == rows["peak memory"] and "  in probe" not in lower
+
+
 def test_a_run_that_was_done_before_tells_no_rates() -> None:
     rows = dict(summary_rows(replace(DONE, seconds=0.0, tokens_per_second=0.0, first_eval_loss=None)))
     assert rows["steps"] == "40, all done before; --max_steps=80 would train on"
