@@ -138,7 +138,7 @@ class _Counting(NodeTransformer):
         return node
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
