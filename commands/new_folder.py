@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bounded import read_text
 from data.durable import sync, sync_folder
 from data.tokenizers.published import FILE_NAME, VOCABULARY
 from data.tokenizers.tokenizer import Tokenizer
@@ -90,7 +91,7 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
 def _keep_generation_settings(home: Path, folder: Path) -> None:
     """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
     try:
-        published = json.loads((home / GENERATION_FILE).read_text(encoding="utf8"))
+        published = json.loads(read_text(home / GENERATION_FILE))
     except (OSError, ValueError, RecursionError):
         return
     if isinstance(published, dict):

@@ -90,11 +90,45 @@ def test_a_plain_tokenizer_gets_none(tmp_path: Path) -> None:
         "{{ messages.__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{% for x in range(10**9) %}{% endfor %}",
+        "{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for x in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
+        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 10**10 * ['a'] }}",
+        "{{ 7 ** 99999999 }}",
+        "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%(a)s' * 9999 % {'a': 'a' * 99999} }}",
+        "{{ 'a'.center(10**10) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ 'a'|center(10**10) }}",
+        "{{ lipsum(n=10**6) }}",
+        "{{ [1, 2]|tojson(indent=10**9) }}",
+        "{{ '\\n'|indent(10**9) }}",
+        "{{ 1.5|round(10**8, 'ceil') }}",
+        "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
+        "{{ ('a' * 9999)|replace('a', 'b' * 9999) }}",
+        "{{ ('a' * 9999).join('b' * 9999) }}",
+        "{{ ('b' * 9999)|join('a' * 9999) }}",
+        "{{ ['a' * 9999] * 9999 }}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = namespace(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
+        "{% set x = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' in x or x[1:] or x.find('b') %}{% endif %}{% endfor %}",
         "{{ raise_exception('no system turns') }}",
         "{% if %}",
     ],
 )
-def test_strangers_reach_nothing(source: str) -> None:
+def test_strangers_reach_nothing_and_do_not_last(source: str) -> None:
     with pytest.raises(UserError, match="cannot word these turns"):
         text = render(source, [{"role": "user", "content": "x"}])
         assert text == "never"
+
+
+def test_long_conversations_are_no_strangers_tricks() -> None:
+    turns = [{"role": role, "content": "some words " * 90} for role in ("user", "assistant") * 200]
+    source = "{% for m in messages %}{{ '<' ~ m.role ~ '> ' + m['content']|trim + '\n' }}{% endfor %}{{ messages|length ~ 1.5 ~ none }}"
+    assert render(source, turns) == "".join(f"<{m['role']}> {m['content'].strip()}\n" for m in turns) + "4001.5None"
+    assert len(render("{{ messages[0].content * 2000 }}", turns)) == 1024 * 1024, "no more is believed"
