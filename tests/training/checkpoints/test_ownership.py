@@ -66,6 +66,14 @@ def test_a_run_under_another_name_is_the_same_run(tmp_path: Path, link: str, nam
         assert "is in use" in second.take(tmp_path / name)[0]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_a_lock_that_is_a_link_makes_nothing_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / ".run.lock").symlink_to(tmp_path / "elsewhere")
+    with Ownership() as owner:
+        assert "cannot be written" in owner.take(tmp_path / "run")[0]
+    assert not (tmp_path / "elsewhere").exists()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="kill -9")
 def test_a_dead_owner_is_taken_over(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
