@@ -33,7 +33,7 @@ def end_with(parent: int) -> None:
 
 def _asked_linux() -> bool:
     try:
-        return ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
 
