@@ -121,7 +121,9 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
         fitting = math.ceil(tokenizer.size / 64) * 64
         told = "the tokenizer has {tokens} ids, the model room for {rows}: --vocab_size={fitting} takes {weights} weights less"
         weights = f"{(model.vocab_size - fitting) * model.d_model:,}"
-        notes.append(say(told, tokens=f"{tokenizer.size:,}", rows=f"{model.vocab_size:,}", fitting=fitting, weights=weights))
+        notes.append(
+            say(told, tokens=f"{tokenizer.size:,}", rows=f"{model.vocab_size:,}", fitting=fitting, weights=weights)
+        )
     if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
         if base is not None:
             raise UserError(
