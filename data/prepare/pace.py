@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import unicodedata
 from collections.abc import Callable
 from typing import TextIO
 
@@ -13,6 +15,7 @@ from settings.fields import counted
 
 FIRST_SECONDS = 2.0  # quick work needs no display
 TERMINAL_SECONDS, PLAIN_SECONDS = 0.5, 10.0
+WIDEST, NARROWEST = 118, 20  # columns of the line that renews itself
 
 
 class Pace:
@@ -52,12 +55,31 @@ class Pace:
             bytes=f"{self.bytes / seconds / 1e6:.1f}",
         )  # fmt: skip
         line = visible(join(", ", [told, where] if where else [told]))
-        self._stream.write(f"\r{line[:118]:<118}" if self._is_terminal else line + "\n")
+        self._stream.write("\r" + fitted(line, self._columns()) if self._is_terminal else line + "\n")
         self._stream.flush()
         self._shown = True
 
     def close(self) -> None:
         """Leave the screen clean for what follows."""
         if self._shown and self._is_terminal:
-            self._stream.write(f"\r{'':<118}\r")
+            self._stream.write(f"\r{'':<{self._columns()}}\r")
             self._stream.flush()
+
+    def _columns(self) -> int:
+        """What the line may take: one that is wider than its terminal would leave its first part behind each time."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except (OSError, ValueError):
+            columns = 0
+        return min(WIDEST, max(NARROWEST, columns - 1)) if columns else WIDEST
+
+
+def fitted(line: str, columns: int) -> str:
+    """Cut or fill a line to so many columns, of which a wide letter takes two."""
+    taken = 0
+    for place, letter in enumerate(line):
+        wide = 1 + (unicodedata.east_asian_width(letter) in "WF")
+        if taken + wide > columns:
+            return line[:place] + " " * (columns - taken)
+        taken += wide
+    return line + " " * (columns - taken)

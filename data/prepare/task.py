@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
 from data.cache import Once, fingerprint, make_once
 from data.prepare.encoding import limited
+from data.prepare.pace import Pace
 from data.prepare.room import tokenizer_room
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import SampleCorpus, build_sample_corpus
@@ -17,12 +19,13 @@ from data.sources.files import JSONL, Source, find, parts_of, sources_fingerprin
 from data.sources.layouts import are_there
 from data.sources.lines import BadRows
 from data.sources.places import public
-from data.sources.reading import column_names, read_rows, recognised_columns
+from data.sources.reading import Row, column_names, read_rows, recognised_columns
 from data.text.clean import Cleaning
 from data.text.conversations import MESSAGES_COLUMNS, Examples, TurnsColumn, form_of
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import train_tokenizer
+from language import say
 from settings.fields import AUTO, UserError
 
 QUALITY_CHARS = 1024**2
@@ -245,13 +248,22 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     """
     rows = read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows))
     made = examples_of(config, task.kind, task.columns, None)
-    texts = (text for batch in limited(rows, config.data.max_samples) for row in batch for text in made.texts(row))
+    read = _shown(limited(rows, config.data.max_samples))
+    texts = (text for batch in read for row in batch for text in made.texts(row))
     settings = config.tokenizer
     source = f"--train_file = {','.join(task.parts)}"
     return train_tokenizer(
         texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source,
         tokenizer_room(config), config.data.cache_dir,
     )  # fmt: skip
+
+
+def _shown(batches: Iterable[list[Row]]) -> Iterator[list[Row]]:
+    """The same, and on the screen how far it is: of a large file this takes a while."""
+    with closing(Pace(say("reading for the tokenizer"))) as pace:
+        for batch in batches:
+            pace.add(len(batch), sum(len(text.encode("utf8", "replace")) for row in batch for text in row))
+            yield batch
 
 
 def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:

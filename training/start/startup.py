@@ -23,6 +23,7 @@ from training.checkpoints.folder import Checkpoints
 from training.checkpoints.state import TrainingState, read_training_state
 from training.start.beginning import Begun
 
+TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
 FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 
@@ -116,6 +117,13 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
         model = dataclasses.replace(model, vocab_size=math.ceil(tokenizer.size / 64) * 64)
         told = "vocab_size = {rows}, to hold the tokenizer's {tokens} tokens"
         notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
+    elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
+        fitting = math.ceil(tokenizer.size / 64) * 64
+        told = "the tokenizer has {tokens} ids, the model room for {rows}: --vocab_size={fitting} takes {weights} weights less"
+        weights = f"{(model.vocab_size - fitting) * model.d_model:,}"
+        notes.append(
+            say(told, tokens=f"{tokenizer.size:,}", rows=f"{model.vocab_size:,}", fitting=fitting, weights=weights)
+        )
     if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
         if base is not None:
             raise UserError(

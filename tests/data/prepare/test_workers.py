@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.batches.lengths import BOUNDS, LengthCounts
-from data.prepare.pace import Pace
+from data.prepare.pace import Pace, fitted
 from data.prepare.workers import in_order
 from settings.fields import DoesNotFit, UserError
 
@@ -111,3 +111,19 @@ def test_quick_work_shows_nothing() -> None:
     pace.add(10, 10)
     pace.close()
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_line_fits_its_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wider one would leave its first part behind at each renewal."""
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    stream = Terminal()
+    stream.fileno = lambda: 1  # type: ignore[method-assign]
+    pace = Pace("为分词器读取数据" * 4, 0, stream, iter([0.0, 9.0]).__next__)
+    pace.add(9_000, 4_000_000, "file 1 of 2")
+    line = stream.getvalue().removeprefix("\r")
+    assert sum(2 if letter > "\u2e80" else 1 for letter in line) == min(118, columns - 1)
+
+
+def test_a_line_is_cut_before_a_letter_that_does_not_fit() -> None:
+    assert fitted("abc", 5) == "abc  " and fitted("a数据", 4) == "a数 " and fitted("abcdef", 4) == "abcd"
