@@ -188,7 +188,7 @@ class LowMemTrainer:
         """Publish the best model, show samples and the summary."""
         live, journal, start = self.live, self.journal, self.live.start
         journal.progress.stop()
-        best = live.checkpoints.best() or live.checkpoints.latest()
+        best = live.checkpoints.named_best() or live.checkpoints.latest()
         prompt = None
         if live.is_main and best is not None:
             publish(best, start.run_dir)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bounded import read_text
 from data.durable import sync, sync_folder
 from data.tokenizers.published import FILE_NAME, VOCABULARY
 from data.tokenizers.tokenizer import Tokenizer
@@ -20,6 +21,8 @@ from model.hf_format import GENERATION_FILE
 from settings.fields import UserError
 from training.checkpoints.durable import TEMPORARY
 from training.checkpoints.folder import REPLACED
+from training.checkpoints.ownership import Ownership
+from training.checkpoints.runs import RUN_FILE
 
 TOKENIZER_FILES = (FILE_NAME, "*.model", VOCABULARY, "tokenizer_config.json")  # any of these tells of a tokenizer
 
@@ -37,16 +40,35 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
     if named is None:
         raise UserError("--output = none, is needed: the folder to write")
     output = Path(named)
+    if not output.name or output.name == "..":
+        raise UserError(f"--output = {named}, has no name that another folder could take; name a folder in it")
     partial, aside = (output.with_name(f"{sign}{output.name}") for sign in (TEMPORARY, REPLACED))
     _bring_back(aside, output)
-    if any(output.resolve() == source.resolve() for source in sources):
-        raise UserError(f"--output = {output}, is the folder that is read; name another one")
+    if any(source.resolve().is_relative_to(output.resolve()) for source in sources):
+        raise UserError(f"--output = {output}, is the folder that is read, or holds it; name another one")
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"--output = {output}, exists; name another folder or use --overwrite=True")
+    with _unless_it_trains(output), _made(output, partial, aside):
+        yield partial
+
+
+@contextmanager
+def _unless_it_trains(output: Path) -> Iterator[None]:
+    """Nobody trains the run that is to be replaced, as long as this lasts."""
+    with Ownership() as owner:
+        problems = owner.take(output) if (output / RUN_FILE).is_file() else []
+        if problems:
+            raise UserError(*(problem.replace("--run_name", "--output", 1) for problem in problems))
+        yield
+
+
+@contextmanager
+def _made(output: Path, partial: Path, aside: Path) -> Iterator[None]:
+    """A folder beside, that takes the place of the old one."""
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        yield partial
+        yield
         seal(partial)
         sync(partial)
         if output.is_dir():
@@ -90,7 +112,7 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
 def _keep_generation_settings(home: Path, folder: Path) -> None:
     """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
     try:
-        published = json.loads((home / GENERATION_FILE).read_text(encoding="utf8"))
+        published = json.loads(read_text(home / GENERATION_FILE))
     except (OSError, ValueError, RecursionError):
         return
     if isinstance(published, dict):

@@ -59,7 +59,7 @@ def _has_locks(path: Path) -> bool:
         import fcntl
     except ImportError:  # Windows has its own, everywhere
         return True
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # a link makes no file elsewhere
     try:
         fcntl.flock(handle, fcntl.LOCK_UN)  # takes nothing, so that it is in nobody's way
     except OSError as error:

@@ -143,9 +143,13 @@ def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
     wrong = {name: stored.shape(name) for name in wanted & found if stored.shape(name) != shapes[name]}
     problems = []
-    if bare := [name for name in wanted & found if stored.lacks_scale(name)]:
+    if bare := [name for name in wanted & found if stored.is_number(name) and stored.lacks_scale(name)]:
         problems.append(
             f"{stored.path}, holds int8 weights without their scales ({_listed(bare)}); copy the folder again"
+        )
+    if odd := [name for name in wanted & found if not stored.is_number(name)]:
+        problems.append(
+            f"{stored.path}, holds no floating-point numbers in {_listed(odd)}; use a complete T5 checkpoint"
         )
     if missing := wanted - found:
         problems.append(

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bounded import read_bytes
 from language import Said, join, say
 from units import format_size, parse_size
 
 AUTO = "auto"
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+LONGEST_NUMBER_BITS = 1024  # of a whole number: what is longer is no float either
 FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
 NOTHING_WORDS = ("none", "null", "")
 
@@ -249,7 +251,7 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf8"))  # JSON is YAML
+        content = yaml.safe_load(read_bytes(path, may_wait=True).decode("utf8"))  # JSON is YAML
     except FileNotFoundError:
         raise UserError(f"--config = {path}, no such file") from None
     except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
@@ -260,11 +262,17 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     flat: dict[str, Any] = {}
     for key, value in content.items():
         flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})
-    problems = [
-        f"--config = {path}, the name {str(key)[:40]} is {type(key).__name__}, not a text; write it in quotes, or mend it"
-        for key in flat
-        if not isinstance(key, str)
-    ]
+    problems = [f"--config = {path}, {wrong}" for key, value in flat.items() if (wrong := _mistake(key, value))]
     if problems:
         raise UserError(*problems)
     return flat
+
+
+def _mistake(key: object, value: object) -> str:
+    """What no line of a table of settings can be, whatever its name; empty: nothing."""
+    for number in (key, value):
+        if isinstance(number, int) and number.bit_length() > LONGEST_NUMBER_BITS:  # Python itself refuses to show it
+            return f"holds a whole number of {number.bit_length():,} bits; write one that a setting can have"
+    if isinstance(key, str):
+        return ""
+    return f"the name {str(key)[:40]} is {type(key).__name__}, not a text; write it in quotes, or mend it"

@@ -16,20 +16,21 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
 LONGER_FILES = {"config.py": 770}
 # wing -> the wings it may import
-GROUND = {"limits", "units", "settings", "config", "screen", "language", "optimizers"}
+GROUND = {"bounded", "limits", "units", "settings", "config", "screen", "language", "optimizers"}
 FACES = (
     "units",
     "model.shapes",
     "memory.observe",
 )  # files without torch that others may import than their folder's neighbours
 WINGS: dict[str, set[str]] = {
+    "bounded": set(),
     "limits": set(),
     "units": set(),
     "screen": set(),
     "language": set(),
     "optimizers": {"limits"},
-    "settings": {"units", "language", "config"},  # config only for the types of what is checked
-    "config": {"settings", "units", "language", "optimizers"},
+    "settings": {"units", "language", "bounded", "config"},  # config only for the types of what is checked
+    "config": {"settings", "units", "bounded", "language", "optimizers"},
     "devices": GROUND,
     "model": GROUND | {"devices", "model.shapes"},
     "data": GROUND | {"devices", "memory.observe"},
@@ -218,7 +219,7 @@ def test_only_devices_names_a_backend(path: Path) -> None:
     assert not named, f"{title(path)} names {named}"
 
 
-TORCHLESS = ("data", "limits", "optimizers", "model.shapes")
+TORCHLESS = ("data", "bounded", "limits", "optimizers", "model.shapes")
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) in TORCHLESS], ids=title)
@@ -245,6 +246,7 @@ def test_the_page_stays_small(path: Path) -> None:
             "config",
             "language",
             "screen",
+            "bounded",
             "optimizers",
             "train_low_mem",
         )

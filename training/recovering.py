@@ -92,7 +92,7 @@ class Recovery:
     def _end_diverged(self, number: int, is_hopeless: bool = False) -> NoReturn:
         """Publish what is good, and say what to change."""
         live = self.live
-        last = live.checkpoints.best() or live.checkpoints.latest()
+        last = live.checkpoints.named_best() or live.checkpoints.latest()
         if is_hopeless and not live.has_saved:
             raise UserError(why_hopeless(live.start.base, live.keeper.plan.choice.compute))
         if last is not None:

@@ -20,6 +20,7 @@ from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
 from model.formats.checksums import damages
 from training.checkpoints.folder import Checkpoints, step_of
+from training.report.card import CARD_FILE
 
 STEPS, SAVE_STEPS, RUN = 8, 3, "r"
 KEEP, KEEP_ALL = "--keep_latest_n_ckp=1", "--keep_latest_n_ckp=99"
@@ -32,6 +33,7 @@ WORK = (
     "--mixed_precision=no", "--seed=5", "--sample_rows=0", "--log_steps=1", KEEP,
 )  # fmt: skip
 CHANGING = ("run.json", "settings.json")  # times and places
+MEASURED = (b"| planned peak |", b"| measured peak |", b"| time |")  # lines of a model's card
 HIDDEN = (".tmp-", ".replaced-", ".partial", ".tmp", "owner.json")
 WORDS = (
     "the", "river", "runs", "under", "a", "stone", "bridge", "where", "small", "boats", "wait", "for", "morning", "light",
@@ -230,8 +232,16 @@ def contents(folder: Path, but: Words = OUTSIDE) -> dict[str, str]:
         if path.is_symlink():
             found[name] = os.readlink(path)
         elif path.is_file() and path.name not in CHANGING and not name.startswith(but) and path.suffix != ".lock":
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[name] = hashlib.sha256(_lasting(path)).hexdigest()
     return found
+
+
+def _lasting(path: Path) -> bytes:
+    """The content of a file; a model's card also tells times and peaks, which no two runs have alike."""
+    content = path.read_bytes()
+    if path.name != CARD_FILE:
+        return content
+    return b"".join(line for line in content.splitlines(keepends=True) if not line.startswith(MEASURED))
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ class Commands:
 
     def tokenizer(self, folder: Path) -> Words:
         """Train one."""
-        return ("tokenizer", self.text, f"--tokenizer_dir={folder / 'tokenizer'}", "--vocab_size=400", "--num_threads=1",
+        return ("tokenizer", self.text, f"--tokenizer_dir={folder / 'tokenizer'}", "--vocab_size=400",
                 f"--cache_dir={folder / 'cache'}", "--overwrite=True")  # fmt: skip
 
     def prepare(self, folder: Path) -> Words:

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bounded import MOST_TABLE_BYTES, read_text
 from data.batches.objectives import SpecialIds
 from data.durable import put_in_place
 from data.shards.checksums import ShardFile, SummedFile, check_sums
@@ -95,7 +96,7 @@ class Manifest:
             UserError: it is missing, broken, or of another format.
         """
         try:
-            content = json.loads((root / MANIFEST).read_text(encoding="utf8"))
+            content = json.loads(read_text(root / MANIFEST, MOST_TABLE_BYTES))
         except FileNotFoundError:
             raise UserError(
                 f"{root}: is no shards folder, it has no {MANIFEST}; write one with the prepare command"

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
+from bounded import read_text
 from data.cache import fingerprint
 from data.sources.places import Place, is_address, list_remote, local_path, public, readable
 from language import say
@@ -164,7 +165,7 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

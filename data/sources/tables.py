@@ -29,6 +29,7 @@ ReportBadRow = Callable[[Place, str, str], None]
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
 LONGEST_TEXT_BYTES = 16 * 1024**2
 PARQUET_BATCH_BYTES = 8 * 1024**2
+DELTA_ROWS = 8  # read at a time where a text may be told as "the one before, and so much more"
 MOST_REPEATED, FEW_ROWS = 4, 256  # a batch of nothing but the longest value may be so much larger than others
 PART_BYTES = 1024**2  # text turned into Python strings at a time
 
@@ -232,15 +233,16 @@ def parquet_batch_rows(
         about = file.metadata.row_group(number)
         rows = max(about.num_rows, 1)
         if about.total_byte_size * min(enough, rows) > most:  # else every row may have all of it
-            repeated = _longest_repeated(path, file, number, columns) / MOST_REPEATED if most_bytes is None else 0
-            widest = max(widest, _wanted_bytes(file, number, columns) / rows, repeated)
+            widest = max(widest, _wanted_bytes(file, number, columns) / rows)
+            if most_bytes is None:
+                widest = max(widest, _longest_repeated(path, file, number, columns) / MOST_REPEATED)
+                widest = max(widest, most / DELTA_ROWS) if _in_delta(file, number, columns) else widest
     return max(1, min(enough, int(most / widest)))
 
 
 def _wanted_bytes(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
-    """Bytes of some columns of a group. A row of them is read first: reading tells of broken facts about a column, where
-    asking for them alone ends the interpreter."""
-    next(file.iter_batches(batch_size=1, row_groups=[number], columns=list(columns), use_threads=False), None)
+    """Bytes of some columns of a group."""
+    _read_one_row(file, number, columns)
     leaves, group = file.metadata.schema, file.metadata.row_group(number)
     wanted = (place for place in range(len(leaves)) if leaves.column(place).path.split(".")[0] in columns)
     return sum(group.column(place).total_uncompressed_size for place in wanted)
@@ -248,9 +250,17 @@ def _wanted_bytes(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> 
 
 def unpacks_to(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str], most: int) -> bool:
     """Whether a group's texts, each in its row, make at most `most` bytes. Memory: the group's dictionaries."""
+    size = 0
+    if _in_delta(file, number, columns):
+        for batch in file.iter_batches(
+            batch_size=DELTA_ROWS, row_groups=[number], columns=list(columns), use_threads=False
+        ):
+            size += batch.nbytes
+            if size > most:
+                return False
+        return True
     if file.metadata.row_group(number).num_rows * _longest_repeated(path, file, number, columns) <= most:
         return True
-    size = 0
     for batch in _coded(path, file, number, columns):
         for array in (array for column in batch.columns for array in _dictionaries(column)):
             lengths = pc.binary_length(array.dictionary).fill_null(0)
@@ -258,6 +268,20 @@ def unpacks_to(path: Place, file: pq.ParquetFile, number: int, columns: Sequence
         if size > most:
             return False
     return True
+
+
+def _in_delta(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> list[str]:
+    """The leaves of some columns of a group in which a text begins with what the one before has told, in a few bytes; and
+    those whose lengths alone lie so. pyarrow knows no codes for either."""
+    _read_one_row(file, number, columns)
+    leaves, group = file.metadata.schema, file.metadata.row_group(number)
+    wanted = [place for place in range(len(leaves)) if leaves.column(place).path.split(".")[0] in columns]
+    return [leaves.column(place).path for place in wanted if any("DELTA" in w for w in group.column(place).encodings)]
+
+
+def _read_one_row(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> None:
+    """Reading tells of broken facts about a column, where asking for them alone ends the interpreter."""
+    next(file.iter_batches(batch_size=1, row_groups=[number], columns=list(columns), use_threads=False), None)
 
 
 def _longest_repeated(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
@@ -271,10 +295,12 @@ def _longest_repeated(path: Place, file: pq.ParquetFile, number: int, columns: S
 def _coded(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Rows of a group, texts as codes where they lie so."""
     leaves = [file.metadata.schema.column(place) for place in range(len(file.metadata.schema))]
-    texts = [leaf.path for leaf in leaves if leaf.path.split(".")[0] in columns and leaf.physical_type == "BYTE_ARRAY"]
+    delta = _in_delta(file, number, columns)
+    wanted_leaves = [leaf for leaf in leaves if leaf.path.split(".")[0] in columns and leaf.path not in delta]
+    texts = [leaf.path for leaf in wanted_leaves if leaf.physical_type == "BYTE_ARRAY"]
     with open_parquet(path, metadata=file.metadata, read_dictionary=texts) as coded:
         wanted = {"row_groups": [number], "columns": list(columns), "use_threads": False}
-        yield from coded.iter_batches(batch_size=FEW_ROWS, **wanted)
+        yield from coded.iter_batches(batch_size=DELTA_ROWS if delta else FEW_ROWS, **wanted)
 
 
 def _dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:

@@ -1,7 +1,7 @@
 """How are the chat templates of published tokenizers read, rendered and written? As Jinja, in a sandbox.
 
 A tokenizer's `chat_template` turns messages into the text that a model was trained with. It is code of strangers: it is run in
-Jinja's sandbox, which lets it neither import nor reach into Python. Templates of our own are written the same way, so that
+Jinja's sandbox, which lets it neither import nor reach into Python, and what it does is counted (`jinja_bounds`). Templates of our own are written the same way, so that
 `AutoTokenizer.apply_chat_template` says the words that training used.
 
 Source: Hugging Face, "Chat templates"; Jinja, "Sandbox".
@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bounded import read_text
 from settings.fields import UserError
 
 FILES = ("chat_template.jinja", "tokenizer_config.json")
 KEY = "chat_template"
-MOST_LETTERS = 1024 * 1024  # of a rendered text that are believed
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -32,7 +32,7 @@ def render(source: str, messages: Messages) -> str:
     from jinja2 import TemplateError
 
     try:
-        text = _compiled(source).render(
+        text = _compiled(source)(
             messages=list(messages),
             add_generation_prompt=True,
             bos_token="",
@@ -45,21 +45,22 @@ def render(source: str, messages: Messages) -> str:
         raise UserError(
             f"chat_template: cannot word these turns ({reason}); name another with --prompt_template=plain"
         ) from None
-    return str(text[:MOST_LETTERS])
+    return str(text)
 
 
 @cache
 def _compiled(source: str) -> Any:
     from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from data.text.jinja_bounds import BoundedEnvironment, bounded
 
     def refuse(message: str) -> str:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = BoundedEnvironment()
     environment.globals["raise_exception"] = refuse
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
-    return environment.from_string(source)
+    return bounded(environment, source)
 
 
 def is_jinja(text: str) -> bool:
@@ -76,7 +77,7 @@ def read_chat_template(folder: str | Path) -> str | None:
     for name in FILES:
         path = Path(folder) / name
         try:
-            text = path.read_text(encoding="utf8")
+            text = read_text(path)
             found = text if path.suffix == ".jinja" else json.loads(text).get(KEY)
         except (FileNotFoundError, NotADirectoryError):
             continue

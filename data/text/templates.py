@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bounded import read_text
 from config import DataConfig
 from data.text.chat_templates import as_jinja, is_jinja, read_chat_template, render
 from settings.fields import AUTO, UserError
@@ -86,7 +87,7 @@ class Template:
         """
         path = Path(folder) / FILE_NAME
         try:
-            content = json.loads(path.read_text(encoding="utf8"))
+            content = json.loads(read_text(path))
             found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
             return replace(found, turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):

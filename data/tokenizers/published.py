@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from bounded import MOST_TABLE_BYTES, read_text
 from data.tokenizers.panics import failure_is_user_error
 from data.tokenizers.spiece import load_sentencepiece
 from settings.fields import UserError
@@ -42,7 +43,7 @@ def read_backend(place: str | Path) -> tuple[Backend, Path]:
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
         return _read_byte_bpe(folder), folder / VOCABULARY
     about = folder / "tokenizer_config.json"
-    if not found and about.is_file() and "byt5" in about.read_text(encoding="utf8", errors="replace").lower():
+    if not found and about.is_file() and "byt5" in _words(about):
         return byte_backend(), about
     if not folder.exists():
         raise UserError(f"--tokenizer_dir = {folder}, no such folder; name a tokenizer's folder or file")
@@ -50,9 +51,16 @@ def read_backend(place: str | Path) -> tuple[Backend, Path]:
     raise UserError(f"--tokenizer_dir = {folder}, {hint}; name a tokenizer's folder or file")
 
 
+def _words(path: Path) -> str:
+    try:
+        return read_text(path).lower()
+    except (OSError, ValueError):
+        return ""
+
+
 def _read_json(path: Path) -> Backend:
     try:
-        text = path.read_text(encoding="utf8")
+        text = read_text(path, MOST_TABLE_BYTES)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is no tokenizer ({error}); fetch or train it again") from None
     with failure_is_user_error(f"{path}: is no tokenizer"):
@@ -62,8 +70,8 @@ def _read_json(path: Path) -> Backend:
 def _read_byte_bpe(folder: Path) -> Backend:
     """Byte-level BPE from a vocabulary and its merges."""
     try:
-        vocabulary = json.loads((folder / VOCABULARY).read_text(encoding="utf8"))
-        lines = (folder / MERGES).read_text(encoding="utf8").split("\n")
+        vocabulary = json.loads(read_text(folder / VOCABULARY, MOST_TABLE_BYTES))
+        lines = read_text(folder / MERGES, MOST_TABLE_BYTES).split("\n")
         merges = [(left, right) for left, right in (line.split(" ") for line in lines if _is_merge(line))]
         backend = Backend(models.BPE(vocabulary, merges))
         added = _added_tokens(folder)
@@ -95,7 +103,7 @@ def _is_merge(line: str) -> bool:
 
 def _added_tokens(folder: Path) -> dict[str, int]:
     path = folder / "added_tokens.json"
-    return dict(json.loads(path.read_text(encoding="utf8"))) if path.is_file() else {}
+    return dict(json.loads(read_text(path))) if path.is_file() else {}
 
 
 def token_names(folder: Path) -> dict[str, str]:
@@ -103,7 +111,7 @@ def token_names(folder: Path) -> dict[str, str]:
     names = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
-            content: Any = json.loads((folder / file).read_text(encoding="utf8"))
+            content: Any = json.loads(read_text(folder / file))
         except (OSError, ValueError, RecursionError):
             continue
         for role in ("pad_token", "eos_token", "unk_token"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from bounded import MOST_TABLE_BYTES, read_bytes
 from data.tokenizers.panics import failure_is_user_error
 from settings.fields import UserError
 
@@ -46,7 +47,7 @@ def load_sentencepiece(path: Path) -> Backend:
         UserError: the file is no such model, or of a type that is neither Unigram nor BPE.
     """
     try:
-        model = parse(path.read_bytes())
+        model = parse(read_bytes(path, MOST_TABLE_BYTES))
     except (OSError, IndexError, ValueError, TypeError, struct.error) as error:
         raise UserError(f"{path}: is no SentencePiece model ({error}); fetch it again") from None
     if not model.pieces or model.kind not in (UNIGRAM, BPE):

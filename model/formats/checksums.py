@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bounded import MOST_TABLE_BYTES, read_text
 from settings.fields import UserError
 
 CHECKSUMS_FILE = "checksums.json"
@@ -49,7 +50,7 @@ def read_sums(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / CHECKSUMS_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf8"))
+        content = json.loads(read_text(path, MOST_TABLE_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from bounded import read_text
 from limits import FILE_CHUNK_BYTES
 from model.formats.checksums import is_inside
 from settings.fields import UserError
@@ -65,10 +66,10 @@ class TensorHeaders:
 
     def _shards(self) -> list[str]:
         for kind in self._kinds():
-            if (self.path / kind.index_file).exists():
+            if (self.path / kind.index_file).is_file():
                 return self._indexed(*kind)
             for name in kind.names:
-                if (self.path / name).exists():
+                if (self.path / name).is_file():
                     return [name]
         raise UserError(f"{self.path}, holds no {WEIGHTS_FILE}{_pickled(self.path)}")
 
@@ -90,6 +91,8 @@ class TensorHeaders:
 
     def _open(self, path: Path) -> Any:
         try:
+            if not path.is_file():  # a pipe would be waited for
+                raise FileNotFoundError
             return safe_open(path, framework=self.FRAMEWORK)
         except FileNotFoundError:
             raise UserError(f"{path}, is named by {INDEX_FILE} but is not there; copy the folder again") from None
@@ -153,7 +156,7 @@ def _pickled(folder: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object of a file; UserError where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError:
         raise UserError(f"{path.parent}, holds no {path.name}; name the folder of a saved model") from None
     except (OSError, ValueError, RecursionError) as error:

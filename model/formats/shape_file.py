@@ -108,6 +108,11 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     start = values.get("decoder_start_token_id", config.pad_token_id)
     if start != config.pad_token_id:
         problems.append(f"{path}: decoder_start_token_id = {start}, must be pad_token_id ({config.pad_token_id})")
+    if max(config.pad_token_id, config.eos_token_id) >= config.vocab_size and not problems:
+        problems.append(
+            f"{path}: vocab_size = {config.vocab_size}, has no row for pad_token_id ({config.pad_token_id}) or eos_token_id "
+            f"({config.eos_token_id}); use the config.json that belongs to the tokenizer"
+        )
     if problems := problems or _beyond_its_tensors(path, config, stored):
         raise UserError(*problems)
     return config

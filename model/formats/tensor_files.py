@@ -67,6 +67,14 @@ class TensorFolder(TensorHeaders):
                 part = part.float().mul_(scales.unsqueeze(1))
             yield part
 
+    def is_number(self, name: str) -> bool:
+        """Whether a tensor holds what a weight can be: floating-point numbers, or int8 with its scales."""
+        try:
+            dtype = self.dtype(name)
+        except RuntimeError:  # several numbers in a byte, as torch tells it
+            return False
+        return dtype.is_floating_point or dtype == torch.int8
+
     def lacks_scale(self, name: str) -> bool:
         """Whether a tensor is stored in int8 without a scale for each of its rows."""
         if self.dtype(name) != torch.int8:

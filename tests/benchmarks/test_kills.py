@@ -17,6 +17,7 @@ from benchmarks.faults.disk_faults import Fault, start, state_of
 from benchmarks.faults.kill_cases import Case, Verdict, World
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.faults.kills import Series, body
+from config import load
 from tests.killing import run_child
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="os.fork")
@@ -43,6 +44,12 @@ def test_a_trace_tells_each_change_and_the_disk_around_it(tmp_path: Path) -> Non
     assert made["change"].startswith(f"mkdir {tmp_path / 'disk' / 'a'}") and synced["change"].startswith("fsync")
     assert made["states"][0] != made["states"][1] != synced["states"][0] == synced["states"][1]
     assert synced["states"][1] == state_of(str(tmp_path / "disk"))
+
+
+def test_every_command_that_is_killed_takes_its_flags(tmp_path: Path) -> None:
+    for case in cases_of(World(tmp_path)):
+        command, *flags = case.words(tmp_path)
+        load(command, dict(flag.removeprefix("--").split("=", 1) for flag in flags))
 
 
 @pytest.mark.parametrize("is_after", [False, True])

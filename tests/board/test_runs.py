@@ -167,6 +167,16 @@ def test_a_deleted_run_is_gone_and_one_that_lives_stays(tmp_path: Path) -> None:
     assert not (where.output_dir / "one").exists() and not (where.log_dir / "one").exists()
 
 
+def test_a_run_whose_logs_lie_elsewhere_is_not_deleted_while_it_is_trained(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (where.output_dir / "one").mkdir()
+    owner = {"process": os.getpid(), "host": platform.node(), "started": 1.0}
+    (where.output_dir / "one" / "owner.json").write_text(json.dumps(owner))
+    assert f"process {os.getpid()} trains one; stop it first" in delete_run(where, "one")
+    (where.output_dir / "one" / "owner.json").write_text(json.dumps({**owner, "process": 2**22 + 1}))
+    assert delete_run(where, "one") == "" and not (where.output_dir / "one").exists()
+
+
 def test_a_link_is_deleted_and_not_what_it_points_to(tmp_path: Path) -> None:
     where = places(tmp_path)
     (where.output_dir / "real").mkdir()

@@ -12,6 +12,34 @@ from commands.new_folder import new_folder
 from model.formats.checksums import damages
 from settings.fields import UserError
 from tests.killing import DIED, die_at, run_child
+from training.checkpoints.ownership import Ownership
+from training.checkpoints.runs import create_run
+
+
+@pytest.mark.parametrize("name", [".", "/", "..", "a/.."])
+def test_a_folder_without_a_name_is_not_replaced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="has no name that another folder could take"), new_folder(name, True):
+        raise AssertionError("begun")
+
+
+def test_a_folder_that_holds_what_is_read_is_not_replaced(tmp_path: Path) -> None:
+    source = tmp_path / "runs" / "r" / "checkpoints" / "step_00000001"
+    source.mkdir(parents=True)
+    for output in (source, tmp_path / "runs" / "r", tmp_path / "runs"):
+        with pytest.raises(UserError, match="or holds it"), new_folder(str(output), True, source):
+            raise AssertionError("begun")
+    assert source.is_dir()
+
+
+def test_a_run_that_somebody_trains_is_not_replaced(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "r", "pretrain")
+    with Ownership() as owner:
+        assert owner.take(run_dir) == []
+        with pytest.raises(UserError, match="--output = r, is in use"), new_folder(str(run_dir), True):
+            raise AssertionError("begun")
+    make(run_dir, "new")
+    assert content(run_dir) == "new"
 
 
 def make(output: Path, content: str, overwrite: bool = True) -> None:

@@ -81,6 +81,18 @@ def test_a_kernel_without_memory_for_its_scratch_is_out_of_memory() -> None:
     assert devices.pick("cpu").is_out_of_memory(MemoryError("a kernel found no memory for its scratch"))
 
 
+def test_a_compiler_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NoKernels, match=r"cc does not run: .*(No such file|cannot find)"):
+        build._run([str(tmp_path / "cc")])
+
+
+def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels.so").write_text("no library")
+    monkeypatch.setattr(calls, "library_here", lambda: (tmp_path / "kernels.so", None))
+    found, reason = calls._loaded.__wrapped__()
+    assert found is None and reason and "kernels.so" in reason
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="compiles under Linux alone")
 def test_a_compiler_that_fails_is_told_and_torch_computes(tmp_path: Path) -> None:
     broken = tmp_path / "cc"

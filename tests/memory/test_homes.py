@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config import Config, DoesNotFit, load
+from config import Config, DoesNotFit, UserError, load
 from memory.cost.homes import away_bytes, slots_bytes, taken_bytes
 from memory.cost.prediction import BASE_BYTES, Machine
 from memory.cost.work import DEVICE, FILE, RAM
@@ -50,6 +50,12 @@ def test_on_a_cpu_the_ram_is_where_it_computes() -> None:
     assert planned(8 * GIB, weights_in=RAM).choice.weights_in == DEVICE
     with pytest.raises(DoesNotFit):
         planned(BASE_BYTES + 100 * MIB, weights_in=DEVICE)
+
+
+def test_weights_that_processes_share_rest_nowhere_else() -> None:
+    machine = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES, num_processes=2)
+    with pytest.raises(UserError, match="--weights_in = file, is for weights that are whole on each process"):
+        plan(settings_of(weights_in=FILE, shard_weights=True), machine, source_tokens=64, target_tokens=32)
 
 
 def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:

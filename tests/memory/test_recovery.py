@@ -80,6 +80,10 @@ def test_frames_that_somebody_else_holds_are_emptied():
         gc.enable()
 
 
+def test_a_size_that_is_none_is_not_told():
+    assert needed_bytes(RuntimeError("Tried to allocate 1.2.3 GiB")) is None
+
+
 @pytest.mark.parametrize(
     ("flavour", "expected"),
     [("cuda", 2 * GIB), ("mps", 2 * GIB), ("cpu", 2 * GIB), ("windows", 2 * GIB), ("c++", None), ("python", None)],

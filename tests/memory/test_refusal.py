@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from config import Config, DoesNotFit, load
+from config import Config, DoesNotFit, UserError, load
 from devices import processor
 from memory.cost.prediction import Machine
 from memory.machines import DTYPES
@@ -31,6 +31,11 @@ CASES: list[tuple[dict[str, Any], int]] = [
     ({"model_preset": "t5-base", "max_grad_norm": 1.0, "mixed_precision": "bf16"}, 900 * MIB),
     ({"model_preset": "t5-3b"}, 2 * GIB),
 ]  # fmt: skip
+
+
+def test_kernels_that_are_asked_for_and_not_there_are_refused() -> None:
+    with pytest.raises(UserError, match="--compiled_kernels = True, there are none here"):
+        plan(settings_of(compiled_kernels=True, model_preset="tiny"), machine(GIB))
 
 
 @pytest.mark.parametrize(("flags", "budget"), CASES)

@@ -237,6 +237,32 @@ def test_wrong_tensor_shape_is_named(folder: Path) -> None:
     refused(folder, "shared.weight is [51, 24] and not [50, 24]")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.uint8])
+def test_a_weight_is_a_number_with_a_point(folder: Path, dtype: torch.dtype) -> None:
+    change_weights(folder, lambda weights: weights.update({"shared.weight": weights["shared.weight"].to(dtype)}))
+    refused(folder, "holds no floating-point numbers in shared.weight")
+
+
+def test_numbers_of_half_a_byte_are_told(folder: Path) -> None:
+    """Which safetensors knows, and torch cannot take a part of."""
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8:end]), content[end:]
+    last = max((name for name in header if name != "__metadata__"), key=lambda name: header[name]["data_offsets"])
+    start, stop = header[last]["data_offsets"]
+    header[last] = {**header[last], "dtype": "F4", "data_offsets": [start, start + (stop - start) // 8]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[: start + (stop - start) // 8])
+    refused(folder, f"holds no floating-point numbers in {last}")
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id"])
+def test_ids_without_a_row_are_told(folder: Path, name: str) -> None:
+    change_config(folder, **{name: 50, "decoder_start_token_id": 50 if name == "pad_token_id" else 0})
+    refused(folder, "vocab_size = 50, has no row for pad_token_id")
+
+
 def test_memory_of_loading_and_saving(tmp_path: Path) -> None:
     size, saving, loading, with_pages = in_child(f"""
 from pathlib import Path

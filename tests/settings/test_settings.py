@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from config import load
+from settings import precedence
 from settings.fields import (
     DoesNotFit,
     UserError,
@@ -21,11 +23,36 @@ from settings.fields import (
     setting,
     show,
 )
+from settings.help import versions
+from settings.packages import needs
 
 
 def field_of(**facts: Any) -> dataclasses.Field[Any]:
     made = dataclasses.make_dataclass("Made", [("x", object, setting(facts.pop("default", None), "help", **facts))])
     return dataclasses.fields(made)[0]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_without_the_record_of_shipped_defaults_none_counts_as_edited(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precedence, "SHIPPED", tmp_path / "shipped.json")
+    if content is not None:
+        precedence.SHIPPED.write_text(content)
+    assert precedence._shipped.__wrapped__() == {}
+
+
+def test_a_package_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match=r"--format = gguf, needs the package no-such-package, which does not load here"
+    ):
+        needs("no-such-package", "--format = gguf", module="no_such_package")
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert "torch missing" in versions()
 
 
 @pytest.mark.parametrize("word", ["true", "True", "YES", "on", "1", True, 1])
@@ -165,6 +192,8 @@ def test_errors_carry_exit_codes_and_all_problems() -> None:
     "text, told",
     [
         ("3: 4\nnull: 5\n", "the name 3 is int, not a text"),
+        (f"seed: 0x{'f' * 5000}\n", "a whole number of 20,000 bits"),
+        (f"? 0x{'f' * 5000}\n: 1\n", "a whole number of 20,000 bits"),
         ("2001-01-01: 4\n", "the name 2001-01-01 is date, not a text"),
         ("max_steps: 2001-99-99\n", "cannot be read: month must be in 1..12"),
         ("max_steps: " + "9" * 5000 + "\n", "cannot be read: Exceeds the limit|cannot be read"),

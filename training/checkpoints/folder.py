@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from data.durable import make_folder, sync, sync_folder
-from model.formats.checksums import damages, read_sums, seal
+from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from settings.fields import UserError
 from training.checkpoints.durable import TEMPORARY, remove
 
@@ -72,7 +72,7 @@ class Checkpoints:
             make_folder(self.folder)
             temporary.mkdir()
             write(temporary)
-            best = None if is_best else self.best()
+            best = None if is_best else self.named_best()
             seal(temporary, **{BEST_STEP: step if is_best else None if best is None else step_of(best)})
             sync(temporary)
             self.put_in_place(temporary, final)
@@ -87,20 +87,25 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint that has all its files, in full length; None before the first."""
-        return next((path for path in self._all() if not damages(path, deep=False)), None)
+        return next((path for path in self._all() if not self._wrong(path, deep=False)), None)
 
     def best(self) -> Path | None:
-        """The checkpoint with the best evaluation, as the newest one knows it; None before the first evaluation."""
+        """The checkpoint with the best evaluation, if it has all its files; None before the first evaluation."""
+        named = self.named_best()
+        return named if named is not None and named.is_dir() and not damages(named, deep=False) else None
+
+    def named_best(self) -> Path | None:
+        """The checkpoint with the best evaluation as the newest one knows it, whatever has become of its files since."""
         for path in self._all():
-            if not damages(path, deep=False) and BEST_STEP in (sums := read_sums(path) or {}):
+            if not self._wrong(path, deep=False) and BEST_STEP in (sums := read_sums(path) or {}):
                 number = sums[BEST_STEP]
                 named = self.folder / name_of(number) if type(number) is int and number >= 0 else None
-                return named if named is not None and named.is_dir() and not damages(named, deep=False) else None
+                return named if named is not None and _STEP.fullmatch(named.name) else None
         return resolve(self.folder / "best")  # of a run that knew no sums
 
     def whole(self) -> Path | None:
         """The newest checkpoint of which every byte is as it was written; changes nothing."""
-        return next((path for path in self._all() if not damages(path)), None)
+        return next((path for path in self._all() if not self._wrong(path)), None)
 
     def intact(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint of which every byte is as it was written, for going on; newer ones are set aside.
@@ -114,7 +119,7 @@ class Checkpoints:
         self.clear_leftovers()
         passed: list[tuple[Path, list[str]]] = []
         for path in self._all():
-            found = damages(path)
+            found = self._wrong(path)
             if not found:
                 for damaged, _ in passed:
                     self._set_aside(damaged)
@@ -128,6 +133,14 @@ class Checkpoints:
                 "--is_keep_training = True, no checkpoint is whole; start again with --overwrite=True",
             )
         return None, []
+
+    def _wrong(self, path: Path, deep: bool = True) -> list[str]:
+        """What is wrong with a checkpoint; one without sums is half a copy where one before it has them."""
+        if (path / CHECKSUMS_FILE).is_file() or not any(
+            (older / CHECKSUMS_FILE).is_file() for older in self._all() if step_of(older) < step_of(path)
+        ):
+            return damages(path, deep)
+        return [f"{path / CHECKSUMS_FILE} is missing: not all of the checkpoint is there"]
 
     def _set_aside(self, path: Path) -> None:
         with suppress(OSError):  # it stays out of the way by its sums as well
@@ -186,7 +199,7 @@ class Checkpoints:
             self._rotate()
 
     def _rotate(self) -> None:
-        best, newest = self.best(), self._all()
+        best, newest = self.named_best(), self._all()
         for path in newest[self.keep_latest :]:
             if best is None or path.name != best.name:
                 self._drop(path)

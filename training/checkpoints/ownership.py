@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from bounded import read_text
 from data.locks import NO_LOCKS, lock_at
 from training.checkpoints.durable import replace_text
 from training.report.wording import duration
@@ -48,8 +49,9 @@ class Ownership:
         self._give_back()
         self.remark = None
         try:
-            run_dir.parent.mkdir(parents=True, exist_ok=True)
-            lock = lock_at(run_dir.with_name(f".{run_dir.name}.lock"))
+            real = run_dir.resolve()  # by whatever name or link it is called, it is one run
+            real.parent.mkdir(parents=True, exist_ok=True)
+            lock = lock_at(real.with_name(f".{real.name}.lock"))
             if lock is not None:
                 lock.acquire(timeout=0)
         except Timeout:
@@ -90,7 +92,7 @@ class Ownership:
 
 def _describe(run_dir: Path) -> str:
     try:
-        record = json.loads((run_dir / OWNER_FILE).read_text(encoding="utf8"))
+        record = json.loads(read_text(run_dir / OWNER_FILE))
         age = duration(max(0.0, time.time() - float(record["started"])))
         return f"process {int(record['process'])} on {str(record['host'])[:80]}, since {age},"
     except (OSError, ValueError, ArithmeticError, KeyError, TypeError, RecursionError):

@@ -20,6 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bounded import MOST_TABLE_BYTES, read_text
+
 INDEX = "index.json"
 _FILE = re.compile(r"rank_\d{5,9}\.safetensors")
 Rows = Mapping[str, tuple[Tensor, int]]
@@ -60,7 +62,7 @@ class Pieces:
     """
 
     def __init__(self, folder: Path) -> None:
-        content = json.loads((folder / INDEX).read_text(encoding="utf8"))
+        content = json.loads(read_text(folder / INDEX, MOST_TABLE_BYTES))
         tensors = content.get("tensors") if isinstance(content, dict) else None
         if not isinstance(tensors, dict):
             raise ValueError(f"{folder / INDEX} holds no table of tensors")

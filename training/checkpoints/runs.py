@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bounded import read_text
 from data.durable import make_folder, sync, sync_folder, writing
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
@@ -130,7 +131,7 @@ def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
     """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970); None if it is no run."""
     try:
-        record = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf8"))
+        record = json.loads(read_text(Path(run_dir) / RUN_FILE))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("kind") not in KINDS:
@@ -195,7 +196,7 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
     """
     if not is_main:
         return
-    if found := damages(checkpoint, with_state=False):
+    if found := damages(checkpoint, with_state=False) if checkpoint.is_dir() else [f"{checkpoint} is no longer there"]:
         raise UserError(
             *(f"checkpoint = {checkpoint}, {damage}" for damage in found),
             f"--output_dir = {Path(run_dir).parent}, the model was not published; take another checkpoint of {run_dir}",

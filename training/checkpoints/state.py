@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bounded import read_text
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
@@ -98,7 +99,7 @@ def read_training_state(folder: Path) -> TrainingState:
     """
     path = folder / STATE / TRAINING_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf8"))
+        content = json.loads(read_text(path))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
             choice = _filled(Choice, state.choice, "its choice", JSON_NAMES)

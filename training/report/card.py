@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bounded import read_text
 from config import T5ModelConfig
+from data.durable import put_in_place
 from model.shapes import weight_counts
 from settings.fields import AUTO
 from training.report.wording import duration
@@ -66,9 +68,12 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
         OSError: the folder cannot be written.
     """
     path = folder / CARD_FILE
-    if path.exists() and MARK not in path.read_text(encoding="utf8", errors="replace"):
+    if path.exists() and MARK not in _words(path):
         return False
-    path.write_text(card(model, form), encoding="utf8")
+    fresh = path.with_name(f".tmp-{CARD_FILE}")  # a name that somebody has made a link is replaced, not written through
+    fresh.unlink(missing_ok=True)
+    fresh.write_text(card(model, form), encoding="utf8")
+    put_in_place(fresh, path)
     return True
 
 
@@ -163,9 +168,16 @@ def _scores(events: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _words(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError):  # no text of ours
+        return ""
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

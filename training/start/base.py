@@ -12,6 +12,7 @@ import json
 import re
 from pathlib import Path
 
+from bounded import read_text
 from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.fitting import fit_in_child
 from language import say
@@ -132,7 +133,7 @@ def _saw_the_sample(folder: Path) -> bool:
     """Whether the run of a model had no file of its own."""
     run_dir = folder if (folder / SETTINGS_FILE).is_file() else folder.parent.parent
     try:
-        settings = json.loads((run_dir / SETTINGS_FILE).read_text(encoding="utf8"))
+        settings = json.loads(read_text(run_dir / SETTINGS_FILE))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(settings, dict) and "train_file" in settings and settings["train_file"] is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
+from bounded import read_text
 from data.batches.loader import StepLoader
 from data.cache import fingerprint
 from data.durable import make_folder, writing
@@ -137,7 +139,7 @@ class ReferenceStore:
         return unknown
 
     def write(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        """Put values (n, 2) at rows (n,), ascending."""
+        """Put values (n, 2) at rows (n,), ascending; on return they are on the disk."""
         if not self.is_writer:
             return
         with writing("cache_dir", self.path.parent), self.path.open("r+b") as file:
@@ -146,6 +148,8 @@ class ReferenceStore:
             for run, part in zip(np.split(rows, breaks), np.split(values.astype("<f4"), breaks), strict=True):
                 file.seek(offset + 8 * int(run[0]))
                 file.write(part.tobytes())
+            file.flush()
+            os.fsync(file.fileno())  # a block takes seconds to compute, this milliseconds
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ def _read_record(place: Path, cache_dir: Path) -> _Record:
         UserError: it is broken, or names what no run writes.
     """
     try:
-        about = json.loads(place.read_text(encoding="utf8"))
+        about = json.loads(read_text(place))
         folder, model = Path(about["folder"]).name, about["model"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None

@@ -124,6 +124,33 @@ def test_a_group_of_mostly_short_texts_stays_one(tmp_path: Path) -> None:
     assert [len(dataset[row]["text"]) for row in (2999, 0, 1)] == [10, 2**16, 7]
 
 
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("dictionary", [False, ["of"]], ids=["all", "beside codes"])
+def test_texts_that_are_told_by_the_one_before_are_read(tmp_path: Path, encoding: str, dictionary: object) -> None:
+    """As Parquet's second version writes them; they were called broken."""
+    texts = [f"row {row} of some text that is long enough" for row in range(5000)]
+    path, table = tmp_path / "a.parquet", pa.table({"text": texts, "of": ["a", "b"] * 2500})
+    pq.write_table(table, path, use_dictionary=dictionary, column_encoding={"text": encoding})
+    columns = ["of", "text"]
+    rows = [row for batch in read_rows(find(str(path)), columns, BadRows()) for row in batch]
+    assert rows == list(zip(["a", "b"] * 2500, texts, strict=True))
+    with open_parquet(path) as file:
+        assert unpacks_to(path, file, 0, ["text"], 2**20) and not unpacks_to(path, file, 0, ["text"], 2**17)
+    dataset = LowMemDataset(path, mode="file")
+    assert [dataset[row]["text"] for row in (4999, 0)] == [texts[4999], texts[0]]
+
+
+def test_few_bytes_that_tell_gigabytes_by_the_one_before_are_read_row_by_row(tmp_path: Path) -> None:
+    long = "a" * 2**20
+    path, table = tmp_path / "a.parquet", pa.table({"text": [long] * 100})  # 100 MiB in some hundred bytes
+    pq.write_table(table, path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}, compression="zstd")
+    assert path.stat().st_size < 10_000
+    with open_parquet(path) as file:
+        assert parquet_batch_rows(path, file, ["text"], 256) * len(long) <= 2**23
+        assert not unpacks_to(path, file, 0, ["text"], 2**26)
+    assert LowMemDataset(path, mode="file")[1]["text"] == long
+
+
 def test_a_file_whose_rows_are_all_too_long_says_so(tmp_path: Path) -> None:
     path = tmp_path / "huge.jsonl"
     path.write_text(json.dumps({"text": "x" * LONGEST_LINE_BYTES}) + "\n")

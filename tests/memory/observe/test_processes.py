@@ -71,6 +71,7 @@ def test_without_proc_psutil_answers(tmp_path):
     usage = process_usage(pid, tmp_path)
     assert usage is not None and usage.anon_bytes > MIB
     assert process_usage(2**22 + 1, tmp_path) is None
+    assert tree_pids(2**22 + 1, tmp_path) == [2**22 + 1], "gone meanwhile"
 
 
 @needs_proc

@@ -314,46 +314,6 @@ def test_a_disk_that_is_no_longer_mounted_is_not_written_below_its_place(tmp_pat
     assert names(tmp_path / "place" / "run") == ["latest", "step_00000002"]
 
 
-def spoil(path: Path, how: str) -> None:
-    if how == "cut":
-        path.write_text(path.read_text()[:-2])
-    elif how == "changed":
-        path.write_text("x" + path.read_text()[1:])
-    else:
-        path.unlink()
-
-
-@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
-@pytest.mark.parametrize("file", ["model.safetensors", "state/training.json", "checksums.json"])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, file: str, how: str) -> None:
-    checkpoints = Checkpoints(tmp_path, keep_latest=3)
-    for step in (10, 20, 30):
-        checkpoints.save(step, write_file(str(step)), is_best=step != 20)
-    spoil(tmp_path / "checkpoints" / "step_00000030" / file, how)
-    path, told = checkpoints.intact()
-    assert path is not None
-    if (file, how) == ("checksums.json", "gone"):  # as in folders of before
-        assert step_of(path) == 30 and not told
-        return
-    assert step_of(path) == 20 and file in told[0] and "continuing from step 20" in told[0]
-    assert checkpoints.latest() == path and checkpoints.best() == path.with_name("step_00000010")
-    assert names(tmp_path) == ["best", "damaged-step_00000030", "latest", "step_00000010", "step_00000020"]
-    assert os.path.realpath(tmp_path / "checkpoints" / "latest") == str(path)
-    checkpoints.save(30, write_file("30"))
-    assert "damaged-step_00000030" not in names(tmp_path), "its step was done again"
-
-
-def test_nothing_but_damaged_checkpoints_is_told(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep_latest=3)
-    for step in (1, 2):
-        checkpoints.save(step, write_file(str(step)))
-        spoil(tmp_path / "checkpoints" / f"step_0000000{step}" / "model.safetensors", "changed")
-    with pytest.raises(UserError, match="no checkpoint is whole") as caught:
-        checkpoints.intact()
-    assert len(caught.value.problems) == 3
-    assert names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
-
-
 @pytest.mark.parametrize("best", [-1, "1", "../../x", 10**30, True, None, 7])
 def test_the_record_of_the_best_leads_nowhere_else(tmp_path: Path, best: object) -> None:
     checkpoints = Checkpoints(tmp_path, keep_latest=3)

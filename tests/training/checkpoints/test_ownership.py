@@ -55,6 +55,25 @@ def test_a_second_owner_is_refused_and_told_of_the_first(tmp_path: Path) -> None
         assert third.take(run_dir) == [] and not (run_dir / OWNER_FILE).exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+@pytest.mark.parametrize("link, name", [("runs/alias", "runs/alias"), ("other", "other/run")])
+def test_a_run_under_another_name_is_the_same_run(tmp_path: Path, link: str, name: str) -> None:
+    run_dir = tmp_path / "runs" / "run"
+    run_dir.mkdir(parents=True)
+    (tmp_path / link).symlink_to(run_dir if link == name else run_dir.parent, target_is_directory=True)
+    with Ownership() as first, Ownership() as second:
+        assert first.take(run_dir) == []
+        assert "is in use" in second.take(tmp_path / name)[0]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_a_lock_that_is_a_link_makes_nothing_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / ".run.lock").symlink_to(tmp_path / "elsewhere")
+    with Ownership() as owner:
+        assert "cannot be written" in owner.take(tmp_path / "run")[0]
+    assert not (tmp_path / "elsewhere").exists()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="kill -9")
 def test_a_dead_owner_is_taken_over(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.faults.disk_faults import Fault, start
@@ -14,6 +15,7 @@ from tests.killing import run_child
 from training.checkpoints.durable import replace_text
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.runs import create_run, publish, read_run
+from training.start.reference import ReferenceStore
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs the names of open files"),
@@ -108,3 +110,19 @@ def test_publishing(tmp_path: Path, undoes: bool) -> None:
         assert damages(run_dir) == [] and (run_dir / "model.safetensors").read_text() in ("1", "2")
         assert damages(run_dir / "checkpoints" / "step_00000002") == []
     assert (run_dir / "model.safetensors").read_text() == "2"
+
+
+def test_reference_log_probabilities(tmp_path: Path, undoes: bool) -> None:
+    """Rows that were written once are on the disk, or the store is not there: else the run could not go on."""
+
+    def fill(disk: Path) -> None:
+        for name in ("train", "validation"):
+            store = ReferenceStore(disk / "reference" / f"{name}.npy", 4)
+            store.write(np.array([0, 1, 3]), np.ones((3, 2), np.float32))
+
+    disks = lost_at_every_change(tmp_path, undoes, lambda disk: None, fill)
+    for disk in disks:
+        for path in (disk / "reference").glob("*.npy"):
+            if not path.name.startswith("."):
+                assert ReferenceStore(path, 4).unknown().sum() in (1, 4)
+    assert ReferenceStore(disks[-1] / "reference" / "train.npy", 4).unknown().sum() == 1

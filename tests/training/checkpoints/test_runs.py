@@ -184,6 +184,17 @@ def test_a_damaged_checkpoint_is_not_published(tmp_path: Path) -> None:
     assert not (run_dir / "model.safetensors").exists()
 
 
+def test_a_best_checkpoint_that_somebody_has_removed_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+    checkpoints = Checkpoints(run_dir, keep_latest=1)
+    best = checkpoints.save(1, write_model, is_best=True)
+    checkpoints.save(2, write_model)
+    best.rename(tmp_path / "elsewhere")
+    assert checkpoints.named_best() == best
+    with pytest.raises(UserError, match=r"step_00000001 is no longer there[\s\S]*not published"):
+        publish(best, run_dir)
+
+
 def test_a_run_appears_with_all_that_it_begins_with(tmp_path: Path) -> None:
     """Killed while its folder is made, a run is not there, or can be started again without being asked to overwrite."""
 
