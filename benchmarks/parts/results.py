@@ -81,7 +81,7 @@ def picture_place(name: str, page: Path = PAGE) -> tuple[Path, str]:
 def write_section(name: str, heading: str, body: str, data: Any, page: Path | None = None, card: str = "") -> None:
     """Replace (or append) the section of one benchmark on this class of processor, and put the raw figures beside it as JSON.
 
-    The sections of other classes stay; `page_order` says where each of them stands.
+    The sections of other classes stay; on the page of benchmarks `page_order` says where each of them stands.
 
     Args:
         name: marks the section. heading: its title. body: Markdown. data: raw figures. page: None: docs/benchmarks.md.
@@ -95,7 +95,9 @@ def write_section(name: str, heading: str, body: str, data: Any, page: Path | No
     text = pattern.sub(lambda _: section, text) if pattern.search(text) else f"{text}\n{section}"
     page.parent.mkdir(exist_ok=True)
     write_figures(name, data, page, card)
-    page.write_text(arranged(text, TITLE, page.parent / "benchmarks"), encoding="utf8")
+    if text.startswith(TITLE.splitlines()[0]):  # another page has words of its own, in an order of its own
+        text = arranged(text, TITLE, page.parent / "benchmarks")
+    page.write_text(text, encoding="utf8")
 
 
 def write_figures(name: str, data: Any, page: Path = PAGE, card: str = "") -> None:

@@ -32,6 +32,16 @@ def test_each_class_has_its_own_table_and_figures(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "benchmarks" / folder / "speed.json").read_text())["figures"] == {"body": body}
 
 
+def test_a_page_of_other_words_keeps_them(tmp_path: Path) -> None:
+    page = tmp_path / "reliability.md"
+    page.write_text("# Reliability\n\nWhat is promised.\n\n# Figures\n", encoding="utf8")
+    for body in ("old", "new"):
+        write(page, AVX2, "kills", body)
+    text = page.read_text(encoding="utf8")
+    assert text.startswith("# Reliability\n\nWhat is promised.\n\n# Figures\n\n<!-- kills on fp32-products -->\n")
+    assert text.count("kills on") == 2 and "new" in text and "old" not in text
+
+
 def test_the_page_has_sections_of_known_classes_alone() -> None:
     text = results.PAGE.read_text(encoding="utf8")
     marks = [line for line in text.splitlines() if line.startswith("<!-- ")]
