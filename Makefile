@@ -64,7 +64,7 @@ $(PY):
 
 # The stamps make pip run again only when the requirements have changed.
 $(INSTALLED): requirements.txt constraints.txt | $(PY)
-	echo 'installing requirements.txt into $(VENV)'
+	echo 'installing requirements.txt into $(VENV): once, some minutes'
 	$(PIP) --requirement requirements.txt
 	touch $@
 

@@ -8,6 +8,7 @@ an answer is right when it is the date, letter by letter.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -77,9 +78,20 @@ def _run(config: Config, title: str, **flags: object) -> None:
     words = [PROGRAM.name, "train", *(f"--{name}={value}" for name, value in flags.items())]
     Progress(1).note("")
     Progress(1).lines(title, [f"$ python {shlex.join(words)}"])
-    code = subprocess.run([sys.executable, str(PROGRAM), *words[1:]]).returncode
+    code = ended([sys.executable, str(PROGRAM), *words[1:]])
     if code:
         raise SystemExit(code)
+
+
+def ended(words: list[str]) -> int:
+    """Run a command and give its exit code. An interrupt is for it to answer: it saves, and says how to continue."""
+    with subprocess.Popen(words) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                if os.name == "posix":
+                    child.terminate()  # Ctrl-C has reached it as well, a signal to this process alone has not
 
 
 def _load(config: Config, folder: Path) -> tuple[Trained, Config]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,15 +29,14 @@ def config_in(folder: Path, **more: Any) -> Config:
 def test_both_trainings_the_scores_and_the_line_to_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = subprocess.run
     (tmp_path / "prose.txt").write_text("\n\n".join(f"the river runs, {n} boats" for n in range(300)), encoding="utf8")
 
-    def short(words: list[str], **options: Any) -> Any:
+    def short(words: list[str]) -> int:
         is_first = "--preset=demo_prose" in words
         more = [*SHORT, *SMALL, f"--train_file={tmp_path / 'prose.txt'}"] if is_first else SHORT
-        return run([*words, *more], capture_output=True, **options)
+        return subprocess.run([*words, *more], capture_output=True).returncode
 
-    monkeypatch.setattr(subprocess, "run", short)
+    monkeypatch.setattr(module, "ended", short)
     monkeypatch.setattr("data.sources.dates.TRAIN_ROWS", 300)
     monkeypatch.setattr("data.sources.dates.HELD_OUT_ROWS", 8)
     demo(config_in(tmp_path, device="cpu"))
@@ -55,16 +55,34 @@ def test_it_ends_as_the_command_that_failed(
 ) -> None:
     asked: list[list[str]] = []
 
-    def fails(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def fails(words: list[str]) -> int:
         asked.append(words)
-        return subprocess.CompletedProcess(words, 3)
+        return 3
 
-    monkeypatch.setattr(subprocess, "run", fails)
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(module, "ended", fails)
+    with pytest.raises(SystemExit) as end:
         demo(config_in(tmp_path, memory_budget="100M"))
-    assert ended.value.code == 3 and len(asked) == 1
+    assert end.value.code == 3 and len(asked) == 1
     assert f"--memory_budget={100 * 2**20}" in asked[0] and "--preset=demo_prose" in asked[0]
     assert "$ python train_low_mem.py train --preset=demo_prose" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_an_interrupt_is_the_trainings_to_answer(tmp_path: Path) -> None:
+    """It finishes its step and saves, however long that takes: it is told, and not killed."""
+    training = (
+        "import os, signal, socket, sys\nfrom training.processes.interrupts import Interrupts\n"
+        "come, told = socket.socketpair()\ntold.setblocking(False)\nsignal.set_wakeup_fd(told.fileno())\n"
+        "with Interrupts(same_wish_seconds=60) as asked:\n    os.kill(os.getppid(), signal.SIGTERM)\n    come.recv(1)\n"
+        "    print('saved', flush=True)\nsys.exit(130 if asked.stop_requested else 1)"
+    )
+    code = (
+        "import sys\nfrom commands.demo import ended\nfrom training.processes.interrupts import ends_like_ctrl_c\n"
+        "with ends_like_ctrl_c():\n    sys.exit(ended([sys.executable, '-c', sys.argv[1]]))"
+    )
+    root = Path(module.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code, training], cwd=root, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (130, "saved\n"), done.stderr
 
 
 def test_an_answer_is_right_letter_by_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
