@@ -37,7 +37,7 @@ class Live:
         self.journal = SimpleNamespace(left_out=lambda *facts: self.asked.append(facts))
         self.engine = SimpleNamespace(checks=SimpleNamespace(first="the loss"))
         self.config = Config().changed(learning_rate=0.1, run_name="mine")
-        self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), best=lambda: None)
+        self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), named_best=lambda: None)
 
     def follow_plan(self) -> None:
         self.asked.append("follow")
