@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parts import children
+from benchmarks.parts.one_system import peer_shape
 from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.watched import events_of
 from model.formats.shape_file import read_config
@@ -66,10 +67,7 @@ def run(
 
 def _shape(base: Path) -> list[str]:
     """The flags that draw a model of the same shape."""
-    shape = read_config(base)
-    names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "feed_forward_proj",
-             "tie_word_embeddings")  # fmt: skip
-    return [f"--{name}={getattr(shape, name)}" for name in names]
+    return [f"--{name}={value}" for name, value in peer_shape(read_config(base)).items()]
 
 
 def main(arguments: list[str]) -> None:

@@ -119,8 +119,8 @@ def summary_rows(summary: Summary) -> Rows:
             kept if s.first_over is None else say("{budget}: OVER, first {when}", budget=size, when=s.first_over),
         ),
     ]
-    is_shown = {phase: phase != "probe" or s.run_peak_bytes < s.measured_peak_bytes for phase in PHASES}
-    shown = {phase: size for phase, size in s.phase_peaks.items() if is_shown.get(phase)}
+    phases = set(PHASES) if s.run_peak_bytes < s.measured_peak_bytes else set(PHASES) - {"probe"}
+    shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
     if s.seconds:
         share = f"{s.care_seconds / s.watched_seconds:.1%}"
