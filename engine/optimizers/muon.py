@@ -1,0 +1,76 @@
+"""Muon: the momentum of a matrix with all its singular values brought to about 1, so that it learns in all directions alike.
+
+A sum of gradients is dominated by a few directions, those of what is common; what is rare moves by little. Five turns of a
+polynomial in X Xᵀ bring the singular values together without finding them. It is made of products, in the dtype of the
+gradient. Here the step is scaled by the weight's own RMS, as elsewhere, and matrices take 0.4 of the learning rate, at which
+the rest (embedding, head, bias tables and vectors, Adafactor's way) learns best beside them (docs/recipes.md).
+Source: Jordan et al. 2024, Muon (github.com/KellerJordan/Muon), for momentum, polynomial and Nesterov's form.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.optimizers.adafactor import Adafactor
+from engine.optimizers.base import Step, at_least, row_chunks, subtract_
+from engine.optimizers.together import EPSILON_SCALE, Together
+from model.shapes import is_block_matrix
+from optimizers import MUON_TURNS
+
+BETA = 0.95
+POLYNOMIAL = (3.4445, -4.7750, 2.0315)  # of the first, third and fifth power of the singular values
+MATRIX_RATE = 0.4
+LEAST_NORM = 1e-15  # below which a gradient counts as empty
+
+
+class Muon(Adafactor):
+    """State: a bf16 number for each weight of the matrices of blocks, Adafactor's for the rest.
+
+    Memory of an update: a copy of the matrix, three squares of its shorter side, and three chunks.
+    """
+
+    @classmethod
+    def state_bytes(cls, shape: tuple[int, ...], name: str = "") -> int:
+        """Two bytes for each number of a matrix of a block."""
+        return 2 * shape[0] * shape[1] if is_block_matrix(name, shape) else super().state_bytes(shape, name)
+
+    def rule(self, name: str, shape: tuple[int, ...]) -> type[Together] | None:
+        return None if is_block_matrix(name, shape) else super().rule(name, shape)
+
+    def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
+        if not is_block_matrix(name, tuple(weight.shape)):
+            return super()._update(name, weight, grad, step)
+        update = self._moved(name, grad)
+        n, m = self._whole_rows(name, weight), weight.shape[1]
+        # rows may lie on several processes, columns never do: the square of the columns' side is a sum over all rows
+        is_wide = n < m and self._part(name) is None
+        self._orthogonalise(name, update.t() if is_wide else update)
+        rate = step.learning_rate * at_least(EPSILON_SCALE, self._root_mean_square(name, weight))
+        rate *= MATRIX_RATE * max(n, m) ** 0.5  # singular values of 1 are an RMS of 1 / root of the longer side
+        keep = 1.0 - step.learning_rate * step.weight_decay
+        for rows in row_chunks(weight):
+            values = subtract_(self._read(name, rows, weight).mul_(keep), update[rows].float(), rate)
+            self._write(name, rows, weight, values, step)
+
+    def _moved(self, name: str, grad: Tensor) -> Tensor:
+        """Move the momentum; returns Nesterov's form of it, of norm 1."""
+        first = self._state(f"{name}/first", grad.shape, grad, torch.bfloat16)
+        update = torch.empty_like(grad, dtype=torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32)
+        square = torch.zeros(1, device=grad.device)
+        for rows in row_chunks(grad):
+            new = grad[rows].float()
+            moved = first[rows].float().lerp_(new, 1.0 - BETA)
+            first[rows] = moved
+            update[rows] = new.lerp_(moved, BETA)
+            square += new.square_().sum()
+        return update.div_(self._sum(name, square).sqrt_().clamp_(min=LEAST_NORM))
+
+    def _orthogonalise(self, name: str, tall: Tensor) -> None:
+        """Bring the singular values of a matrix with more rows than columns from at most 1 to about 1, in place."""
+        one, three, five = POLYNOMIAL
+        for _ in range(MUON_TURNS):
+            square = self._sum(name, (tall.t() @ tall).float()).to(tall.dtype)
+            square = torch.addmm(square, square, square, beta=three, alpha=five)
+            for rows in row_chunks(tall):
+                tall[rows] = torch.addmm(tall[rows], tall[rows], square, beta=one)
