@@ -80,7 +80,7 @@ def muon(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: fl
     """The singular values themselves go through the polynomial; vectors as Adafactor."""
     if weight.dim() == 1:
         return adafactor(weight, grads, rate, decay)
-    first = torch.zeros_like(weight)
+    first, size = torch.zeros_like(weight), max(1e-3, float(weight.square().mean().sqrt()))
     for grad in grads:
         moved = 0.95 * first + 0.05 * grad
         first = moved.float().bfloat16().double()
@@ -89,8 +89,7 @@ def muon(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: fl
         for _ in range(5):
             values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
         update = 0.4 * max(weight.shape) ** 0.5 * (left * values) @ right
-        scale = max(1e-3, float(weight.square().mean().sqrt()))
-        weight = weight * (1 - rate * decay) - rate * scale * update
+        weight = weight * (1 - rate * decay) - rate * size * update
     return weight
 
 
@@ -203,6 +202,26 @@ def test_muon_moves_all_directions_alike(dtype: torch.dtype, shape: tuple[int, i
     OPTIMIZERS["muon"]({"blocks.0.wi": weight}).update(weight, Step(1, 1.0))
     moved = torch.linalg.svdvals(0.5 - weight.detach().float()) / (0.5 * 0.4 * max(shape) ** 0.5)
     assert float(moved.max()) < 1.3 and float(moved.min()) > 0.6
+
+
+def test_muon_matrices_grow_by_their_first_size() -> None:
+    """As a random walk, which goes as the root of its steps, and not faster the larger they are."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(16, 24, generator=generator))
+    optimizer = OPTIMIZERS["muon"]({"wi": weight})
+    for number in range(1, 401):
+        weight.grad = torch.randn(16, 24, generator=generator)
+        optimizer.update(weight, Step(number, 0.25))
+    assert 2.0 < float(weight.detach().square().mean().sqrt()) < 20.0  # e^12 where steps grow with it
+
+
+def test_muon_matrices_that_begin_at_zero_come_to_move_by_what_they_are() -> None:
+    weight = nn.Parameter(torch.zeros(16, 24))
+    optimizer, direction = OPTIMIZERS["muon"]({"wi": weight}), torch.eye(16, 24)
+    for number in range(1, 301):
+        weight.grad = -direction
+        optimizer.update(weight, Step(number, 0.1))
+    assert float(weight.detach().square().mean().sqrt()) > 0.05
 
 
 def test_muon_leaves_an_empty_gradient_alone() -> None:
