@@ -75,6 +75,7 @@ OPTIMIZERS = {
         factor_bytes=4,
         has_block_factors=False,
         update_bytes=14,
+        together_bytes=18,
         turns=MUON_TURNS,
     ),
 }

@@ -11,18 +11,19 @@ Source: Jordan et al. 2024, Muon (github.com/KellerJordan/Muon), for momentum, p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from devices.ways import is_host
 from engine.optimizers.adafactor import Adafactor
 from engine.optimizers.base import Step, row_chunks, subtract_
-from engine.optimizers.together import EPSILON_SCALE, Together
+from engine.optimizers.together import EPSILON_SCALE, State, Together
 from model.shapes import is_block_matrix
 from optimizers import MUON_TURNS
 
 BETA = 0.95
-POLYNOMIAL = (3.4445, -4.7750, 2.0315)  # of the first, third and fifth power of the singular values
+ONE, THREE, FIVE = 3.4445, -4.7750, 2.0315  # the polynomial's, of the first, third and fifth power of a singular value
 MATRIX_RATE = 0.4
 LEAST_NORM = 1e-15  # below which a gradient counts as empty
 
@@ -39,7 +40,7 @@ class Muon(Adafactor):
         return 2 * shape[0] * shape[1] + 4 if is_block_matrix(name, shape) else super().state_bytes(shape, name)
 
     def rule(self, name: str, shape: tuple[int, ...]) -> type[Together] | None:
-        return None if is_block_matrix(name, shape) else super().rule(name, shape)
+        return MuonTogether if is_block_matrix(name, shape) else super().rule(name, shape)
 
     def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None:
         if not is_block_matrix(name, tuple(weight.shape)):
@@ -58,18 +59,18 @@ class Muon(Adafactor):
 
     def _size(self, name: str, weight: Tensor) -> float | Tensor:
         """The weight's RMS at its first step; of an adapter's matrix that began at zero, what it is now."""
-        now, is_first = self._root_mean_square(name, weight), f"{name}/size" not in self.state
+        now = self._root_mean_square(name, weight)
         first = self._state(f"{name}/size", (1,), weight)
-        if is_first:
+        if not isinstance(now, float):
+            return _size(now, first)
+        if not first:
             first.fill_(now)
-        if is_host(weight):
-            return max(EPSILON_SCALE, now if first < EPSILON_SCALE else float(first))
-        return torch.where(first < EPSILON_SCALE, now, first).clamp_(min=EPSILON_SCALE)
+        return max(EPSILON_SCALE, now if first < EPSILON_SCALE else float(first))
 
     def _moved(self, name: str, grad: Tensor) -> Tensor:
         """Move the momentum; returns Nesterov's form of it, of norm 1."""
         first = self._state(f"{name}/first", grad.shape, grad, torch.bfloat16)
-        update = torch.empty_like(grad, dtype=torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32)
+        update = torch.empty_like(grad, dtype=_dtype_of_products(grad))
         square = torch.zeros(1, device=grad.device)
         for rows in row_chunks(grad):
             new = grad[rows].float()
@@ -81,9 +82,54 @@ class Muon(Adafactor):
 
     def _orthogonalise(self, name: str, tall: Tensor) -> None:
         """Bring the singular values of a matrix with more rows than columns from at most 1 to about 1, in place."""
-        one, three, five = POLYNOMIAL
         for _ in range(MUON_TURNS):
             square = self._sum(name, (tall.t() @ tall).float()).to(tall.dtype)
-            square = torch.addmm(square, square, square, beta=three, alpha=five)
+            square = torch.addmm(square, square, square, beta=THREE, alpha=FIVE)
             for rows in row_chunks(tall):
-                tall[rows] = torch.addmm(tall[rows], tall[rows], square, beta=one)
+                tall[rows] = torch.addmm(tall[rows], tall[rows], square, beta=ONE)
+
+
+class MuonTogether(Together):
+    """Many matrices by few kernels. Memory: four fp32 copies of them, or a little more; for good, momentum and sizes."""
+
+    def parts_of_state(self, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[State]:
+        first = [(f"{name}/first", shape) for name, shape in weights]
+        return [(torch.bfloat16, first), (torch.float32, [(f"{name}/size", (1,)) for name, _ in weights])]
+
+    def change(self, wide: Tensor, grad: Tensor, steps: Sequence[Step]) -> Tensor:
+        first, sizes = self.statistics()
+        rate = _size(self.sizes(wide), sizes).mul_(self.each([step.learning_rate for step in steps]))
+        update = grad.to(torch.float32, copy=True)
+        moved = first.float().lerp_(update, 1.0 - BETA)
+        first.copy_(moved)
+        update.lerp_(moved, BETA)
+        del moved
+        inverse = self.root_inverse / self.sizes(update).clamp_(min=LEAST_NORM)  # of the norms
+        for a in self.alike:
+            part, longest = a.numbers(update), max(a.shape[1:])
+            x = (part * a.each(inverse)[:, None, None]).to(_dtype_of_products(grad))
+            x = _orthogonal(x.mT).mT if a.shape[1] < a.shape[2] else _orthogonal(x)
+            torch.mul(x, MATRIX_RATE * longest**0.5, out=part)
+        self.decay_(wide, steps)
+        self.subtract_(wide, update, rate)
+        return rate
+
+
+def _orthogonal(tall: Tensor) -> Tensor:
+    """Several matrices (count, n, m), n at least m, with their singular values brought from at most 1 to about 1."""
+    for _ in range(MUON_TURNS):
+        square = tall.mT @ tall
+        square = torch.baddbmm(square, square, square, beta=THREE, alpha=FIVE)
+        tall = torch.baddbmm(tall, tall, square, beta=ONE)
+    return tall
+
+
+def _dtype_of_products(grad: Tensor) -> torch.dtype:
+    """That of the gradient, but for fp16, in which the small singular values of a matrix vanish."""
+    return torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32
+
+
+def _size(now: Tensor, first: Tensor) -> Tensor:
+    """What steps are scaled by, of sizes that stay on the device; those seen for the first time are put into `first`."""
+    first.copy_(torch.where(first == 0.0, now, first))
+    return torch.where(first < EPSILON_SCALE, now, first).clamp_(min=EPSILON_SCALE)
