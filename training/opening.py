@@ -118,7 +118,8 @@ def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahe
     if ahead is None:
         budget, seconds = agreed_budget(config, device, accelerator), config.memory.monitor_seconds
         monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
-        return Watch(budget, *map(stack.enter_context, (monitor, Ownership(), Beginning())))
+        enter = stack.enter_context
+        return Watch(budget, enter(monitor), enter(Ownership()), enter(Beginning()))
     assert accelerator.num_processes == 1, "several processes begin together"
     watch = replace(ahead.watch, budget=with_device(ahead.watch.budget, config.memory.memory_budget, device))
     for warning in watch.budget.warnings[len(ahead.watch.budget.warnings) :]:
