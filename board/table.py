@@ -42,7 +42,10 @@ def _fitting(runs: Sequence[dict[str, Any]], columns: int, now: float | None) ->
     for is_short, dropped in ((False, 0), *((True, count) for count in range(len(LEAST_NEEDED) + 1))):
         names = [name for name in HEAD if name not in LEAST_NEEDED[:dropped]]
         heads = [SHORT_HEADS.get(name, name) if is_short else name for name in names]
-        rows: list[list[str]] = [list(map(say, heads)), *([_cells(run, now, is_short)[name] for name in names] for run in runs)]
+        rows: list[list[str]] = [
+            list(map(say, heads)),
+            *([_cells(run, now, is_short)[name] for name in names] for run in runs),
+        ]
         over = sum(_widths(rows)) + 2 * (len(names) - 1) - columns
         if over <= 0:
             break
