@@ -139,7 +139,8 @@ export function showRun(place, name) {
 
   function drawSamples(body) {
     if (!facts.samples.length) { body.append(h("p.soft", {}, t(ALIVE.includes(facts.state) ? "no_samples_yet" : "no_samples"))); return; }
-    body.append(h("p.small.soft", {}, t("samples_about")));
+    const gaps = facts.samples.some((one) => one.prompt.includes("<extra_id_"));
+    body.append(h("p.small.soft", {}, [t("samples_about"), gaps && t("samples_gap")].filter(Boolean).join(" ")));
     for (const one of facts.samples.slice().reverse()) body.append(h("dl.sample", {}, h("dt", {}, t("prompt")), h("dd", {}, one.prompt), h("dt", {}, t("answer")), h("dd.answer", {}, one.answer || "…"), one.reference && h("dt", {}, t("reference")), one.reference && h("dd.soft", {}, one.reference)));
   }
 
