@@ -32,6 +32,13 @@ def runs(config: Config) -> None:
     if config.listing.delete is not None:
         _delete(places, config.listing.delete, config.listing.yes)
         return
+    problems = [
+        f"--{flag} = {folder}, is a file; name the folder of the runs"
+        for flag, folder in (("log_dir", config.run.log_dir), ("output_dir", config.run.output_dir))
+        if Path(folder).is_file()
+    ]
+    if problems:
+        raise UserError(*problems)
     found = [{**run, "bytes": size_of(places, run["name"])} for run in list_runs(places)]
     if config.plan.json:
         print(json.dumps(found, ensure_ascii=False, indent=1))
