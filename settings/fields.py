@@ -256,8 +256,8 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
         raise UserError(f"--config = {path}, no such file; name a YAML or JSON file of settings") from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        reason = f"{line}{' '.join(str(error.problem or error.context).split())[:200]}"
-        raise UserError(f"--config = {path}, cannot be read: {reason}; name a YAML or JSON file of settings") from None
+        wrong = f"{line}{' '.join(str(error.problem or error.context).split())[:200]}"
+        raise UserError(f"--config = {path}, cannot be read: {wrong}; name a YAML or JSON file of settings") from None
     except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
         raise UserError(f"--config = {path}, cannot be read: {reason}; name a YAML or JSON file of settings") from None
