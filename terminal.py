@@ -12,6 +12,8 @@ _CLOSING = "，。、；：！？）】》」』”’%"
 _PIECES = re.compile(
     rf"\s*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*|\s+"
 )
+_QUOTED, _KEPT = re.compile("`[^`]*`"), "\ue000"  # stands for a blank that is no place to break
+HANGING = 2  # columns
 
 
 def width(text: str) -> int:
@@ -77,3 +79,21 @@ def shortened(name: str, columns: int) -> str:
             break
         head, tail = (head, letter + tail) if place % 2 else (head + letter, tail)
     return f"{head}…{tail}"
+
+
+def paragraphs(text: str, room: int) -> list[str]:
+    """Text in lines of at most `room` columns, hanging under their first; what is to be copied stays whole.
+
+    That is what stands between backticks, and a line that is a command.
+    """
+    lines = []
+    for line in text.splitlines():
+        words = line.lstrip()
+        if words.startswith("python "):
+            lines.append(line)
+            continue
+        whole = _QUOTED.sub(lambda found: found.group().replace(" ", _KEPT), words)
+        indent = len(line) - len(words)
+        parts = folded(whole, room - indent - HANGING)
+        lines += [" " * (indent + HANGING * (number > 0)) + part.lstrip() for number, part in enumerate(parts)]
+    return [line.replace(_KEPT, " ") for line in lines]

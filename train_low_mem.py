@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before what takes time to import
 
 import difflib
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -30,12 +31,14 @@ from language import join, say, speak
 from screen import guard, visible
 from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
+from terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
 VERSION_FLAGS = ("--version", "-version", "-V", "version")
 # The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
 # hold a NUL, so nothing typed is mistaken for it.
 NO_VALUE = "\0"
+WIDEST = 100  # columns of what is refused
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -259,7 +262,15 @@ def _print_refusal(name: str, error: UserError) -> None:
     else:
         heading = counted(len(error.problems), "problem")
     lines = [f"  {line}" for problem in error.problems for line in problem.splitlines()]
-    _print_once("\n".join([join(": ", [name or "train_low_mem.py", heading]), *lines]))
+    _print_once("\n".join([join(": ", [name or "train_low_mem.py", heading]), *_broken(lines)]))
+
+
+def _broken(lines: list[str]) -> list[str]:
+    """Lines as a terminal takes them; whoever else reads gets each problem as one line."""
+    if not sys.stderr.isatty():
+        return lines
+    room = min(WIDEST, shutil.get_terminal_size().columns)
+    return [part for line in lines for part in paragraphs(line, room)]
 
 
 def _print_once(text: str) -> None:

@@ -16,10 +16,16 @@ from units import format_size
 
 
 def places_of(config: Config) -> Places:
-    """The folders that the settings name."""
-    return Places(
-        *(Path(folder).absolute() for folder in (config.run.log_dir, config.run.output_dir, config.board.data_dir))
-    )
+    """The folders that the settings name.
+
+    Raises:
+        UserError: one of them is a file.
+    """
+    named = {"log_dir": config.run.log_dir, "output_dir": config.run.output_dir, "data_dir": config.board.data_dir}
+    problems = [f"--{flag} = {path}, is a file; name a folder" for flag, path in named.items() if Path(path).is_file()]
+    if problems:
+        raise UserError(*problems)
+    return Places(*(Path(folder).absolute() for folder in named.values()))
 
 
 def runs(config: Config) -> None:

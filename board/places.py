@@ -7,15 +7,18 @@ lies outside does not exist for the page.
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
+
 _NAME = re.compile(r"[^\W.][\w.+=@ -]{0,120}")
-DATA_SUFFIXES = (
-    ".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".text", ".md", ".gz", ".xz", ".zst",
-)  # fmt: skip
+DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
+OF_PROGRAMS = {"config.json", "adapter_config.json", "manifest.json", "tokenizer.json"}  # of a model, of prepared rows
 
 
 class Outside(ValueError):
@@ -67,20 +70,26 @@ class Places:
     def data_files(self, most: int = 500) -> list[dict[str, Any]]:
         """The data files below the data folder, newest first."""
         found = []
-        for path in self.data_dir.rglob("*"):
-            relative = path.relative_to(self.data_dir)
-            hidden = any(part.startswith(".") for part in relative.parts)
-            if (
-                path.suffix.lower() in DATA_SUFFIXES
-                and not hidden
-                and path.is_file()
-                and _is_inside(self.data_dir, path)
-            ):
-                facts = path.stat()
-                found.append({"name": relative.as_posix(), "bytes": facts.st_size, "time": facts.st_mtime})
+        for path in self._data_paths():
+            facts = path.stat()
+            name = path.relative_to(self.data_dir).as_posix()
+            found.append({"name": name, "bytes": facts.st_size, "time": facts.st_mtime})
             if len(found) >= most:
                 break
         return sorted(found, key=lambda file: -file["time"])
+
+    def _data_paths(self) -> Iterator[Path]:
+        """The same as paths; not what runs have written, models and prepared rows, nor what is hidden."""
+        own = {self.log_dir.resolve(), self.output_dir.resolve()}
+        for root, folders, files in os.walk(self.data_dir):
+            here = Path(root)
+            if not OF_PROGRAMS.isdisjoint(files) and here != self.data_dir:
+                folders.clear()
+                continue
+            folders[:] = [name for name in folders if not name.startswith(".") and (here / name).resolve() not in own]
+            for path in (here / name for name in files if not name.startswith(".")):
+                if path.suffix.lower() in DATA_SUFFIXES and path.is_file() and _is_inside(self.data_dir, path):
+                    yield path
 
 
 def checked_name(name: str) -> str:

@@ -19,12 +19,12 @@ def serve(config: Config) -> None:
     """Serve until interrupted.
 
     Raises:
-        UserError: the address cannot be listened at, or would let others in without a token.
+        UserError: the address cannot be listened at, or would let others in without a token; a folder is a file.
     """
-    settings = config.board
+    settings, places = config.board, places_of(config)
     token = token_of(settings.token, settings.host)
     listener = listen(settings.host, PORT if settings.port == AUTO else int(settings.port))
-    app = make_app(Board(places_of(config), Path.cwd(), settings.upload_limit), token, own_names(settings.host))
+    app = make_app(Board(places, Path.cwd(), settings.upload_limit), token, own_names(settings.host))
     where = address_of(settings.host, listener) + "/" + (f"?token={token}" if token else "")
     print(f"the page is at {where}  (Ctrl-C ends it; runs go on)", flush=True)
     server_of(app, LEAVE_SECONDS).run(sockets=[listener])

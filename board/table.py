@@ -69,19 +69,17 @@ def _cells(run: dict[str, Any], now: float | None, is_short: bool) -> dict[str, 
 
 def _beginning(run: dict[str, Any], now: float | None, columns: int) -> list[str]:
     """Which process prepares a run, since when, and how far it is."""
-    told = say(
-        "{run}: process {number} prepares it since {time}",
-        run=run["name"], number=run["process"] or "?", time=_moment(run["started"], now, True),
-    )  # fmt: skip
     doing = run["doing"]
+    whose = {"run": run["name"], "number": run["process"] or "?", "time": _moment(run["started"], now, True)}
+    told = say("{run}: process {number} prepares it since {time}", **whose)
     if isinstance(doing.get("rows"), int) and isinstance(doing.get("rows_per_second"), (int, float)):
         what = str(doing.get("what", ""))
         split = what.removeprefix("preparing ")
-        said = say(what) if split == what else say("preparing {split}", split=split)
-        far = say(
-            "{rows} rows so far, {speed} a second", rows=f"{doing['rows']:,}", speed=f"{doing['rows_per_second']:,.0f}"
-        )
-        told = join("; ", [told, join(": ", [said, far])])
+        told = say(
+            "{run}: process {number} prepares it since {time}; {what}: {rows} rows so far, {speed} a second",
+            what=say(what) if split == what else say("preparing {split}", split=split), rows=f"{doing['rows']:,}",
+            speed=f"{doing['rows_per_second']:,.0f}", **whose,
+        )  # fmt: skip
     return folded(str(told), columns, indent=2)
 
 

@@ -21,10 +21,11 @@ from typing import Any, TextIO
 from commands.loading import Trained, check_one_adapter, check_one_process, find_model, load_trained, writing_of
 from config import Config, UserError
 from data.cache import fingerprint
-from data.sources.files import KIND_BY_SUFFIX, find, sources_fingerprint
+from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, read_prompts
 from data.text.templates import USER
+from formats import KIND_BY_SUFFIX
 from language import say
 from memory.cost.generation import MOST_ROWS
 from settings.fields import AUTO, counted

@@ -150,6 +150,9 @@ def find_model(config: Config) -> Path:
             )
         named = str(run)
     folder = model_folder(named) or Path(named)
+    if folder.is_file():
+        told = "--model = {folder}, is a file; name the folder with config.json, model.safetensors and tokenizer.json"
+        raise UserError(say(told, folder=named))
     if not folder.is_dir():
         raise UserError(
             say(

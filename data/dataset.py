@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.sources.files import PARQUET, TABLES, Source, find
+from data.sources.files import TABLES, Source, find
 from data.sources.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
 from data.sources.tables import broken_file_is_user_error
+from formats import PARQUET
 from settings.fields import UserError, listed
 
 DROP_EVERY_READS = 1024

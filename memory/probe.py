@@ -63,7 +63,8 @@ LAUNCHER_WORDS = (
     "OMPI_",
     "PMI_",
 )
-# settings that do not change what a step takes
+# Settings that do not change what a step takes. One that is missing here costs another probe, one that stood here wrongly
+# a wrong plan: so they are named, and not derived from what the child reads, which reads the seed, too.
 WITHOUT_EFFECT = (
     "run_name", "output_dir", "log_dir", "overwrite", "cache_dir", "train_file", "validation_file", "seed", "max_steps", "epochs",
     "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "eval_steps", "save_steps", "log_steps", "eval_rows",

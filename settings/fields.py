@@ -253,7 +253,11 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     try:
         content = yaml.safe_load(read_bytes(path, may_wait=True).decode("utf8"))  # JSON is YAML
     except FileNotFoundError:
-        raise UserError(f"--config = {path}, no such file") from None
+        raise UserError(f"--config = {path}, no such file; name a YAML or JSON file of settings") from None
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        wrong = f"{line}{' '.join(str(error.problem or error.context).split())[:200]}"
+        raise UserError(f"--config = {path}, cannot be read: {wrong}; name a YAML or JSON file of settings") from None
     except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
         raise UserError(f"--config = {path}, cannot be read: {reason}; name a YAML or JSON file of settings") from None

@@ -16,7 +16,19 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
 LONGER_FILES = {"config.py": 770}
 # wing -> the wings it may import
-GROUND = {"leaving", "terminal", "bounded", "limits", "units", "settings", "config", "screen", "language", "optimizers"}
+GROUND = {
+    "leaving",
+    "formats",
+    "terminal",
+    "bounded",
+    "limits",
+    "units",
+    "settings",
+    "config",
+    "screen",
+    "language",
+    "optimizers",
+}
 FACES = (
     "units",
     "model.shapes",
@@ -29,6 +41,7 @@ WINGS: dict[str, set[str]] = {
     "units": set(),
     "screen": set(),
     "terminal": set(),
+    "formats": set(),
     "language": set(),
     "optimizers": {"limits"},
     "settings": {"units", "language", "bounded", "config"},  # config only for the types of what is checked
@@ -221,7 +234,7 @@ def test_only_devices_names_a_backend(path: Path) -> None:
     assert not named, f"{title(path)} names {named}"
 
 
-TORCHLESS = ("data", "bounded", "limits", "optimizers", "model.shapes")
+TORCHLESS = ("data", "formats", "bounded", "limits", "optimizers", "model.shapes")
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if wing_of(module_of(path)) in TORCHLESS], ids=title)

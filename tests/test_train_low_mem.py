@@ -56,7 +56,7 @@ TRAPS = {
     "empty value": (["train", "--output_dir="], ["--output_dir, needs a value"]),
     "empty value of a file": (["train", "--train_file="], ["--train_file, needs a value; allowed: text or none"]),
     "config without a value": (["train", "--config"], ["--config, needs a value"]),
-    "missing config": (["train", "--config=missing.yaml"], ["--config = missing.yaml, no such file"]),
+    "missing config": (["train", "--config=missing.yaml"], ["--config = missing.yaml, no such file; name a YAML"]),
     "unknown preset": (["train", "--preset=smaple"], ["--preset = smaple, is not known"]),
     "unknown model": (["train", "--model_preset=t6"], ["--model_preset = t6, is not known"]),
     "infinite": (

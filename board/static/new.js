@@ -77,7 +77,7 @@ export function showNew(place) {
   // --- data ---
 
   function dataPart() {
-    const files = h("div.choices", { role: "radiogroup", "aria-label": t("data") }), preview = h("div"), folder = h("p.small.soft"), picker = h("input", { type: "file", hidden: true, onchange: () => upload(picker.files[0]) });
+    const files = h("div.choices.files", { role: "radiogroup", "aria-label": t("data") }), preview = h("div"), folder = h("p.small.soft"), picker = h("input", { type: "file", hidden: true, onchange: () => upload(picker.files[0]) });
     const drop = h("div.drop", { role: "button", tabindex: "0", id: "drop", onclick: () => picker.click(), onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); picker.click(); } },
       ondragover: (event) => { event.preventDefault(); drop.classList.add("over"); }, ondragleave: () => drop.classList.remove("over"),
       ondrop: (event) => { event.preventDefault(); drop.classList.remove("over"); if (event.dataTransfer.files[0]) upload(event.dataTransfer.files[0]); } }, icon("upload"), h("span", {}, t("upload"), h("br"), h("span.small", {}, t("upload_kinds"))));

@@ -1,5 +1,5 @@
 // Part four: which model would fit which machine, and what its memory is made of.
-import { ask, bytes, duration, h, t } from "./core.js";
+import { ask, bytes, duration, h, has, t } from "./core.js";
 import { partBar, partList } from "./run.js";
 
 const MODELS = ["tiny", "t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"];
@@ -24,7 +24,7 @@ export function showPlan(place) {
     fill();
   });
 
-  const named = (machine) => (machine === "auto" ? t("this_one") : machine.replaceAll("_", " ").replace(/(\d+)gb/, "$1 GB").replace("amx", "AMX").replace(/^(mac|gpu)\b/, (word) => ({ mac: "Mac", gpu: "GPU" })[word]).replace(/^[a-z]/, (letter) => letter.toUpperCase()));
+  const named = (machine) => (machine === "auto" ? t("this_one") : machine.replaceAll("_", " ").replace(/(\d+)gb/, "$1 GB").replace("amx", "AMX").replace(/^[a-z]+/, (word) => (has(`machine_${word}`) ? t(`machine_${word}`) : word[0].toUpperCase() + word.slice(1))));
 
   async function fill() {
     const mine = ++turn, models = families[family.value] ?? MODELS, cells = new Map();

@@ -27,7 +27,7 @@ export function showRun(place, name) {
     return [
       chart({ ...common, title: t("loss"), about: t("loss_about"), tells_nan: true, height: 280, wide: true,
         lines: [{ name: "loss", label: t("train_loss"), colour: "--accent" }, { name: "eval_loss", label: t("eval_loss"), colour: "--second", points: true }],
-        extra: [["tri", "--over", t("not_a_number")]], format: (y) => figure(y, y >= 10 ? 1 : 2), read: (y) => figure(y, 4) }),
+        extra: [["tri", "--over", t("not_a_number")]], format: (y) => figure(y, 2), read: (y) => figure(y, 4) }),
       chart({ ...common, title: t("memory_against_budget"), about: t("memory_about"), wide: true, filled: true, height: 250,
         lines: [{ name: "memory", label: t("memory"), colour: "--third" }],
         extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dot", "--second", t("evaluation")], ["dash", "--second", t("save_or_eval")]],
@@ -50,7 +50,7 @@ export function showRun(place, name) {
             ctx.fillText(`↑ ${t("budget_above", { budget: bytes(now.budget) })}`, bbox.left + bbox.width - 4 * ratio, top + 13 * ratio);
           }
         } }),
-      chart({ ...common, title: t("speed"), about: t("speed_about"), zero: true, lines: [{ name: "speed", label: t("tokens_per_second"), colour: "--violet" }], format: (y) => figure(y, 0), read: (y) => count(y) }),
+      chart({ ...common, title: t("speed"), about: t("speed_about"), zero: true, lines: [{ name: "speed", label: t("tokens_per_second"), colour: "--violet" }], format: (y) => (y < 10 ? figure(y, 1) : count(y)), read: (y) => count(y) }),
       chart({ ...common, title: t("learning_rate"), about: t("learning_rate_about"), zero: true, lines: [{ name: "learning_rate", label: t("learning_rate"), colour: "--second" }], format: (y) => (y === 0 ? "0" : y.toPrecision(2)), read: (y) => figure(y, 5) }),
     ];
   }
@@ -110,14 +110,14 @@ export function showRun(place, name) {
 
   function drawStats() {
     stats.hidden = facts.state === "waiting" && !facts.step;
-    const f = facts, share = f.max_steps ? Math.min(1, f.step / f.max_steps) : 0;
+    const f = facts, alive = ALIVE.includes(f.state), share = f.max_steps ? Math.min(1, f.step / f.max_steps) : 0;
     const best = f.end?.best_eval_loss ?? f.best_eval?.loss;
     const stat = (label, value, under, kind = "") => h(`div.stat${kind}`, {}, h("div.label", {}, label), h("div.value", {}, value), under ? h("div.under", {}, under) : null);
-    const first = h("div.stat.progress-stat", {}, h("div.label", {}, t("progress")), h("div.value", {}, f.max_steps ? t("steps_of", { n: count(f.step), most: count(f.max_steps) }) : count(f.step)),
-      h(`div.progress${ALIVE.includes(f.state) ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${100 * share}%` } })));
+    const first = h("div.stat.progress-stat", {}, h("div.label", {}, t("progress")), h("div.value", {}, f.max_steps ? t("steps_of", { n: count(f.step), most: count(f.max_steps) }) : f.doing?.rows ? t("rows_so_far", { n: count(f.doing.rows) }) : count(f.step)),
+      h(`div.progress${alive ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${100 * share}%` } })));
     const phase = f.phase && has(`phase_${f.phase}`) ? t(`phase_${f.phase}`) : "";
     stats.replaceChildren(first,
-      f.state === "running" ? stat(t("time_left"), duration(f.seconds_left), phase) : stat(t("took"), duration(f.end?.seconds ?? data?.seconds?.at(-1)), f.ended ? t("ended_at", { time: when(f.ended) }) : ""),
+      alive ? stat(t("time_left"), duration(f.seconds_left), phase) : stat(t("took"), duration(f.end?.seconds ?? data?.seconds?.at(-1)), f.ended ? t("ended_at", { time: when(f.ended) }) : ""),
       stat(t("loss_now"), f.loss_is_number ? figure(f.loss) : "NaN", best === undefined ? "" : t("best_eval", { loss: figure(best) })),
       stat(t("tokens_per_second"), count(f.end?.tokens_per_second ?? f.tokens_per_second), t("tokens_about")),
       h("div.stat", {}, h("div.label", {}, t("peak_memory")), h("div.value", {}, bytes(f.peak_bytes)), h("div.under", {}, t("of_budget", { budget: bytes(f.budget_bytes) })), h("div.progress-gap", { style: { "margin-top": "9px" } }, memoryBar(f.peak_bytes, f.budget_bytes, { planned: f.planned_peak_bytes }))));
@@ -139,7 +139,8 @@ export function showRun(place, name) {
 
   function drawSamples(body) {
     if (!facts.samples.length) { body.append(h("p.soft", {}, t(ALIVE.includes(facts.state) ? "no_samples_yet" : "no_samples"))); return; }
-    body.append(h("p.small.soft", {}, t("samples_about")));
+    const gaps = facts.samples.some((one) => one.prompt.includes("<extra_id_"));
+    body.append(h("p.small.soft", {}, [t("samples_about"), gaps && t("samples_gap")].filter(Boolean).join(" ")));
     for (const one of facts.samples.slice().reverse()) body.append(h("dl.sample", {}, h("dt", {}, t("prompt")), h("dd", {}, one.prompt), h("dt", {}, t("answer")), h("dd.answer", {}, one.answer || "…"), one.reference && h("dt", {}, t("reference")), one.reference && h("dd.soft", {}, one.reference)));
   }
 

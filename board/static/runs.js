@@ -25,7 +25,7 @@ export function showRuns(place) {
       h("div", {}, link(`/run/${encodeURIComponent(run.name)}`, { class: "name" }, run.name),
         h("div.sub", {}, pill(run.state), run.model && h("span", {}, `${run.model} · ${t(`kind_${run.kind}`)}`))),
       h("div.where", {}, h(`div.progress${alive ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${share * 100}%` } })),
-        h("div.sub", {}, run.max_steps ? t("steps_of", { n: count(run.step), most: count(run.max_steps) }) : t(run.state === "starting" ? "preparing" : run.state === "waiting" ? "queued" : "no_steps"))),
+        h("div.sub", {}, run.max_steps ? t("steps_of", { n: count(run.step), most: count(run.max_steps) }) : run.doing?.rows ? t("rows_so_far", { n: count(run.doing.rows) }) : t(run.state === "starting" ? "preparing" : run.state === "waiting" ? "queued" : "no_steps"))),
       h("div.lossy", {}, h("div.big-number", {}, run.loss_is_number ? figure(run.loss) : "NaN"), h("div.sub", {}, t("loss"))),
       h("div.memory", {}, memoryBar(run.peak_bytes, run.budget_bytes, { planned: run.planned_peak_bytes, label: t("memory_said", { peak: bytes(run.peak_bytes), budget: bytes(run.budget_bytes) }) }),
         h("div.sub", {}, run.peak_bytes ? t("peak_of", { peak: bytes(run.peak_bytes), budget: bytes(run.budget_bytes) }) : "–")),

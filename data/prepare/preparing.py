@@ -123,7 +123,7 @@ def prepare_evaluation(config: Config, once: Once = make_once) -> Prepared:
     data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
     alone = replace(config, data=data)
     with _all_cores(config):
-        task = decide(alone, once)
+        task = decide(alone, once, "--validation_file")
         if task.shards is not None:
             place = _place(task.shards, VALIDATION)
         else:

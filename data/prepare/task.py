@@ -15,7 +15,7 @@ from data.prepare.pace import Pace
 from data.prepare.room import tokenizer_room
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import SampleCorpus, build_sample_corpus
-from data.sources.files import JSONL, Source, find, parts_of, sources_fingerprint
+from data.sources.files import Source, find, parts_of, sources_fingerprint
 from data.sources.layouts import are_there
 from data.sources.lines import BadRows
 from data.sources.places import public
@@ -25,6 +25,7 @@ from data.text.conversations import MESSAGES_COLUMNS, Examples, TurnsColumn, for
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import train_tokenizer
+from formats import JSONL
 from language import say
 from settings.fields import AUTO, UserError
 
@@ -60,11 +61,11 @@ def kind_of(objective: str) -> str:
     return STREAM if objective in STREAM_OBJECTIVES else PREFERENCES if objective == PREFERENCES else PAIRS
 
 
-def decide(config: Config, once: Once = make_once) -> Task:
+def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -> Task:
     """Decide the objective and find the training data; the built-in sample if no file is named.
 
     Args:
-        once: `make_once`, or `only_if_made` where nothing shall be made.
+        once: `make_once`, or `only_if_made` where nothing shall be made. flag: by which the file was named.
     Raises:
         UserError: a file is missing, empty or broken. NotMade: by `only_if_made`.
     """
@@ -78,7 +79,7 @@ def decide(config: Config, once: Once = make_once) -> Task:
         return _sample_task("span" if asked == AUTO else asked, build_sample_corpus(data.cache_dir, once))
     if is_shards(data.train_file):
         return _shards_task(data, asked)
-    sources = find(data.train_file)
+    sources = find(data.train_file, flag)
     pair = {data.prompt_column, data.response_column}
     objective = asked
     if asked == AUTO:

@@ -15,11 +15,12 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from data.sources.files import ARROW_FILE, ARROW_STREAM, JSON, JSONL, PARQUET, TABLES, TEXT, Source
+from data.sources.files import TABLES, Source
 from data.sources.layouts import stored
 from data.sources.lines import LONGEST_LINE_BYTES, TEXT_PART_BYTES, BadRows, blocks
 from data.sources.reading import Row, column_names, read_rows
 from data.sources.tables import open_parquet, some_batches
+from formats import ARROW_FILE, ARROW_STREAM, JSON, JSONL, PARQUET, TEXT
 
 PACKED = 4  # times smaller than what it holds, a packed text file
 ROW_BYTES = 1024  # of an Arrow file, where nothing tells better

@@ -22,26 +22,12 @@ from typing import Any
 from bounded import read_text
 from data.cache import fingerprint
 from data.sources.places import Place, is_address, list_remote, local_path, public, readable
+from formats import ARROW_FILE, ARROW_STREAM, COMPRESSED_SUFFIXES, JSON, JSONL, KIND_BY_SUFFIX, PARQUET, TEXT, TSV
 from language import say
 from settings.fields import UserError, listed
 
-PARQUET, ARROW_FILE, ARROW_STREAM, JSONL, JSON, CSV, TSV, TEXT = (
-    "parquet",
-    "arrow file",
-    "arrow stream",
-    "jsonl",
-    "json",
-    "csv",
-    "tsv",
-    "text",
-)
-KIND_BY_SUFFIX = {
-    ".parquet": PARQUET, ".arrow": ARROW_FILE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL,
-    ".csv": CSV, ".tsv": TSV, ".txt": TEXT, ".text": TEXT, ".md": TEXT,
-}  # fmt: skip
 KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix not in (".json", ".md"))
 COMPRESSION_BY_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
 FIRST_BYTES = 512  # of a file, which tell what it is

@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from data.sources.files import JSON, Source
+from data.sources.files import Source
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, blocks, not_utf8, numbered_lines, too_long
+from formats import JSON
 from language import join, say
 from settings.fields import UserError
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from data.sources.files import OBJECTS, TABLES, TEXT, Source
+from data.sources.files import OBJECTS, TABLES, Source
 from data.sources.json_rows import objects
 from data.sources.layouts import Table, is_made, made, stored, table_text
 from data.sources.lines import BadRows
 from data.sources.reading import column_names, read_source, recognised_columns
 from data.sources.tables import broken_file_is_user_error, check_types, record_batches, table_columns
+from formats import TEXT
 from settings.fields import UserError, listed
 
 PROMPT = "prompt"  # the name of a line of plain text

@@ -12,7 +12,7 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from data.sources.files import CSV, OBJECTS, TABLES, TEXT, TSV, Source
+from data.sources.files import OBJECTS, TABLES, Source
 from data.sources.json_rows import objects
 from data.sources.layouts import TRANSLATION, Optional, Table, is_made, made, recognised, stored, table_text
 from data.sources.lines import (
@@ -27,6 +27,7 @@ from data.sources.lines import (
 )
 from data.sources.tables import check_types, table_batches, table_columns, table_keys
 from data.text.conversations import TurnsColumn, check_pair, turns_text
+from formats import CSV, TEXT, TSV
 from language import join, say
 from settings.fields import UserError, counted, listed
 

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data.sources.arrow_checks import checked
-from data.sources.files import ARROW_STREAM, Source
+from data.sources.files import Source
 from data.sources.ranges import RangeIndex, plain
 from data.sources.tables import parquet_batch_rows, unpacks_to
+from formats import ARROW_STREAM
 from settings.fields import UserError
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows

@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.sources.arrow_checks import checked
-from data.sources.files import ARROW_STREAM, PARQUET, Source
+from data.sources.files import Source
 from data.sources.layouts import Optional, Table, table_text
 from data.sources.places import Place
 from data.text.conversations import TurnsColumn, check_pair, turns_text
+from formats import ARROW_STREAM, PARQUET
 from settings.fields import UserError, listed
 
 ReportBadRow = Callable[[Place, str, str], None]

@@ -13,7 +13,7 @@ from config import PREFERENCES, Config
 from limits import SAMPLE_TOKENS
 from memory.cost.generation import MOST_ROWS
 from memory.cost.precision import dtype_bytes
-from memory.cost.speed import PACES, Pace, evaluation_seconds, typical_seconds, writing_seconds
+from memory.cost.speed import Pace, evaluation_seconds, pace_of, typical_seconds, writing_seconds
 from memory.cost.work import Choice, Machine, Work, state_bytes
 from settings.fields import AUTO
 
@@ -111,7 +111,7 @@ def predict_times(work: Work, choice: Choice, machine: Machine, schedule: Schedu
     Args:
         pace: constants of the class, as a calibration tries them; None: those of the machine's.
     """
-    pace, spread_by_class = pace or PACES[machine.speed_class], not machine.measured
+    pace, spread_by_class = pace or pace_of(machine.speed_class), not machine.measured
     machine = machine.as_measured()
     step = typical_seconds(work, choice, machine, pace)
     answers = writing_seconds(work, choice, machine, 1, pace)

@@ -84,6 +84,11 @@ PACES = {
 }
 
 
+def pace_of(speed_class: str) -> Pace:
+    """The record of a class; of one that has none, a guess."""
+    return PACES.get(speed_class) or Pace(**GUESSED)
+
+
 @dataclass(frozen=True)
 class Amount:
     """What some rows come to: their number, tokens of both sides, and sums over rows of squares and products of lengths."""
@@ -134,14 +139,14 @@ def predict_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | N
     step = work.step_shapes.step
     tokens = choice.batch_size_per_gpu * (step.source + step.target) / work.rows
     amount = Amount.of_rows(work.rows, work.source_tokens, work.target_tokens)
-    return _seconds(work, choice, machine, pace or PACES[machine.speed_class], amount, tokens)
+    return _seconds(work, choice, machine, pace or pace_of(machine.speed_class), amount, tokens)
 
 
 def typical_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | None = None) -> float:
     """Predict how long the run's steps take in the mean, their rows as long as they are. Args as of `predict_seconds`."""
     amount = Amount.mean_of(work.step_shapes)
     tokens = choice.batch_size_per_gpu * (amount.source + amount.target) / max(1.0, amount.rows)
-    return _seconds(work, choice, machine, pace or PACES[machine.speed_class], amount, tokens)
+    return _seconds(work, choice, machine, pace or pace_of(machine.speed_class), amount, tokens)
 
 
 def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, pace: Pace | None = None) -> float:
@@ -150,7 +155,7 @@ def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, 
     Args:
         rows: that this process evaluates.
     """
-    pace, seen = pace or PACES[machine.speed_class], Amount.mean_of(work.evaluation_shapes)
+    pace, seen = pace or pace_of(machine.speed_class), Amount.mean_of(work.evaluation_shapes)
     share = rows / max(1.0, seen.rows)
     size = min(choice.eval_batch_size_per_gpu, max(1, rows))
     tokens = size * (seen.source + seen.target) / max(1.0, seen.rows)
@@ -163,7 +168,7 @@ def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, 
 
 def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, pace: Pace | None = None) -> float:
     """Predict how long one batch of answers of so many tokens takes: each reads the decoder's weights and the head once."""
-    pace, counts = pace or PACES[machine.speed_class], work.counts
+    pace, counts = pace or pace_of(machine.speed_class), work.counts
     blocks = work.model.num_decoder_layers
     weights = blocks * counts["decoder"] + counts["embedding"]
     reading, computing = 4 * weights / pace.memory_rate, 2 * weights / machine.rate(choice.compute)

@@ -294,6 +294,28 @@ def test_a_file_is_taken(page: Page, client: TestClient) -> None:
     assert [file["name"] for file in client.get("/api/data").json()["files"]] == ["数据.jsonl"]
 
 
+def test_what_runs_have_written_is_no_data(page: Page, client: TestClient) -> None:
+    """Also where somebody names the folder in which all lie."""
+    files = page.places.data_dir
+    for name in (
+        "own.jsonl",
+        "deep/more.txt",
+        "model/config.json",
+        "model/notes.txt",
+        "rows/manifest.json",
+        ".git/a.txt",
+    ):
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        (files / name).write_text("{}")
+    assert sorted(file["name"] for file in page.places.data_files()) == ["deep/more.txt", "own.jsonl"]
+    write(page.places, "one", step(1))
+    around = Places(page.places.log_dir, page.places.output_dir, files.parent)
+    assert sorted(file["name"] for file in around.data_files()) == [
+        f"{files.name}/deep/more.txt",
+        f"{files.name}/own.jsonl",
+    ]
+
+
 def test_one_that_is_too_large_leaves_nothing(page: Page, client: TestClient) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(100):

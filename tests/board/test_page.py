@@ -195,6 +195,7 @@ def test_every_word_that_is_used_exists() -> None:
         "theme_",
         "asked_",
         "mode_",
+        "machine_",
     )
     unused = [key for key in known if not key.startswith(made) and f'"{key}"' not in used and f"`{key}" not in used]
     unused = [key for key in unused if not key.endswith("_about") or key.removesuffix("_about") not in used]

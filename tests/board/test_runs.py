@@ -242,6 +242,13 @@ def test_the_command_says_how_runs_compare_and_when_they_end(
     assert running[head.index("ends about") :] == ends and len(old) <= head.index("ends about")
 
 
+def test_a_file_in_the_place_of_the_runs_is_told(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--log_dir = .*file, is a file"):
+        commands.runs(config_of(where, log_dir=str(tmp_path / "file")))
+
+
 def test_it_deletes_only_after_a_question(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from config import load
+from config import flags_of, load
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
 from memory.cost.shapes import Shapes
 from memory.observe.processes import has_proc
 from memory.probe import (
+    WITHOUT_EFFECT,
     ProbeRequest,
     ProbeResult,
     correction_of,
@@ -73,6 +74,11 @@ def test_a_result_is_kept(measured: tuple[ProbeResult, Path], monkeypatch: pytes
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     again = probe(request_of(), folder, time_limit=0.001)  # a second measurement could not end in time
     assert again == dataclasses.replace(result, is_cached=True, seconds=0.0)
+
+
+def test_what_has_no_effect_is_a_setting() -> None:
+    """A name that nothing bears any more would be left out of nothing, in silence."""
+    assert set(WITHOUT_EFFECT) <= {*flags_of("train"), "model_preset"}
 
 
 def test_what_changes_memory_changes_the_fingerprint() -> None:

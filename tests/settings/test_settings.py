@@ -198,6 +198,7 @@ def test_errors_carry_exit_codes_and_all_problems() -> None:
         ("max_steps: 2001-99-99\n", "cannot be read: month must be in 1..12"),
         ("max_steps: " + "9" * 5000 + "\n", "cannot be read: Exceeds the limit|cannot be read"),
         ("max_steps: !!bool maybe\n", "cannot be read"),
+        ("seed: 3\nmax_steps: [1", "cannot be read: line 2: expected ',' or '\\]'"),
         ("max_steps: " + "[" * 3000 + "]" * 3000, "cannot be read"),
         ("? [1, 2]\n: 3\n", "cannot be read|is tuple, not a text"),
     ],

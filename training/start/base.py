@@ -156,7 +156,7 @@ def _named_base(config: Config, named: str) -> Path:
         hint = f"; turn its pytorch_model.bin into it: {_convert(folder)}" if pickled else ""
         what = f"holds no {CONFIG_FILE}" + hint
     else:
-        what = "no such folder"
+        what = "is a file" if folder.exists() else "no such folder"
     raise UserError(
         f"--finetune_from = {folder}, {what}; name a folder with {CONFIG_FILE}, model.safetensors and "
         "tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"

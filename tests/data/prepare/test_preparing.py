@@ -217,6 +217,11 @@ def test_shards_and_files_can_be_mixed(configure: Any, text_file: Path, tmp_path
     assert with_shards.validation_dir == folder / "validation" and with_shards.counts["train_texts"] == 300
 
 
+def test_a_file_for_evaluation_that_is_missing_is_told_by_its_own_flag(configure: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--validation_file = .*missing.txt, no such file"):
+        prepare_evaluation(configure(validation_file=tmp_path / "missing.txt"))
+
+
 def test_for_evaluation_the_whole_validation_file_is_prepared(configure: Any, text_file: Path) -> None:
     prepared = prepare_evaluation(configure(validation_file=text_file))
     assert prepared.counts["validation_texts"] == 300 and prepared.objective == "span"

@@ -13,7 +13,7 @@ from devices.processor import CLASSES
 from memory.cost.duration import RENEWED_STEPS, Renewal, Schedule, predict_times, schedule_of
 from memory.cost.prediction import Choice, Machine, Work
 from memory.cost.shapes import Shapes
-from memory.cost.speed import PACES, Amount, Pace, flops_of, step_flops, typical_seconds
+from memory.cost.speed import PACES, Amount, Pace, flops_of, pace_of, step_flops, typical_seconds
 from memory.plan import plan
 from units import GIB, MIB
 
@@ -79,6 +79,7 @@ def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
 
 def test_every_class_has_its_record_and_a_calibration_tries_another() -> None:
     assert set(PACES) == {*CLASSES, "cuda", "mps"}
+    assert pace_of("cuda") is PACES["cuda"] and pace_of("a new device").spread == PACES["cuda"].spread
     slow = Pace(efficiency=0.25)
     machine = replace(MACHINE, speed_class="amx_bf16")
     assert (

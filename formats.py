@@ -1,0 +1,11 @@
+"""Which files hold rows? Each ending once, and the format that it means; `data/sources/reading.py` has the reader of each."""
+
+from __future__ import annotations
+
+PARQUET, ARROW_FILE, ARROW_STREAM = "parquet", "arrow file", "arrow stream"
+JSONL, JSON, CSV, TSV, TEXT = "jsonl", "json", "csv", "tsv", "text"
+KIND_BY_SUFFIX = {
+    ".parquet": PARQUET, ".arrow": ARROW_FILE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL,
+    ".csv": CSV, ".tsv": TSV, ".txt": TEXT, ".text": TEXT, ".md": TEXT,
+}  # fmt: skip
+COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")

@@ -1,0 +1,46 @@
+"""Text in the columns of a terminal; what is to be copied stays whole. Tables and broken lines: the progress' tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terminal import paragraphs, width
+
+ROOT = Path(__file__).resolve().parent.parent
+FETCH = "`hf download google/flan-t5-small --local-dir models/flan-t5-small`"
+PROBLEM = f"  --finetune_from = nowhere, no such folder; name a folder with a model, such as {FETCH} fetches\n  python train_low_mem.py train --is_keep_training=True --run_name=one"
+
+
+@pytest.mark.parametrize("room", [30, 60, 100, 500])
+def test_a_refusal_is_broken_between_words_and_commands_stay_whole(room: int) -> None:
+    first, *others = lines = paragraphs(PROBLEM, room)
+    assert first.startswith("  --finetune_from = nowhere,") and others[-1] == PROBLEM.splitlines()[1]
+    assert " ".join(" ".join(lines[:-1]).split()) == PROBLEM.splitlines()[0].strip()
+    assert any(FETCH in line for line in lines) and "\ue000" not in "".join(lines)
+    assert all(width(line) <= room or FETCH in line for line in lines[:-1])
+    assert all(line.startswith("    ") for line in others[:-1])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no terminals")
+def test_refusals_fit_the_terminal_and_are_one_line_elsewhere() -> None:
+    command = [sys.executable, str(ROOT / "train_low_mem.py"), "train", "--model_preset=tnyi"]
+    terminal, inside = os.openpty()
+    with subprocess.Popen(command, stderr=inside, env={**os.environ, "COLUMNS": "70"}) as child:
+        os.close(inside)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(terminal, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(terminal)
+    lines = shown.decode().splitlines()
+    assert child.returncode == 2 and len(lines) > 3 and all(len(line) <= 70 for line in lines), lines
+    assert lines[-1].endswith("did you mean tiny?")
+    piped = subprocess.run(command, capture_output=True, text=True).stderr
+    assert len(piped.splitlines()) == 2 and " ".join(piped.split()) == " ".join(shown.decode().split())
