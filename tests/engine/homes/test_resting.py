@@ -30,7 +30,7 @@ from model.t5 import T5
 from settings.fields import UserError
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
 
-BF16, FP32, INT8, CPU = torch.bfloat16, torch.float32, torch.int8, torch.device("cpu")
+BF16, FP32, INT8, INT4, CPU = torch.bfloat16, torch.float32, torch.int8, torch.int4, torch.device("cpu")
 CUTS, STEPS = [[0, 3], [1], [2]], 3
 Trained = tuple[list[float], dict[str, Tensor]]
 
@@ -106,7 +106,7 @@ def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[Resti
     assert_same(trained(here, weight_store_for(BF16, FP32)), trained(model, store))
 
 
-@pytest.mark.parametrize(("base", "dora"), [(INT8, False), (BF16, False), (BF16, True)])
+@pytest.mark.parametrize(("base", "dora"), [(INT8, False), (INT4, False), (INT4, True), (BF16, False), (BF16, True)])
 def test_adapters_over_a_base_in_a_file(
     base: torch.dtype, dora: bool, tmp_path: Path, stores: list[RestingWeightStore]
 ) -> None:
