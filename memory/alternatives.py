@@ -12,7 +12,7 @@ from typing import Any
 
 from config import Config
 from language import join, say
-from memory.cost.precision import INT4, INT8
+from memory.cost.precision import INT4, QUANTIZED
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.cost.trained import trained_counts
 from memory.cost.work import JSON_NAMES
@@ -54,7 +54,7 @@ def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative
         *(("micro-batch", _cut(work, choice, rows)) for rows in _micro_batches(work, choice)),
         ("malloc", replace(choice, malloc="small" if choice.malloc == "fast" else "fast")),
     ]
-    if choice.compute == "float32" and choice.storage not in (INT8, INT4):
+    if choice.compute == "float32" and choice.storage not in QUANTIZED:
         if choice.storage == "float32":
             ways.append(("bfloat16 at rest", replace(choice, storage="bfloat16")))
         else:

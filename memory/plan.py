@@ -20,7 +20,7 @@ from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english, say
 from limits import LEAST_SCORES, MOST_SCORES
 from memory.alternatives import refusal
-from memory.cost.precision import FLOAT16, INT4, INT8, Precision, asked_precision, precisions
+from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision, precisions
 from memory.cost.prediction import (
     Choice,
     Machine,
@@ -340,7 +340,7 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
 
 def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     """Whole weights before sharded ones, which need more of the network; int8 and int4, which change numbers, last; then the fastest."""
-    return choice.shards, choice.storage in (INT8, INT4), predict_seconds(work, choice, machine)
+    return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
 def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:

@@ -50,7 +50,9 @@ class Int4Weight(nn.Parameter):
 
 def empty_int4(rows: int, columns: int, device: torch.device | str = "cpu") -> Int4Weight:
     """The memory of an int4 weight, for `pack_into`."""
-    return Int4Weight(torch.empty(rows, num_groups(columns) * INT4_GROUP_BYTES, dtype=torch.uint8, device=device), columns)
+    return Int4Weight(
+        torch.empty(rows, num_groups(columns) * INT4_GROUP_BYTES, dtype=torch.uint8, device=device), columns
+    )
 
 
 def num_groups(columns: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 from limits import HEAP_BELOW
+from memory.cost.precision import QUANTIZED
 from memory.cost.step_peaks import StepPeaks
 from units import MIB
 
@@ -78,7 +79,10 @@ class Heap:
         return RECOMPUTED_SHARE * (graph + besides)
 
     def _casts(self, kind: str) -> int:
-        return self._weights(kind) if self.peaks.casts else 0
+        if self.choice.storage not in QUANTIZED:
+            return self._weights(kind) if self.choice.storage != self.choice.compute else 0
+        cast = self.peaks.cast(kind)
+        return cast if cast < HEAP_BELOW else 0
 
     def _weights(self, kind: str) -> int:
         """Matrices of a block that are small enough for the heap, in the compute dtype."""

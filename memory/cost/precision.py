@@ -17,6 +17,7 @@ from settings.fields import AUTO
 FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 = "float32", "bfloat16", "float16", "int8", "int4"
 COMPUTE_DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
 REST_DTYPES = (*COMPUTE_DTYPES, INT8, INT4)
+QUANTIZED = (INT8, INT4)
 WORDS = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16", INT8: "int8", INT4: "int4"}  # as users write them
 
 
@@ -87,7 +88,8 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     asked = asked_precision(config, multiplies_fast)
     fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
     wide, narrow, int8, int4 = (
-        Precision.of(rest, compute) for rest, compute in ((FLOAT32, FLOAT32), (BFLOAT16, fast), (INT8, fast), (INT4, fast))
+        Precision.of(rest, compute)
+        for rest, compute in ((FLOAT32, FLOAT32), (BFLOAT16, fast), (INT8, fast), (INT4, fast))
     )
     ways = {
         "no": [wide],

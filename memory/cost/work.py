@@ -128,7 +128,8 @@ class Work:
     def block_matrices(self) -> dict[str, list[tuple[int, ...]]]:
         """Shapes of the matrices of one block of each stack."""
         return {
-            stack: [weight.shape for weight in block_weights(self.model, stack) if weight.is_product] for stack in STACKS
+            stack: [weight.shape for weight in block_weights(self.model, stack) if weight.is_product]
+            for stack in STACKS
         }
 
     @cached_property

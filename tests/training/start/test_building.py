@@ -46,7 +46,10 @@ def test_only_what_learns_has_an_optimizer() -> None:
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 
-@pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int8", QuantizedWeightStore), ("int4", QuantizedWeightStore)])
+@pytest.mark.parametrize(
+    ("storage", "weight_store"),
+    [("float32", WeightStore), ("int8", QuantizedWeightStore), ("int4", QuantizedWeightStore)],
+)
 def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
     engine = built(base, storage, lora_rank=2)
     assert type(engine.walk.weight_store) is weight_store
