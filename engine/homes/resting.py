@@ -2,7 +2,8 @@
 
 The matrices of such a block lie end to end in one piece of its home, and are in a slot of memory while the block runs or is
 updated. Otherwise its weights show their shape and dtype, and one number that is repeated without memory: NaN, so that a
-use of weights that are not there ends in a loss that is not finite, and never in a wrong one. Norms, bias tables,
+use of weights that are not there ends in a loss that is not finite, and never in a wrong one; bytes of int4 that are
+not there cannot be unpacked. Norms, bias tables,
 embedding, head and adapters are always here: they are small, or gather gradients from everywhere. In which dtype a block
 computes is the inner store's affair, as without a home. Numbers are those of weights in memory, bit for bit.
 """
@@ -213,8 +214,8 @@ class RestingWeightStore(WeightStore):
 
 
 def _nothing(shape: Sequence[int], dtype: torch.dtype, place: torch.device) -> Tensor:
-    """A tensor without memory of its own; NaN everywhere, where the dtype has it, and in the scales of int4."""
-    value = float("nan") if dtype.is_floating_point else 255 if dtype == torch.uint8 else 0
+    """A tensor without memory of its own; NaN everywhere, where the dtype has it."""
+    value = float("nan") if dtype.is_floating_point else 0
     return torch.full((), value, dtype=dtype, device=place).expand(*shape)
 
 

@@ -33,11 +33,11 @@ class LoraAdapter(nn.Module):
 
     Args:
         weight: (n, m), the frozen matrix; read for DoRA's first lengths.
-        seed: fixes A.
+        seed: fixes A. is_new: False: everything is about to be filled, and the matrix, which may not be here, is not read.
     Memory: r (n + m) fp32 numbers, n more with DoRA; running, N (r + n) more, and (r + 3) n with DoRA.
     """
 
-    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int) -> None:
+    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int, is_new: bool = True) -> None:
         super().__init__()
         (n, m), r, device = shape_of(weight), settings.rank, weight.device
         self.scaling = settings.scaling
@@ -45,7 +45,8 @@ class LoraAdapter(nn.Module):
         drawn = torch.rand(r, m, generator=torch.Generator().manual_seed(seed % 2**63)).mul_(2 * bound).sub_(bound)
         self.a = nn.Parameter(drawn.to(device))
         self.b = nn.Parameter(torch.zeros(n, r, device=device))
-        self.magnitude = nn.Parameter(row_norms(weight)) if settings.dora else None
+        lengths = row_norms(weight) if settings.dora and is_new else torch.empty(n, device=device)
+        self.magnitude = nn.Parameter(lengths) if settings.dora else None
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, dropout: Dropout | None) -> Tensor:
         """x (N, m) and its product y (N, n) with `weight` (n, m) -> the adapted product (N, n)."""

@@ -80,7 +80,7 @@ def test_two_processes_learn_the_same(pretrained: World, adapted: World, base: s
     place.do("train", *flags_of(pretrained), *LORA, *BASES[base], "--run_name=lora", launcher=launcher)
     expected = adapted.place.losses("lora")
     for step, loss in place.losses("lora").items():
-        assert loss == pytest.approx(expected[step], rel=1e-4)
+        assert loss == pytest.approx(expected[step], rel=1e-3)  # micro-batches of other rows, in bf16 where it is fast
 
 
 @pytest.mark.slow
