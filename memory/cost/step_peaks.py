@@ -218,9 +218,8 @@ def _block_cast(work: Work, choice: Choice, machine: Machine, kind: str, tokens:
         return 0
     if choice.storage not in QUANTIZED:
         return work.counts[kind] * e
-    beside = (
-        0 if choice.kernels or choice.storage == INT8 else 2 + e
-    )  # places of levels, and levels without their scales
+    # without kernels, of int4: places of levels, and levels without their scales
+    beside = 0 if choice.kernels or choice.storage == INT8 else 2 + e
     return max(_widened_at_once(shape, choice, machine, most) for shape in work.block_matrices[kind]) * (e + beside)
 
 
