@@ -29,6 +29,7 @@ LEVELS = (
     0.087890625, 0.177734375, 0.271484375, 0.373046875, 0.486328125, 0.6171875, 0.77734375, 1.0,
 )  # fmt: skip
 HALF = INT4_GROUP // 2
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # a name for the plan's word; no tensor has it
 
 
 class Int4Weight(nn.Parameter):

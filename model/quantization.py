@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from devices.kernels.calls import kernels, takes_few
 from devices.ways import way_of
 from limits import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
-from model.int4 import Int4Weight, empty_int4, num_groups, pack_into, unpack
+from model.int4 import INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
 from model.shapes import is_block_matrix, is_matrix
 
-QUANTIZED = (torch.int8, torch.int4)
+QUANTIZED = (torch.int8, INT4)
 LEVELS = 127  # largest whole number; -128 stays unused, so that the scale is symmetric
 
 
@@ -59,7 +59,7 @@ def empty_quantized(
 ) -> Int8Weight | Int4Weight:
     """The memory of a matrix or table in a quantized model of this dtype."""
     rows, columns = shape
-    is_int4 = dtype == torch.int4 and is_block_matrix(name, shape)
+    is_int4 = dtype == INT4 and is_block_matrix(name, shape)
     return (empty_int4 if is_int4 else empty_int8)(rows, columns, device)
 
 

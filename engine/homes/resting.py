@@ -23,7 +23,7 @@ from engine.homes.places import Home
 from engine.homes.slots import Slots
 from engine.weights import WeightStore, weight_store_for
 from memory.cost.homes import SLOTS, is_away
-from model.int4 import Int4Weight, empty_int4
+from model.int4 import INT4, Int4Weight, empty_int4
 from model.quantization import QUANTIZED, Int8Weight, empty_quantized
 from model.shapes import is_matrix
 from model.t5 import T5, Parts
@@ -115,7 +115,7 @@ class RestingWeightStore(WeightStore):
         if self.storage == torch.int8:
             scale = torch.empty(weight.shape[0], device=self.place)
             return Int8Weight(_nothing(weight.shape, torch.int8, self.place), scale)
-        if self.storage == torch.int4:
+        if self.storage == INT4:
             rows, columns = weight.shape
             like = empty_int4(rows, columns, "meta")
             return Int4Weight(_nothing(like.shape, like.dtype, self.place), columns)
