@@ -261,8 +261,8 @@ class LoraConfig:
     )  # fmt: skip
     use_dora: bool = defining(False, "learn the length of each row beside its direction (DoRA)", kind=bool)
     lora_base: str = defining(
-        AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 where neither fits",
-        kind=str, auto=True, choices=("fp32", "bf16", "int8"),
+        AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 where neither fits; int4 only if named",
+        kind=str, auto=True, choices=("fp32", "bf16", "int8", "int4"),
     )  # fmt: skip
 
 

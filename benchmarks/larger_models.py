@@ -4,7 +4,7 @@ Each case is a whole run in a control group with a hard limit that counts anonym
 evaluated, a few steps over rows of 512 + 114 tokens, evaluated and saved. Told are the group's own highest use, the most
 anonymous memory of the process, seconds a step, what went to and came from the disk, and what the products alone would take
 at the measured rate. Threads are those of OMP_NUM_THREADS, else all cores. Beside it what Hugging Face with AdamW holds for the same model: 16 bytes a weight in fp32, before any
-activation. Adapters go over the checkpoint of the run before them. Cases are noted as they end; --fresh begins anew.
+activation. Cases are noted as they end; --fresh begins anew.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ FIGURES = CACHE / "figures.json"
 SOURCE, TARGET, STEPS = 512, 114, 2
 PEER_BYTES = 16  # a weight: itself, its gradient and two moments in fp32
 Flags = dict[str, Any]
-# case -> hard limit in GiB, and flags
+LORA: Flags = {"is_finetune": True, "lora_rank": 8, "weights_in": "file"}
+# case -> hard limit in GiB, and flags; adapters go over the checkpoint of the case that their name begins with
 CASES: dict[str, tuple[float, Flags]] = {
     "780M": (3.5, {"model_preset": "t5-v1.1-large", "memory_budget": "3200M"}),
     "780M-file": (1.0, {"model_preset": "t5-v1.1-large", "memory_budget": "900M"}),
     "3B": (7.5, {"model_preset": "t5-3b", "memory_budget": "7000M"}),
     "3B-file": (4.0, {"model_preset": "t5-3b", "memory_budget": "3700M"}),
     "11B": (10.0, {"model_preset": "t5-11b", "memory_budget": "9500M"}),
-    "3B-lora": (
-        1.0, {"is_finetune": True, "lora_rank": 8, "lora_base": "int8", "memory_budget": "950M", "weights_in": "file"}
-    ),
+    "3B-lora": (1.0, {**LORA, "lora_base": "int8", "memory_budget": "950M"}),
+    "3B-lora-int4": (1.0, {**LORA, "lora_base": "int4", "memory_budget": "990M"}),
+    "11B-lora": (2.5, {**LORA, "lora_base": "int8", "memory_budget": "2400M"}),
+    "11B-lora-int4": (2.5, {**LORA, "lora_base": "int4", "memory_budget": "2400M"}),
 }  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
     """One run under its limit: how it ended, and what it took."""
     gib, asked = CASES[name]
     folder = CACHE / "runs"
-    base = {"finetune_from": folder / name.partition("-")[0]} if "lora_rank" in asked else {}
+    base = {"finetune_from": folder / _base_of(name)} if "lora_rank" in asked else {}
     flags = {
         "train_file": data_file(), "objective": "pairs", "tokenizer_type": "byte", "max_seq_len": SOURCE,
         "max_target_len": TARGET, "effective_batch_size": rows, "max_steps": steps, "save_steps": 100, "eval_steps": 100,
@@ -84,6 +86,11 @@ def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
         "steps": [event["seconds"] for event in events if event["event"] == "step"],
         "plan": next((event for event in events if event["event"] == "plan"), {}),
     }  # fmt: skip
+
+
+def _base_of(name: str) -> str:
+    """The case whose model a case has, or adapts."""
+    return name.partition("-")[0]
 
 
 def _moved(pid: int) -> dict[str, int]:
@@ -112,8 +119,7 @@ def body(cases: list[dict[str, Any]]) -> str:
     """The table."""
     rows = []
     for case in cases:
-        flags = CASES[case["case"]][1]
-        preset = str(flags.get("model_preset", "t5-3b"))
+        preset = str(CASES[_base_of(case["case"])][1]["model_preset"])
         count = weight_counts(load("train", {"model_preset": preset, "preset": "none"}).model)["total"]
         choice = case["plan"].get("choice", {})
         later = case["steps"][1:] or case["steps"]

@@ -2,7 +2,7 @@
 
 The walk asks for a block's weights in the compute dtype before it runs the block, and releases them after it. The plain
 store does nothing. `CastWeightStore` has a narrow rest dtype (bf16) and computes with a wider copy (fp32) that lives while
-its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `Int8WeightStore` does so for
+its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `QuantizedWeightStore` does so for
 frozen tables in int8; the matrices of blocks need no copy there, since products widen them one at a time
 (`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights of other processes
 (`sharing.sharding`) and in files (`homes.resting`) fit the same interface. What changes is `weight.data`; graphs saved in forward see the copy made for backward.
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
-from model.quantization import dequantize, is_int8
+from model.quantization import QUANTIZED, dequantize, is_int8
 
 
 class WeightStore:
@@ -121,8 +121,8 @@ class CastWeightStore(WeightStore):
         return weight.dtype not in (self.compute_dtype, torch.int8)
 
 
-class Int8WeightStore(WeightStore):
-    """Frozen weights rest in int8. Memory: on a device, embedding or head in the compute dtype while the loss is formed.
+class QuantizedWeightStore(WeightStore):
+    """Frozen weights rest in int8, or in int4 and tables in int8. Memory: on a device, embedding or head in the compute dtype while the loss is formed.
 
     Args:
         tables: embedding and head, which are read without a block's product.
@@ -147,7 +147,7 @@ class Int8WeightStore(WeightStore):
 def weight_store_for(
     rest_dtype: torch.dtype, compute_dtype: torch.dtype, tables: Iterable[nn.Parameter] = ()
 ) -> WeightStore:
-    """The weight store for these dtypes; `tables` are the model's embedding and head, needed for int8 alone."""
-    if rest_dtype == torch.int8:
-        return Int8WeightStore(compute_dtype, tables)
+    """The weight store for these dtypes; `tables` are the model's embedding and head, needed for quantized weights alone."""
+    if rest_dtype in QUANTIZED:
+        return QuantizedWeightStore(compute_dtype, tables)
     return (WeightStore if rest_dtype == compute_dtype else CastWeightStore)(compute_dtype)

@@ -12,6 +12,7 @@ from typing import Any
 
 from config import Config
 from language import join, say
+from memory.cost.precision import INT4, QUANTIZED
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.cost.trained import trained_counts
 from memory.cost.work import JSON_NAMES
@@ -20,7 +21,7 @@ from units import MIB, format_size
 
 COST = {  # of a change, in what the user gives up: the cheapest is told first
     "memory_mode=ultra": 0, "mixed_precision=bf16": 1, "optimizer=adafactor": 2, "max_grad_norm=0": 2, "batch_size_per_gpu=1": 1,
-    "max_seq_len": 3, "effective_batch_size": 3, "lora_rank=8": 5,
+    "max_seq_len": 3, "effective_batch_size": 3, "lora_base": 4, "lora_rank=8": 5,
 }  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative
         *(("micro-batch", _cut(work, choice, rows)) for rows in _micro_batches(work, choice)),
         ("malloc", replace(choice, malloc="small" if choice.malloc == "fast" else "fast")),
     ]
-    if choice.compute == "float32" and choice.storage != "int8":
+    if choice.compute == "float32" and choice.storage not in QUANTIZED:
         if choice.storage == "float32":
             ways.append(("bfloat16 at rest", replace(choice, storage="bfloat16")))
         else:
@@ -119,6 +120,8 @@ def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Ch
         yield "memory_mode=ultra", replace(choice, saved_blocks=0, malloc="small"), work
     if choice.storage == "float32" and not config.lora.lora_rank:
         yield "mixed_precision=bf16", replace(choice, storage="bfloat16"), work
+    if config.lora.lora_rank and choice.storage != INT4:
+        yield "lora_base=int4", replace(choice, storage=INT4), work
     if OPTIMIZERS[work.optimizer].weight_bytes:
         yield "optimizer=adafactor", choice, replace(work, optimizer="adafactor")
     if work.hold_gradients:

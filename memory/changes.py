@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from config import Config, DoesNotFit
 from memory.alternatives import COST, Alternative
+from memory.cost.precision import INT4
 from memory.plan import Plan
 from settings.fields import AUTO
 from units import MIB
@@ -51,6 +52,8 @@ def _ideas(config: Config, chosen: Plan) -> Iterator[tuple[str, Value, str]]:
             yield "memory_mode", mode, f"memory_mode={mode}"
     if chosen.choice.storage == "float32" and config.memory.mixed_precision == AUTO and not config.lora.lora_rank:
         yield "mixed_precision", "bf16", "mixed_precision=bf16"
+    if config.lora.lora_rank and chosen.choice.storage != INT4:
+        yield "lora_base", INT4, "lora_base=int4"
     if config.train.optimizer not in ("adafactor", "sinkgd") and not config.lora.lora_rank:
         yield "optimizer", "adafactor", "optimizer=adafactor"
     if config.data.max_seq_len >= 16:

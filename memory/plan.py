@@ -20,7 +20,7 @@ from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english, say
 from limits import LEAST_SCORES, MOST_SCORES
 from memory.alternatives import refusal
-from memory.cost.precision import FLOAT16, Precision, asked_precision, precisions
+from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision, precisions
 from memory.cost.prediction import (
     Choice,
     Machine,
@@ -339,8 +339,8 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
 
 
 def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
-    """Whole weights before sharded ones, which need more of the network; int8, which changes numbers, last; then the fastest."""
-    return choice.shards, choice.storage == "int8", predict_seconds(work, choice, machine)
+    """Whole weights before sharded ones, which need more of the network; int8 and int4, which change numbers, last; then the fastest."""
+    return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
 def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:

@@ -25,7 +25,7 @@ from model.decoding.passing import WithWeights, in_place
 from model.formats.headers import INT8_FILE, SCALE, read_json
 from model.formats.shape_file import CONFIG_FILE, EMBEDDING, EMBEDDING_COPIES, HEAD, embedding_name, shape_from
 from model.formats.tensor_files import TensorFolder, write_safetensors, write_shards
-from model.quantization import fill_int8, is_int8, scale_of
+from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
 from model.shapes import hf_names, weights
 from model.t5 import T5, Filling, Parts, in_memory
 from settings.fields import UserError, counted
@@ -90,7 +90,7 @@ def load(
 
     Args:
         folder: holds `config.json` and `model.safetensors`, or shards of it with an index.
-        dtype: what the weights become; norms and bias tables are fp32 always. int8: frozen, see `model.quantization`.
+        dtype: what the weights become; norms and bias tables are fp32 always. int8, int4: frozen, see `model.quantization`.
         device: where they go.
         expect: the shape that the checkpoint must have; the model keeps this configuration. None: any.
         cut: gives a model on "meta" its weights, some of them a part of their rows: name -> first row, rows of the whole.
@@ -106,15 +106,15 @@ def load(
     config = shape_from(path, raw, stored)
     if expect is not None:
         _compare(folder, config, expect)
-    as_int8 = dtype == torch.int8
+    is_frozen = dtype in QUANTIZED
     sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack
-    model = T5(expect or config, "meta" if cut or as_int8 else device, torch.float32 if as_int8 else dtype)
+    model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
-        if as_int8:
-            assert not parts, "int8 weights are whole"
-            fill_int8(model, lambda name: stored.chunks(sources[name]), device, filling)
-        for name, parameter in () if as_int8 else model.named_parameters():
+        if is_frozen:
+            assert not parts, "quantized weights are whole"
+            fill_quantized(model, lambda name: stored.chunks(sources[name]), dtype, device, filling)
+        for name, parameter in () if is_frozen else model.named_parameters():
             with filling(parameter):
                 stored.copy_into(sources[name], parameter, parts.get(name, (0, 0))[0])
         if _needs_folding(raw):
@@ -199,6 +199,7 @@ def save(model: T5, folder: str | Path, shard_bytes: int | None = None, held: Wi
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     names, parameters = hf_names(model.config), dict(model.named_parameters())
+    assert not any(map(is_int4, parameters.values())), "a base in int4 is made anew from its folder"
     weights_of = {names[name]: parameter for name, parameter in parameters.items()}
     scales = {names[name] + SCALE: scale_of(parameter) for name, parameter in parameters.items() if is_int8(parameter)}
 

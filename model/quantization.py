@@ -1,8 +1,9 @@
-"""How is a frozen matrix stored in one byte a weight?
+"""How is a frozen matrix stored in one byte a weight, and how are products of narrow weights formed?
 
 Symmetric int8 with one scale a row, which is an output channel of a matrix and a token of a table: row i is scale_i times
-whole numbers from -127 to 127. Nothing learns in int8: such weights are frozen, under adapters or for answering.
-A product widens one matrix at a time to the dtype of the activations and applies the scales to the result, which is
+whole numbers from -127 to 127. Nothing learns in int8: such weights are frozen, under adapters or for answering. A model in
+int4 has the matrices of its blocks in half of that (`model.int4`), its tables in int8: they lose more and are few.
+A product widens one matrix at a time to the dtype of the activations and applies the scales of int8 to the result, which is
 smaller than the matrix. (torch's own int8 products, `_int_mm` and `_weight_int8pack_mm`, take ten times as long as this
 on a CPU without VNNI.)
 
@@ -22,9 +23,11 @@ from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes_few
 from devices.ways import way_of
-from limits import WIDENED_ELEMENTS
-from model.shapes import is_matrix
+from limits import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
+from model.int4 import INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
+from model.shapes import is_block_matrix, is_matrix
 
+QUANTIZED = (torch.int8, INT4)
 LEVELS = 127  # largest whole number; -128 stays unused, so that the scale is symmetric
 
 
@@ -51,8 +54,17 @@ def empty_int8(rows: int, columns: int, device: torch.device | str = "cpu") -> I
     return Int8Weight(values, torch.empty(rows, device=device))
 
 
-def quantize_into(weight: Int8Weight, chunks: Iterator[Tensor], work: Tensor) -> None:
-    """Round each row of a matrix to 255 levels between plus and minus its largest magnitude.
+def empty_quantized(
+    name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Int8Weight | Int4Weight:
+    """The memory of a matrix or table in a quantized model of this dtype."""
+    rows, columns = shape
+    is_int4 = dtype == INT4 and is_block_matrix(name, shape)
+    return (empty_int4 if is_int4 else empty_int8)(rows, columns, device)
+
+
+def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterator[Tensor], work: Tensor) -> None:
+    """Round each row of a matrix: in int8 to 255 levels between plus and minus its largest magnitude.
 
     Args:
         weight: filled, on its device; a row of zeros gets scale 0.
@@ -62,13 +74,17 @@ def quantize_into(weight: Int8Weight, chunks: Iterator[Tensor], work: Tensor) ->
     """
     start = 0
     for chunk in chunks:
-        chunk, part = chunk.to(weight.device), slice(start, start + len(chunk))
+        part = slice(start, start + len(chunk))
+        start += len(chunk)
+        if isinstance(weight, Int4Weight):
+            pack_into(weight.data[part], chunk)
+            continue
+        chunk = chunk.to(weight.device)
         largest = torch.maximum(chunk.amax(1), -chunk.amin(1)).float()  # abs() would make a copy of all
         scale = torch.div(largest, LEVELS, out=weight.scale[part])
         work.resize_(chunk.shape).copy_(chunk)
         work.div_(scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)).round_().clamp_(-LEVELS, LEVELS)
         weight.data[part].copy_(work)
-        start += len(chunk)
 
 
 def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
@@ -78,29 +94,29 @@ def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.de
     return made
 
 
-def fill_int8(
+def fill_quantized(
     model: nn.Module,
     chunks: Callable[[str], Iterator[Tensor]],
+    dtype: torch.dtype,
     device: torch.device | str = "cpu",
     filling: Callable[[nn.Parameter], AbstractContextManager[None]] = lambda weight: nullcontext(),
 ) -> None:
-    """Give a model made on the meta device its weights: matrices and tables in int8, norms and position bias in fp32.
+    """Give a model made on the meta device its weights: matrices and tables quantized, norms and position bias in fp32.
 
     Every matrix gets its memory before the first chunk is read, and all chunks are rounded in one place. Taken in turns, a
     matrix takes the memory that a chunk has freed, the next chunk finds none, and malloc ends up holding another model.
 
     Args:
-        chunks: name of a weight -> its rows, in pieces.
-        filling: a context in which a weight is in memory to be filled. Matrices that are in int8 already have their place.
-    Memory: the int8 model and one chunk.
+        chunks: name of a weight -> its rows, in pieces. dtype: one of QUANTIZED.
+        filling: a context in which a weight is in memory to be filled. Matrices that are quantized already have their place.
+    Memory: the quantized model and one chunk.
     """
     for name, weight in list(model.named_parameters()):
-        if is_matrix(name, weight.shape) and not isinstance(weight, Int8Weight):
-            rows, columns = weight.shape
-            _replace(model, name, empty_int8(rows, columns, device))
+        if is_matrix(name, weight.shape) and not isinstance(weight, Int8Weight | Int4Weight):
+            _replace(model, name, empty_quantized(name, weight.shape, dtype, device))
     work = torch.empty(0, device=device)
     for name, weight in list(model.named_parameters()):
-        if isinstance(weight, Int8Weight):
+        if isinstance(weight, Int8Weight | Int4Weight):
             with filling(weight):
                 quantize_into(weight, chunks(name), work)
         else:
@@ -130,6 +146,17 @@ def is_int8(weight: Tensor) -> bool:
     return weight.dtype == torch.int8
 
 
+def is_int4(weight: Tensor) -> bool:
+    """Whether this is an `Int4Weight` that is in int4 now."""
+    return weight.dtype == torch.uint8
+
+
+def shape_of(weight: Tensor) -> tuple[int, int]:
+    """Rows and columns of a matrix, whatever its tensor holds."""
+    rows, columns = weight.shape
+    return rows, weight.columns if isinstance(weight, Int4Weight) else columns
+
+
 def scale_of(weight: Tensor) -> Tensor:
     """The scales (n,) of an int8 weight."""
     assert isinstance(weight, Int8Weight), "a tensor in int8 has no scales of its own"
@@ -137,12 +164,18 @@ def scale_of(weight: Tensor) -> Tensor:
 
 
 def dequantize(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor | None = None) -> Tensor:
-    """Rows of a weight in a float dtype: (n, m) of all, or those asked for; a weight that is not int8 is only cast."""
-    part = weight.detach() if rows is None else weight.detach()[rows]
+    """Rows of a weight in a float dtype: (n, m) of all, or those asked for; a weight that is not quantized is only cast."""
+    part = _widened(weight, dtype, rows)
     if not is_int8(weight):
-        return part.to(dtype)
+        return part
     scale = scale_of(weight) if rows is None else scale_of(weight)[rows]
-    return part.to(dtype).mul_(scale.to(dtype).unsqueeze(-1))
+    return part.mul_(scale.to(dtype).unsqueeze(-1))
+
+
+def _widened(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor | None) -> Tensor:
+    """Rows of a weight in a float dtype; those of int8 without their scales."""
+    part = weight.detach() if rows is None else weight.detach()[rows]
+    return unpack(part, shape_of(weight)[1], dtype) if is_int4(weight) else part.to(dtype)
 
 
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
@@ -152,8 +185,9 @@ def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
 
 def row_pieces(table: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
     """A table (V, D) in pieces of rows, widened one at a time. Memory: WIDENED_ELEMENTS numbers."""
-    rows = max(1, WIDENED_ELEMENTS // table.shape[1])
-    for start in range(0, table.shape[0], rows):
+    count, columns = shape_of(table)
+    rows = max(1, WIDENED_ELEMENTS // columns)
+    for start in range(0, count, rows):
         yield dequantize(table, dtype, slice(start, start + rows))
 
 
@@ -180,29 +214,50 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
     A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each time.
     """
-    if _few_rows and (compiled := kernels()) is not None and takes_few(x, weight):
-        y = compiled.few_rows(x, weight.detach())
-        return y.mul_(scale_of(weight)) if is_int8(weight) else y
-    if weight.dtype == x.dtype:
-        return F.linear(x, weight)
-    narrow, pieces = weight.detach(), _pieces(weight)
+    if weight.dtype == x.dtype or _is_few(x, weight):
+        return _times(x, weight)
+    pieces = _pieces(weight)
     if len(pieces) == 1:
-        y = F.linear(x, narrow.to(x.dtype))
+        y = _times(x, _widened(weight, x.dtype, None))
     else:
         y = x.new_empty(len(x), len(weight))
         for part in pieces:
-            y[:, part] = F.linear(x, narrow[part].to(x.dtype))
+            y[:, part] = _times(x, _widened(weight, x.dtype, part))
     return y.mul_(scale_of(weight).to(x.dtype)) if is_int8(weight) else y
+
+
+def _is_few(x: Tensor, weight: Tensor) -> bool:
+    return _few_rows and kernels() is not None and takes_few(x, weight)
+
+
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    if _few_rows and (compiled := kernels()) is not None and takes_few(x, weight):
+        y = compiled.few_rows(x, weight.detach())
+        return y.mul_(scale_of(weight)) if is_int8(weight) else y
+    return F.linear(x, weight)
 
 
 def product_back(grad: Tensor, weight: Tensor) -> Tensor:
     """grad W: (N, n) -> (N, m), the gradient of x in `product`. Memory: as `product`."""
     if weight.dtype == grad.dtype and not _is_split(grad, len(weight)):
         return grad @ weight
-    x = grad.new_zeros(len(grad), weight.shape[1])
+    if is_int4(weight) and way_of(weight.device).is_host:
+        return _back_by_columns(grad, weight)
+    x = grad.new_zeros(len(grad), shape_of(weight)[1])
     for part in _pieces(weight):
         of_part = grad[:, part] * scale_of(weight)[part].to(grad.dtype) if is_int8(weight) else grad[:, part]
-        x.addmm_(of_part, weight.detach()[part].to(grad.dtype))
+        x.addmm_(of_part, _widened(weight, grad.dtype, part))
+    return x
+
+
+def _back_by_columns(grad: Tensor, weight: Tensor) -> Tensor:
+    """`product_back` of int4, whose scales have no place in `grad`: pieces of columns are summed once, not added in bf16."""
+    rows, columns = shape_of(weight)
+    x, step = grad.new_empty(len(grad), columns), max(1, WIDENED_ELEMENTS // (rows * INT4_GROUP))
+    for first in range(0, num_groups(columns), step):
+        piece = unpack(weight.detach(), columns, grad.dtype, slice(first, first + step))
+        start = first * INT4_GROUP
+        x[:, start : start + piece.shape[1]] = grad @ piece
     return x
 
 
@@ -227,5 +282,6 @@ def _pieces(weight: Tensor) -> list[slice]:
     """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in, but no more than
     the device adds up."""
     way = way_of(weight.device)
-    rows = max(1, WIDENED_ELEMENTS // weight.shape[1]) if way.is_host else way.largest_inner or len(weight)
+    widest = max(LEAST_WIDENED, WIDENED_ELEMENTS // shape_of(weight)[1])  # x is read, or added to, once a piece
+    rows = widest if way.is_host else way.largest_inner or len(weight)
     return [slice(start, start + rows) for start in range(0, len(weight), rows)]

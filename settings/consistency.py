@@ -132,7 +132,7 @@ def _memory(config: Config) -> list[str]:
     if config.lora.lora_rank or config.data.objective == PREFERENCES:
         problems.append(
             "--shard_weights = True, is for training all weights on texts and pairs; leave it out with adapters "
-            "(--lora_base=int8 makes their base smaller) and with preferences"
+            "(--lora_base=int8 or int4 makes their base smaller) and with preferences"
         )
     if train.max_grad_norm > 0:
         problems.append(

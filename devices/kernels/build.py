@@ -23,7 +23,7 @@ from pathlib import Path
 from devices import machine_file, processor
 
 FOLDER = Path(__file__).parent
-SOURCES, HEADERS = ("attention.c", "decoding.c", "pointwise.c"), ("common.h",)
+SOURCES, HEADERS = ("attention.c", "decoding.c", "int4.c", "pointwise.c"), ("common.h",)
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("gcc", "cc")  # GNU C: vector types
 SECONDS = 120  # most that a compiler may take

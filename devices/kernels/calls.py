@@ -18,6 +18,7 @@ from torch import Tensor
 
 from devices.kernels.build import library_here
 from devices.ways import is_host
+from limits import INT4_GROUP
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
 DTYPES = (torch.float32, torch.bfloat16)
@@ -71,7 +72,8 @@ class Kernels:
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
             ("adafactor_norm", [p, p, p, n, n, i, i, POINTER(c_int)], c_double),
             ("chunk_loss", [p, p, p, p, n, n, f, f, f, i, i, i], i),
-            ("few_rows", [p, p, p, n, n, n, i, i], None),
+            ("few_rows", [p, p, p, n, n, n, i, i], None), ("unpack_rows", [p, p, n, n, n, n, n, i, i], None),
+            ("pack_rows", [p, p, n, n, n, i], None),
             ("attend_newest", [p, p, p, POINTER(Seen), p, p, i, i, i, i, i, i], i),
             ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, n, i, i, i], i),
         ):  # fmt: skip
@@ -196,6 +198,24 @@ class Kernels:
         )  # fmt: skip
         return y
 
+    def pack(self, x: Tensor, packed: Tensor) -> None:
+        """Round rows (n, m) in fp32 to int4; `packed` gets their bytes, see `model.int4` and `takes_packed`."""
+        x = x.contiguous()
+        self.library.pack_rows(x.data_ptr(), packed.data_ptr(), *x.shape, packed.stride(0), torch.get_num_threads())
+
+    def unpack(self, packed: Tensor, groups: int, first: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Numbers (n, width) of rows in int4, see `model.int4` and `takes_packed`.
+
+        Args:
+            packed: (n, bytes). groups: of a row. first: group that the numbers begin with.
+        """
+        found = torch.empty(len(packed), width, dtype=dtype)
+        self.library.unpack_rows(
+            packed.data_ptr(), found.data_ptr(), len(packed), packed.stride(0), groups, first, width, _is_bf16(found),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return found
+
     def attend_newest(
         self, q: Tensor, seen: Array[Seen], bias: Tensor | None, new: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
@@ -244,6 +264,12 @@ def takes_few(x: Tensor, weight: Tensor) -> bool:
     """Whether `few_rows` can multiply these: on a CPU, x in fp32, of a width that whole vectors make up."""
     is_here = x.device.type == "cpu" and weight.device.type == "cpu" and x.is_contiguous() and weight.is_contiguous()
     return is_here and x.dtype == torch.float32 and weight.dtype in KINDS and x.shape[1] % WIDEST_VECTOR == 0
+
+
+def takes_packed(packed: Tensor, width: int, dtype: torch.dtype) -> bool:
+    """Whether `pack` and `unpack` know these bytes, and numbers of this dtype: on a CPU, rows of whole groups."""
+    is_here = is_host(packed) and packed.is_cpu and packed.stride(1) == 1
+    return is_here and dtype in DTYPES and width % INT4_GROUP == 0
 
 
 _is_used = True

@@ -2,7 +2,8 @@
 
 The matrices of such a block lie end to end in one piece of its home, and are in a slot of memory while the block runs or is
 updated. Otherwise its weights show their shape and dtype, and one number that is repeated without memory: NaN, so that a
-use of weights that are not there ends in a loss that is not finite, and never in a wrong one. Norms, bias tables,
+use of weights that are not there ends in a loss that is not finite, and never in a wrong one; bytes of int4 that are
+not there cannot be unpacked. Norms, bias tables,
 embedding, head and adapters are always here: they are small, or gather gradients from everywhere. In which dtype a block
 computes is the inner store's affair, as without a home. Numbers are those of weights in memory, bit for bit.
 """
@@ -22,7 +23,8 @@ from engine.homes.places import Home
 from engine.homes.slots import Slots
 from engine.weights import WeightStore, weight_store_for
 from memory.cost.homes import SLOTS, is_away
-from model.quantization import Int8Weight, empty_int8
+from model.int4 import INT4, Int4Weight, empty_int4
+from model.quantization import QUANTIZED, Int8Weight, empty_quantized
 from model.shapes import is_matrix
 from model.t5 import T5, Parts
 
@@ -31,11 +33,21 @@ MakeHome = Callable[[Sequence[tuple[int, int]]], Home]  # of pieces: first place
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the bytes of one weight lie: in which piece, from which place in it, and how many."""
+    """Where the bytes of one weight lie: in which piece, from which place in it, and how many; and what they are.
+
+    Args:
+        shape, dtype: of the tensor at rest, which is one of bytes in int4.
+    """
 
     piece: int
     start: int
     size: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def view(self, room: Tensor) -> Tensor:
+        """Bytes that begin with those of the weight, as what it is."""
+        return room[: self.size].view(self.dtype).view(self.shape)
 
 
 class RestingWeightStore(WeightStore):
@@ -92,7 +104,7 @@ class RestingWeightStore(WeightStore):
             if is_matrix(name, weight.shape):
                 made = self._absent(weight)
                 _replace(block, name, made)
-                self._places[id(made)] = _Place(piece, size, made.nbytes)
+                self._places[id(made)] = _Place(piece, size, made.nbytes, made.shape, made.dtype)
                 members.append(made)
                 size += aligned(made.nbytes)
         self._members.append(members)
@@ -103,12 +115,15 @@ class RestingWeightStore(WeightStore):
         if self.storage == torch.int8:
             scale = torch.empty(weight.shape[0], device=self.place)
             return Int8Weight(_nothing(weight.shape, torch.int8, self.place), scale)
+        if self.storage == INT4:
+            rows, columns = weight.shape
+            like = empty_int4(rows, columns, "meta")
+            return Int4Weight(_nothing(like.shape, like.dtype, self.place), columns)
         return nn.Parameter(_nothing(weight.shape, weight.dtype, self.place), weight.requires_grad)
 
     def _here(self, name: str, weight: nn.Parameter) -> nn.Parameter:
-        if self.storage == torch.int8 and is_matrix(name, weight.shape):
-            rows, columns = weight.shape
-            return empty_int8(rows, columns, self.place)
+        if self.storage in QUANTIZED and is_matrix(name, weight.shape):
+            return empty_quantized(name, weight.shape, self.storage, self.place)
         return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device=self.place), weight.requires_grad)
 
     def _room(self, size: int) -> Tensor:
@@ -124,7 +139,7 @@ class RestingWeightStore(WeightStore):
             yield
         else:
             with self.slots.putting(self.slots.pieces[place.piece][0] + place.start, aligned(place.size)) as room:
-                nothing, weight.data = weight.data, self._view(room, place.size, weight.shape)
+                nothing, weight.data = weight.data, place.view(room)
                 try:
                     yield
                 finally:
@@ -183,19 +198,15 @@ class RestingWeightStore(WeightStore):
         """All weights of a piece are here; contexts may stand inside each other."""
         room = self.slots.use(piece)
         members = self._members[piece]
-        for weight in members:
-            place = self._places[id(weight)]
-            weight.data = self._view(room[place.start :], place.size, weight.shape)
+        places = [self._places[id(weight)] for weight in members]
+        for place, weight in zip(places, members, strict=True):
+            weight.data = place.view(room[place.start :])
         try:
             yield
         finally:
             if self.slots.release(piece):
-                for weight in members:
-                    weight.data = _nothing(weight.shape, self.storage, self.place)
-
-    def _view(self, room: Tensor, size: int, shape: torch.Size) -> Tensor:
-        """The bytes of a weight as what it is."""
-        return room[:size].view(self.storage).view(shape)
+                for place, weight in zip(places, members, strict=True):
+                    weight.data = _nothing(place.shape, place.dtype, self.place)
 
     def _pieces_of(self, weights: Sequence[nn.Parameter]) -> list[int]:
         found = (self._places.get(id(weight)) for weight in weights)

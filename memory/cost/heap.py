@@ -10,7 +10,10 @@ The shares are fitted: to measured peaks of each place, of models of 6M and 190M
 
 from __future__ import annotations
 
+import math
+
 from limits import HEAP_BELOW
+from memory.cost.precision import QUANTIZED
 from memory.cost.step_peaks import StepPeaks
 from units import MIB
 
@@ -76,12 +79,15 @@ class Heap:
         return RECOMPUTED_SHARE * (graph + besides)
 
     def _casts(self, kind: str) -> int:
-        return self._weights(kind) if self.peaks.casts else 0
+        if self.choice.storage not in QUANTIZED:
+            return self._weights(kind) if self.choice.storage != self.choice.compute else 0
+        cast = self.peaks.cast(kind)
+        return cast if cast < HEAP_BELOW else 0
 
     def _weights(self, kind: str) -> int:
         """Matrices of a block that are small enough for the heap, in the compute dtype."""
         e = self.peaks.e
-        return sum(size * e for size in self.peaks.work.block_matrices[kind] if size * e < HEAP_BELOW)
+        return sum(size * e for size in map(math.prod, self.peaks.work.block_matrices[kind]) if size * e < HEAP_BELOW)
 
     def _small_graphs(self, encoder: int, decoder: int) -> int:
         """Of the graphs of so many saved blocks, of all micro-batches, the tensors in the heap."""

@@ -8,7 +8,9 @@ compared, and measured (`doctor`) where times are told.
 
 from __future__ import annotations
 
-from memory.cost.precision import dtype_bytes
+import math
+
+from memory.cost.precision import INT4, dtype_bytes, matrix_bytes
 from memory.cost.work import FILE, Choice, Machine, Work
 from model.shapes import DECODER, ENCODER, STACKS, Stack
 
@@ -30,13 +32,23 @@ def away_in(work: Work, choice: Choice) -> dict[Stack, int]:
 
 def piece_bytes(work: Work, choice: Choice, stack: Stack) -> int:
     """The matrices of one block at rest, as they lie in its home."""
-    size = dtype_bytes(choice.storage)
-    return sum(-(-count * size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for count in work.block_matrices[stack])
+    sizes = (matrix_bytes(shape, choice.storage) for shape in work.block_matrices[stack])
+    return sum(-(-size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for size in sizes)
 
 
 def away_bytes(work: Work, choice: Choice) -> int:
     """All that rests elsewhere."""
     return sum(count * piece_bytes(work, choice, stack) for stack, count in away_in(work, choice).items())
+
+
+def resident_bytes(work: Work, choice: Choice) -> int:
+    """All weights of the model, as they rest, that do not rest elsewhere."""
+    everywhere = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)
+    if choice.storage != INT4:
+        return everywhere
+    depths = {ENCODER: work.model.num_layers, DECODER: work.model.num_decoder_layers}
+    shapes = [(depths[stack], shape) for stack in STACKS for shape in work.block_matrices[stack]]
+    return everywhere - sum(depth * (math.prod(shape) - matrix_bytes(shape, INT4)) for depth, shape in shapes)
 
 
 def slots_bytes(work: Work, choice: Choice, machine: Machine) -> int:

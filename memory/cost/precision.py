@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from config import Config, UserError
+from limits import INT4_GROUP, INT4_GROUP_BYTES
 from settings.fields import AUTO
 
-FLOAT32, BFLOAT16, FLOAT16, INT8 = "float32", "bfloat16", "float16", "int8"
+FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 = "float32", "bfloat16", "float16", "int8", "int4"
 COMPUTE_DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
-REST_DTYPES = (*COMPUTE_DTYPES, INT8)
-WORDS = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16", INT8: "int8"}  # as users write them
+REST_DTYPES = (*COMPUTE_DTYPES, INT8, INT4)
+QUANTIZED = (INT8, INT4)
+WORDS = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16", INT8: "int8", INT4: "int4"}  # as users write them
 
 
 class Precision(NamedTuple):
@@ -48,8 +50,14 @@ class Precision(NamedTuple):
 
 
 def dtype_bytes(name: str) -> int:
-    """Bytes of one number."""
-    return {FLOAT32: 4, INT8: 1}.get(name, 2)
+    """Bytes of one number; with int4 of a table, which is in int8 there."""
+    return {FLOAT32: 4, INT8: 1, INT4: 1}.get(name, 2)
+
+
+def matrix_bytes(shape: tuple[int, ...], name: str) -> int:
+    """Bytes of a matrix of a block at rest."""
+    rows, columns = shape
+    return rows * (-(-columns // INT4_GROUP) * INT4_GROUP_BYTES if name == INT4 else columns * dtype_bytes(name))
 
 
 def asked_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> str:
@@ -79,8 +87,9 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     """
     asked = asked_precision(config, multiplies_fast)
     fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
-    wide, narrow, int8 = (
-        Precision.of(rest, compute) for rest, compute in ((FLOAT32, FLOAT32), (BFLOAT16, fast), (INT8, fast))
+    wide, narrow, int8, int4 = (
+        Precision.of(rest, compute)
+        for rest, compute in ((FLOAT32, FLOAT32), (BFLOAT16, fast), (INT8, fast), (INT4, fast))
     )
     ways = {
         "no": [wide],
@@ -91,4 +100,4 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     base = config.lora.lora_base
     if not config.lora.lora_rank:
         return ways
-    return [*ways, int8] if base == AUTO else [{"fp32": wide, "bf16": narrow, "int8": int8}[base]]
+    return [*ways, int8] if base == AUTO else [{"fp32": wide, "bf16": narrow, "int8": int8, "int4": int4}[base]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from limits import DRAWN_ELEMENTS, FILE_CHUNK_BYTES
 from memory.cost.heap import Heap
-from memory.cost.homes import away_bytes, slots_bytes
+from memory.cost.homes import resident_bytes, slots_bytes
 from memory.cost.precision import dtype_bytes
 from memory.cost.sharing import share_out
 from memory.cost.speed import predict_seconds, step_flops, typical_seconds
@@ -31,9 +31,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
     s = dtype_bytes(choice.storage)
     fixed = {
         "base": machine.base_bytes,
-        "weights": work.counts["total"] * s
-        - away_bytes(work, choice)
-        + (4 * work.trained.adapters if work.trained else 0),
+        "weights": resident_bytes(work, choice) + (4 * work.trained.adapters if work.trained else 0),
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work, choice.storage),
         "libraries": libraries_bytes(choice, machine),

@@ -14,7 +14,7 @@ import numpy as np
 from config import T5ModelConfig
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from memory.cost.homes import moving_seconds
-from memory.cost.precision import dtype_bytes
+from memory.cost.precision import QUANTIZED, dtype_bytes
 from memory.cost.shapes import Shapes
 from memory.cost.sharing import communication_seconds
 from memory.cost.step_peaks import offloaded_bytes
@@ -33,7 +33,8 @@ class Pace:
         small_malloc: speed with malloc "small", which returns every freed tensor to the system, which zeroes it again.
         update_passes: over all weights that learn, four bytes each, of an update. walk_passes: of each further walk, which
             reads and adds to all gradients as part of the products. rounding_passes, cast_passes: where storage and products
-            differ, of rounding, and of the casts of a walk.
+            differ, of rounding what learns, and of the casts of a walk; widening_passes: of a walk over quantized weights,
+            of which a piece at a time is widened and stays in cache.
         memory_rate: bytes a second of those passes. copy_rate: between device and host, hidden behind the computation.
         block_seconds: of a block and a micro-batch, forward or back, whatever its size. step_seconds: of a step likewise.
         value_flops: fp32 products in whose time a forward gets through one value between its products (norms, casts, softmax,
@@ -51,6 +52,7 @@ class Pace:
     walk_passes: float = 2
     rounding_passes: float = 3
     cast_passes: float = 12
+    widening_passes: float = 5
     memory_rate: float = 8e9
     copy_rate: float = 10e9
     block_seconds: float = 0.0
@@ -197,7 +199,7 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     values = (passes + recompute) * _activation_values(work.model, amount)
     computing += values * pace.value_flops / machine.rate("float32")
     copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
-    passing = 4 * count * _passes(pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
+    passing = 4 * _passed(work, pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
     busy = max(computing + 0.05 * copying, copying) + passing
     return busy + _waiting_seconds(work, choice, machine, pace, busy / (passes + recompute), busy) + exchange
 
@@ -215,12 +217,14 @@ def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> floa
     return malloc * pace.efficiency * tokens / (tokens + pace.half_tokens * narrow)
 
 
-def _passes(pace: Pace, choice: Choice) -> float:
-    """Passes over all weights of one step."""
-    passes = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
-    if choice.storage != choice.compute:
-        passes += pace.rounding_passes + pace.cast_passes * choice.accumulation_passes
-    return passes
+def _passed(work: Work, pace: Pace, choice: Choice) -> float:
+    """Weights that the passes of one step go over."""
+    updating = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
+    if choice.storage == choice.compute:
+        return updating * work.learns["total"]
+    casting = pace.widening_passes if choice.storage in QUANTIZED else pace.cast_passes
+    learning, all_of_them = work.learns["total"], work.counts["total"] * choice.accumulation_passes
+    return (updating + pace.rounding_passes) * learning + casting * all_of_them
 
 
 def _activation_values(c: T5ModelConfig, amount: Amount) -> float:

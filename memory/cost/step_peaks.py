@@ -12,12 +12,21 @@ from __future__ import annotations
 
 import math
 
-from limits import KERNEL_WIDTHS, SAMPLE_TOKENS, SLAB_BYTES, WIDENED_ELEMENTS, loss_chunk_tokens, update_elements
+from limits import (
+    INT4_GROUP,
+    KERNEL_WIDTHS,
+    LEAST_WIDENED,
+    SAMPLE_TOKENS,
+    SLAB_BYTES,
+    WIDENED_ELEMENTS,
+    loss_chunk_tokens,
+    update_elements,
+)
 from memory.cost.blocks import Blocks
-from memory.cost.precision import dtype_bytes
-from memory.cost.shapes import Sizes
+from memory.cost.precision import INT4, INT8, QUANTIZED, dtype_bytes
+from memory.cost.shapes import Sizes, Tokens
 from memory.cost.work import Choice, Machine, Work
-from model.shapes import inner_width
+from model.shapes import STACKS, inner_width
 from optimizers import OPTIMIZERS
 
 ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
@@ -52,7 +61,6 @@ class StepPeaks:
         self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way
         self.saved_decoder_blocks = min(choice.saved_blocks, self.c.num_decoder_layers)
         self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
-        self.casts = choice.storage != choice.compute
 
     def _share(self, of_one: int, tokens: int) -> int:
         """What all micro-batches hold of something that one micro-batch of the most tokens holds `of_one` of."""
@@ -106,7 +114,7 @@ class StepPeaks:
 
     def decoder_backward(self) -> dict[str, int]:
         """Inside the last decoder block: nothing of the blocks before has been freed."""
-        c, block, learns = self.c, self.counts["decoder"], self.learns["decoder"]
+        c, learns = self.c, self.learns["decoder"]
         graph = 0 if self.saved_decoder_blocks else self.blocks.decoder_graph()
         several = (
             self.choice.micro_batches_per_pass > 1
@@ -117,12 +125,12 @@ class StepPeaks:
             "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
             "one block": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
             **self._layout(),
-            "weights in compute dtype": block * self.e if self.casts else 0,
+            "weights in compute dtype": self.cast("decoder"),
         }
 
     def encoder_backward(self) -> dict[str, int]:
         """Inside the last encoder block."""
-        c, block, learns = self.c, self.counts["encoder"], self.learns["encoder"]
+        c, learns = self.c, self.learns["encoder"]
         graph = 0 if self.saved_encoder_blocks else self.blocks.encoder_graph()
         return {
             "gradients": self._gradients(learns if self.choice.micro_batches_per_pass > 1 else 0),
@@ -130,8 +138,12 @@ class StepPeaks:
             "saved blocks": self.graphs(self.saved_encoder_blocks, 0),
             "one block": graph + self._widened("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
             **self._layout(),
-            "weights in compute dtype": block * self.e if self.casts else 0,
+            "weights in compute dtype": self.cast("encoder"),
         }
+
+    def cast(self, kind: str) -> int:
+        """What the matrices of a block take in the compute dtype."""
+        return _block_cast(self.work, self.choice, self.machine, kind, self.blocks.tokens)
 
     def _layout(self) -> dict[str, int]:
         """On a GPU: where rows lie, and bias matrices, of all micro-batches."""
@@ -199,6 +211,28 @@ def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int
     return rows * (c.d_model + _chunk_tokens(work, choice, tokens)) * e
 
 
+def _block_cast(work: Work, choice: Choice, machine: Machine, kind: str, tokens: Tokens) -> int:
+    """What the matrices of a block take in the compute dtype: all of them, but of quantized ones those of one product."""
+    e, most = dtype_bytes(choice.compute), max(tokens.source, tokens.target)
+    if choice.storage == choice.compute:
+        return 0
+    if choice.storage not in QUANTIZED:
+        return work.counts[kind] * e
+    # without kernels, of int4: places of levels, and levels without their scales
+    beside = 0 if choice.kernels or choice.storage == INT8 else 2 + e
+    return max(_widened_at_once(shape, choice, machine, most) for shape in work.block_matrices[kind]) * (e + beside)
+
+
+def _widened_at_once(shape: tuple[int, ...], choice: Choice, machine: Machine, tokens: int) -> int:
+    """Elements of a quantized matrix that a product widens together (`model.quantization`), and of what it gives for them."""
+    rows, columns = shape
+    if machine.widens_whole:
+        return rows * columns
+    of_rows = min(rows, max(LEAST_WIDENED, WIDENED_ELEMENTS // columns))
+    of_columns = max(INT4_GROUP, WIDENED_ELEMENTS // rows) if choice.storage == INT4 else 0
+    return max(of_rows * (columns + tokens), min(columns, of_columns) * (rows + tokens))
+
+
 def _widens_in_pieces(choice: Choice, machine: Machine) -> bool:
     return dtype_bytes(choice.storage) < dtype_bytes(choice.compute) and not machine.widens_whole
 
@@ -209,10 +243,9 @@ def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -
     chunk = _chunk_tokens(work, choice, tokens)
     narrow = 0 if choice.compute == "float32" else 2
     wide = 0 if choice.kernels and narrow else 4
+    learns = has_gradient and work.learns["embedding"] + work.learns["head"] > 0
     product = (
-        work.model.d_model * work.model.vocab_size * 4
-        if narrow and has_gradient and choice.storage != choice.compute
-        else 0
+        work.model.d_model * work.model.vocab_size * 4 if narrow and learns and choice.storage != choice.compute else 0
     )
     return chunk * work.model.vocab_size * (wide + narrow) + product
 
@@ -223,14 +256,17 @@ def _chunk_tokens(work: Work, choice: Choice, tokens: int) -> int:
 
 def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
     """One evaluation batch on its way through the widest block or the head."""
-    c, e, counts = work.model, dtype_bytes(choice.compute), work.counts
+    c, e = work.model, dtype_bytes(choice.compute)
     blocks = blocks_of(work, choice, machine, is_evaluation=True)
     n, m = blocks.tokens.source, blocks.tokens.target
     width, logits = c.d_model * e, _logits_bytes(work, choice, m, has_gradient=False)
     encoder, decoder = blocks.encoder_forward() + 2 * n * width, blocks.decoder_forward() + (2 * n + 2 * m) * width
-    cast = max(_head_cast(work, choice, machine, m), max(counts["encoder"], counts["decoder"]) * e)
+    cast = max(
+        _head_cast(work, choice, machine, m),
+        *(_block_cast(work, choice, machine, kind, blocks.tokens) for kind in STACKS),
+    )
     working = max(encoder, decoder, logits + (2 * n + 2 * m) * width)
-    return {"one block": working, "weights in compute dtype": cast if choice.storage != choice.compute else 0}
+    return {"one block": working, "weights in compute dtype": cast}
 
 
 def samples_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:

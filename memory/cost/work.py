@@ -125,10 +125,11 @@ class Work:
         return weight_counts(self.model)
 
     @cached_property
-    def block_matrices(self) -> dict[str, list[int]]:
-        """Sizes of the matrices of one block of each stack."""
+    def block_matrices(self) -> dict[str, list[tuple[int, ...]]]:
+        """Shapes of the matrices of one block of each stack."""
         return {
-            stack: [weight.size for weight in block_weights(self.model, stack) if weight.is_product] for stack in STACKS
+            stack: [weight.shape for weight in block_weights(self.model, stack) if weight.is_product]
+            for stack in STACKS
         }
 
     @cached_property

@@ -84,7 +84,7 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
                 continue
             tensors = {part: stored.get_tensor(name) for part, name in names.items() if name in left}
             left -= set(names.values())
-            problems += _fill(adapters, path, LoraAdapter(linear.weight, info.settings, 0), tensors)
+            problems += _fill(adapters, path, LoraAdapter(linear.weight, info.settings, 0, is_new=False), tensors)
     if left or not adapters:
         example = f", such as {min(left)}" if left else ""
         problems.append(

@@ -24,7 +24,7 @@ from model.decoding.passing import WithWeights, in_place
 from model.dropout import Dropout
 from model.layers import Linear
 from model.lora.form import LoraSettings, adapted_paths
-from model.quantization import dequantize, is_int8, product, row_pieces
+from model.quantization import dequantize, is_int4, is_int8, product, row_pieces, shape_of
 from model.t5 import T5
 
 
@@ -33,19 +33,20 @@ class LoraAdapter(nn.Module):
 
     Args:
         weight: (n, m), the frozen matrix; read for DoRA's first lengths.
-        seed: fixes A.
+        seed: fixes A. is_new: False: everything is about to be filled, and the matrix, which may not be here, is not read.
     Memory: r (n + m) fp32 numbers, n more with DoRA; running, N (r + n) more, and (r + 3) n with DoRA.
     """
 
-    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int) -> None:
+    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int, is_new: bool = True) -> None:
         super().__init__()
-        (n, m), r, device = weight.shape, settings.rank, weight.device
+        (n, m), r, device = shape_of(weight), settings.rank, weight.device
         self.scaling = settings.scaling
         bound = m**-0.5  # Kaiming uniform with a = sqrt(5), as PEFT draws it
         drawn = torch.rand(r, m, generator=torch.Generator().manual_seed(seed % 2**63)).mul_(2 * bound).sub_(bound)
         self.a = nn.Parameter(drawn.to(device))
         self.b = nn.Parameter(torch.zeros(n, r, device=device))
-        self.magnitude = nn.Parameter(row_norms(weight)) if settings.dora else None
+        lengths = row_norms(weight) if settings.dora and is_new else torch.empty(n, device=device)
+        self.magnitude = nn.Parameter(lengths) if settings.dora else None
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, dropout: Dropout | None) -> Tensor:
         """x (N, m) and its product y (N, n) with `weight` (n, m) -> the adapted product (N, n)."""
@@ -136,10 +137,10 @@ def adapters_off(model: T5) -> Iterator[None]:
 def merge(model: T5) -> None:
     """Put every adapter into its matrix, in the matrix's dtype, and take it off. Memory: one matrix in fp32, twice.
 
-    The base may not be int8: a merged matrix needs its own rounding.
+    The base may not be quantized: a merged matrix needs its own rounding.
     """
     for path, adapter in adapters_of(model).items():
         linear = linears(model)[path]
-        assert not is_int8(linear.weight), "merge into weights that are not quantized"
+        assert not is_int8(linear.weight) and not is_int4(linear.weight), "merge into weights that are not quantized"
         linear.weight.copy_(adapter.merged(linear.weight))
         linear.adapter = None

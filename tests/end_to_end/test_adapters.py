@@ -18,23 +18,30 @@ WORK = (
     "--is_finetune=True", "--max_seq_len=64", f"--max_steps={STEPS}", "--save_steps=3", "--eval_steps=4", "--sample_rows=1",
     "--effective_batch_size=7", "--batch_size_per_gpu=3", "--dropout_rate=0.1", "--seed=5",
 )  # fmt: skip
-LORA = ("--lora_rank=4", "--lora_targets=all", "--lora_dropout=0.1", "--use_dora=True", "--lora_base=int8")
+LORA = ("--lora_rank=4", "--lora_targets=all", "--lora_dropout=0.1", "--use_dora=True")
+BASES = {"int8": ("--lora_base=int8",), "int4": ("--lora_base=int4", "--weights_in=file")}
 
 
 def flags_of(world: World) -> tuple[str, ...]:
     return (f"--train_file={world.pairs}", f"--finetune_from={world.place.runs / 'whole'}", *WORK)
 
 
+@pytest.fixture(scope="module", params=BASES)
+def base(request: pytest.FixtureRequest) -> str:
+    """What the frozen weights are in."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def adapted(pretrained: World, tmp_path_factory: pytest.TempPathFactory) -> World:
+def adapted(pretrained: World, base: str, tmp_path_factory: pytest.TempPathFactory) -> World:
     """A finetuning run with adapters, `lora`, that nothing has disturbed."""
     world = World(pretrained.beside(tmp_path_factory.mktemp("adapters")), pretrained.text, pretrained.pairs)
-    world.place.do("train", *flags_of(pretrained), *LORA, "--run_name=lora")
+    world.place.do("train", *flags_of(pretrained), *LORA, *BASES[base], "--run_name=lora")
     return world
 
 
 @pytest.mark.slow
-def test_a_run_leaves_its_adapter_alone(pretrained: World, adapted: World) -> None:
+def test_a_run_leaves_its_adapter_alone(pretrained: World, adapted: World, base: str) -> None:
     folder = adapted.place.runs / "lora"
     about = json.loads((folder / "adapter_config.json").read_text())
     assert about["base_model_name_or_path"] == str((pretrained.place.runs / "whole").resolve())
@@ -46,14 +53,17 @@ def test_a_run_leaves_its_adapter_alone(pretrained: World, adapted: World) -> No
     losses = adapted.place.losses("lora")
     assert losses[STEPS] < losses[1]
     plan = next(event for event in adapted.place.events("lora") if event["event"] == "plan")
-    assert plan["choice"]["storage"] == "int8"
+    assert plan["choice"]["storage"] == base
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_exactly(pretrained: World, adapted: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("blow", [signal.SIGTERM, signal.SIGKILL])
+def test_a_resumed_run_goes_on_exactly(
+    pretrained: World, adapted: World, base: str, blow: signal.Signals, tmp_path: Path
+) -> None:
     place = pretrained.beside(tmp_path)
-    stopped = place.stop_at(4, signal.SIGTERM, "train", *flags_of(pretrained), *LORA, "--run_name=lora")
-    assert stopped.returncode == 130, stopped.stdout
+    stopped = place.stop_at(4, blow, "train", *flags_of(pretrained), *LORA, *BASES[base], "--run_name=lora")
+    assert stopped.returncode == (130 if blow == signal.SIGTERM else -signal.SIGKILL), stopped.stdout
     place.do("train", "--is_keep_training=True", "--run_name=lora")
     assert place.losses("lora") == adapted.place.losses("lora")
     ours, theirs = (
@@ -64,18 +74,18 @@ def test_a_resumed_run_goes_on_exactly(pretrained: World, adapted: World, tmp_pa
 
 
 @pytest.mark.slow
-def test_two_processes_learn_the_same(pretrained: World, adapted: World, tmp_path: Path) -> None:
+def test_two_processes_learn_the_same(pretrained: World, adapted: World, base: str, tmp_path: Path) -> None:
     place = pretrained.beside(tmp_path)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
-    place.do("train", *flags_of(pretrained), *LORA, "--run_name=lora", launcher=launcher)
+    place.do("train", *flags_of(pretrained), *LORA, *BASES[base], "--run_name=lora", launcher=launcher)
     expected = adapted.place.losses("lora")
     for step, loss in place.losses("lora").items():
-        assert loss == pytest.approx(expected[step], rel=1e-4)
+        assert loss == pytest.approx(expected[step], rel=1e-3)  # micro-batches of other rows, in bf16 where it is fast
 
 
 @pytest.mark.slow
 def test_what_is_made_of_an_adapter_answers_alike(pretrained: World, adapted: World, tmp_path: Path) -> None:
-    place, base, lora = adapted.place, pretrained.place.runs / "whole", adapted.place.runs / "lora"
+    place, whole, lora = adapted.place, pretrained.place.runs / "whole", adapted.place.runs / "lora"
     place.do("merge", f"--adapter={lora}", f"--output={tmp_path / 'merged'}")
     told = place.do(
         "quantize",
@@ -87,7 +97,11 @@ def test_what_is_made_of_an_adapter_answers_alike(pretrained: World, adapted: Wo
     asked = ("--input=river 是什么？", "--max_new_tokens=8")
     answers = [
         place.do("generate", *asked, *flags).stdout
-        for flags in ([f"--model={lora}"], [f"--model={base}", f"--adapter={lora}"], [f"--model={tmp_path / 'merged'}"])
+        for flags in (
+            [f"--model={lora}"],
+            [f"--model={whole}", f"--adapter={lora}"],
+            [f"--model={tmp_path / 'merged'}"],
+        )
     ]
     assert answers[0] == answers[1] == answers[2]
     assert place.do("generate", *asked, f"--model={tmp_path / 'small'}").stdout

@@ -46,7 +46,7 @@ print(measure(steps))
 
 
 @pytest.mark.slow
-def test_peak_of_adapters_over_fp32_and_int8(tmp_path: Path) -> None:
+def test_peak_of_adapters_over_fp32_int8_and_int4(tmp_path: Path) -> None:
     from config import T5ModelConfig
     from model import hf_format
     from model.t5 import T5
@@ -56,9 +56,11 @@ def test_peak_of_adapters_over_fp32_and_int8(tmp_path: Path) -> None:
     count, head = sum(w.numel() for w in model.parameters()), 4 * shape.vocab_size * shape.d_model
     hf_format.save(model, tmp_path)
     del model
-    full, lora, small = (
-        in_child(STEPS, tmp_path, *way)[0] for way in (("float32", "full"), ("float32", "lora"), ("int8", "lora"))
-    )
+    ways = (("float32", "full"), ("float32", "lora"), ("int8", "lora"), ("int4", "lora"))
+    full, lora, small, smallest = (in_child(STEPS, tmp_path, *way)[0] for way in ways)
     assert lora < 4 * count + 24 * MIB, f"{lora / MIB:.0f} MiB over {4 * count / MIB:.0f} MiB of weights"
     assert small < count + head + 24 * MIB, f"{small / MIB:.0f} MiB over {count / MIB:.0f} MiB of weights"
+    table, packed = shape.vocab_size * shape.d_model, 34 / 64
+    least = packed * (count - table) + table + head
+    assert smallest < least + 24 * MIB, f"{smallest / MIB:.0f} MiB over {least / MIB:.0f} MiB of weights"
     assert full > 12 * count > 2.4 * lora, "weights and two moments"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.update import Update
 from engine.walk import Walk
-from engine.weights import Int8WeightStore, weight_store_for
+from engine.weights import QuantizedWeightStore, weight_store_for
 from model import hf_format
 from model.lora.adapter import adapters_of, add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
-from model.quantization import is_int8
+from model.quantization import dequantize, is_int4, is_int8
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
 
@@ -26,7 +27,7 @@ FORMS = {
     "dora": LoraSettings(2, 4.0, ("q", "o", "wo"), rank_stabilised=True, dora=True),
     "top": LoraSettings(2, 4.0, ("wi", "wi_1")),
 }
-BASES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+BASES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.int4}
 
 
 def adapted(family: str, base: str, form: str, folder: Path, dropout: float = 0.0) -> T5:
@@ -60,20 +61,19 @@ def gradients_of(model: T5, base: str, saved: int, cut: str, batch: Rectangle) -
 def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, saved: int, tmp_path: Path) -> None:
     batch = Rectangle()
     model = adapted(family, base, form, tmp_path)
-    if base == "bf16":  # plain autograd computes in the dtype of the weights: the oracle is an fp32 copy
-        oracle = T5(model.config)
-        oracle.load_state_dict({n: w for n, w in model.state_dict().items() if ".adapter." not in n})
+    oracle = model
+    if base != "fp32":  # the same base in fp32, a plain matrix each
+        oracle, own = T5(model.config), dict(model.named_parameters())
         add_adapters(oracle, FORMS[form], seed=3)
-        oracle.load_state_dict(model.state_dict())
-    else:
-        oracle = model
+        for name, weight in oracle.named_parameters():
+            weight.data.copy_(dequantize(own[name], torch.float32))
     _, expected = autograd_gradients(oracle, batch)
     gradients = gradients_of(model, base, saved, cut, batch)
     assert set(gradients) == set(expected) and all(".adapter." in name for name in gradients)
     assert max(relative_error(gradients[name], expected[name]) for name in expected) < 2e-5
 
 
-@pytest.mark.parametrize("base", ["fp32", "int8"])
+@pytest.mark.parametrize("base", ["fp32", "int8", "int4"])
 def test_dropout_of_adapters_does_not_depend_on_micro_batches_or_recompute(base: str, tmp_path: Path) -> None:
     batch, model = Rectangle(), adapted("t5", base, "dora", tmp_path, dropout=0.4)
     reference = gradients_of(model, base, 99, "one", batch)
@@ -87,28 +87,30 @@ def test_dropout_of_adapters_does_not_depend_on_micro_batches_or_recompute(base:
     assert losses == [walk.loss(batch.micro_batches(model, CUTS["one"])).item()] * 2, "evaluation never drops"
 
 
-def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
-    model, batch = adapted("t5-v1.1", "int8", "q,v", tmp_path), Rectangle()
+@pytest.mark.parametrize("base", ["int8", "int4"])
+def test_a_step_moves_adapters_alone(base: str, tmp_path: Path) -> None:
+    model, batch = adapted("t5-v1.1", base, "q,v", tmp_path), Rectangle()
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimizer = OPTIMIZERS["adamw"](trained)
     update = Update(optimizer)
     update.begin(Step(1, 1e-2))
-    walk_of(model, "int8", 0).gradients(batch.micro_batches(model, CUTS["one"]), batch.num_labels, update.ready)
+    walk_of(model, base, 0).gradients(batch.micro_batches(model, CUTS["one"]), batch.num_labels, update.ready)
     update.finish()
     moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())
     assert {key.rpartition("/")[0] for key in optimizer.state} == set(trained)
 
 
-def test_tables_are_widened_for_the_loss_alone(tmp_path: Path) -> None:
-    model = adapted("t5-v1.1", "int8", "q,v", tmp_path)
-    weight_store = weight_store_for(torch.int8, torch.float32, (model.embedding, model.output_weight))
-    assert isinstance(weight_store, Int8WeightStore)
+@pytest.mark.parametrize(("base", "is_narrow"), [("int8", is_int8), ("int4", is_int4)])
+def test_tables_are_widened_for_the_loss_alone(base: str, is_narrow: Callable[..., bool], tmp_path: Path) -> None:
+    model = adapted("t5-v1.1", base, "q,v", tmp_path)
+    weight_store = weight_store_for(BASES[base], torch.float32, (model.embedding, model.output_weight))
+    assert isinstance(weight_store, QuantizedWeightStore)
     block = list(model.encoder.blocks[0].parameters())
     with weight_store.in_compute_dtype([model.output_weight, *block]):
         assert model.output_weight.dtype == torch.float32
-        assert all(is_int8(weight) for weight in block if not weight.requires_grad and weight.dim() == 2)
+        assert all(is_narrow(weight) for weight in block if not weight.requires_grad and weight.dim() == 2)
     assert is_int8(model.output_weight)
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+import torch
+
+import devices
 from config import Config, DoesNotFit, UserError, load
-from memory.cost.homes import away_bytes, slots_bytes, taken_bytes
+from engine.homes.making import resting_store
+from memory.cost.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes, taken_bytes
 from memory.cost.prediction import BASE_BYTES, Machine
 from memory.cost.work import DEVICE, FILE, RAM
 from memory.plan import Plan, make_work, plan
+from model import hf_format
 from model.shapes import weight_counts
+from model.t5 import T5, in_memory
 from units import GIB, MIB
 
 RATES = (("float32", 1e11), ("bfloat16", 1e12))
@@ -50,6 +58,30 @@ def test_on_a_cpu_the_ram_is_where_it_computes() -> None:
     assert planned(8 * GIB, weights_in=RAM).choice.weights_in == DEVICE
     with pytest.raises(DoesNotFit):
         planned(BASE_BYTES + 100 * MIB, weights_in=DEVICE)
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4"])
+@pytest.mark.parametrize("away", [0, 2, 4])
+def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str, tmp_path: Path) -> None:
+    shape = {"d_model": 64, "d_ff": 160, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 512}
+    config = settings_of(is_finetune=True, lora_rank=2, lora_base=storage, weights_in=FILE, **shape)
+    hf_format.save(T5(config.model).initialise(0), tmp_path)
+    machine = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES)
+    chosen = plan(config, machine, source_tokens=64, target_tokens=32).choice
+    assert (chosen.storage, chosen.away_blocks) == (storage, 4)
+    choice, work = replace(chosen, away_blocks=away), make_work(config, machine, 64, 32)
+    store = resting_store(choice, devices.pick("cpu"), tmp_path)
+    cut, filling = (None, in_memory) if store is None else (store.make, store.filling)
+    model = hf_format.load(tmp_path, getattr(torch, storage), cut=cut, filling=filling)
+    here = [weight for weight in model.parameters() if weight.dtype != torch.float32]
+    held = sum(weight.nbytes for weight in here if weight.untyped_storage().nbytes() >= weight.nbytes)
+    small = sum(weight.numel() for weight in model.parameters() if weight.dtype == torch.float32)  # norms and bias
+    filling_up = held + small - resident_bytes(work, choice)  # of matrices in the file, to whole pages
+    assert 0 <= filling_up <= 10 * PIECE_ALIGNMENT * away
+    if store is not None:
+        assert away_bytes(work, choice) == sum(store.slots.pieces[-1])
+        assert slots_bytes(work, choice, machine) == 2 * max(size for _, size in store.slots.pieces)
+        store.close()
 
 
 def test_weights_that_processes_share_rest_nowhere_else() -> None:

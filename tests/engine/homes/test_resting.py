@@ -23,14 +23,16 @@ from engine.weights import WeightStore, weight_store_for
 from memory.cost.homes import is_away
 from model import hf_format
 from model.decoding.generation import generate
+from model.formats.peft import load_adapters, save_adapters
 from model.lora.adapter import adapters_of, add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
+from model.quantization import dequantize
 from model.t5 import T5
 from settings.fields import UserError
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
 
-BF16, FP32, INT8, CPU = torch.bfloat16, torch.float32, torch.int8, torch.device("cpu")
+BF16, FP32, INT8, INT4, CPU = torch.bfloat16, torch.float32, torch.int8, torch.int4, torch.device("cpu")
 CUTS, STEPS = [[0, 3], [1], [2]], 3
 Trained = tuple[list[float], dict[str, Tensor]]
 
@@ -106,7 +108,7 @@ def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[Resti
     assert_same(trained(here, weight_store_for(BF16, FP32)), trained(model, store))
 
 
-@pytest.mark.parametrize(("base", "dora"), [(INT8, False), (BF16, False), (BF16, True)])
+@pytest.mark.parametrize(("base", "dora"), [(INT8, False), (INT4, False), (INT4, True), (BF16, False), (BF16, True)])
 def test_adapters_over_a_base_in_a_file(
     base: torch.dtype, dora: bool, tmp_path: Path, stores: list[RestingWeightStore]
 ) -> None:
@@ -122,6 +124,21 @@ def test_adapters_over_a_base_in_a_file(
     plain = weight_store_for(base, FP32, (here.embedding, here.output_weight))
     assert_same(trained(here, plain, optimizer="adamw"), trained(model, store, optimizer="adamw"))
     assert adapters_of(model) and store.slots.written_bytes == written, "a frozen base is only read"
+    save_adapters(here, settings, tmp_path / "adapter", "base", "")
+    for path, adapter in load_adapters(model, tmp_path / "adapter").items():
+        assert all(map(torch.equal, adapter.parameters(), adapters_of(here)[path].parameters())), path
+
+
+def test_bytes_of_int4_that_are_not_there_cannot_be_used(tmp_path: Path, stores: list[RestingWeightStore]) -> None:
+    hf_format.save(small_model(), tmp_path / "base")
+    store = resting(tmp_path, stores, (INT4, FP32), 5)
+    model = hf_format.load(tmp_path / "base", INT4, cut=store.make, filling=store.filling)
+    weight = model.encoder.blocks[0].feed_forward.wo.weight
+    with store.held([weight]):
+        here = dequantize(weight, FP32)
+    with pytest.raises(RuntimeError, match="view"):
+        dequantize(weight, FP32)
+    assert here.isfinite().all() and here.any()
 
 
 def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: list[RestingWeightStore]) -> None:

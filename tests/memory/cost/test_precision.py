@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config import UserError, load
-from memory.cost.precision import Precision, dtype_bytes, precisions
+from memory.cost.precision import Precision, dtype_bytes, matrix_bytes, precisions
 
 FAST, SLOW = (lambda dtype: dtype == "bfloat16"), (lambda dtype: False)
 
@@ -25,6 +25,14 @@ def test_fp32_products_of_narrow_weights_pass_narrow_activations() -> None:
     assert Precision.of("bfloat16", "float32").between_blocks == "bfloat16"
     assert Precision.of("int8", "float32").between_blocks == "float32"
     assert [dtype_bytes(name) for name in Precision.of("float32", "float16")] == [4, 2, 2]
+
+
+def test_int4_is_taken_where_it_is_named_alone() -> None:
+    asked = {"train_file": "x", "lora_rank": "4", "is_finetune": "True"}
+    assert "int4" not in {precision.rest for precision in precisions(load("train", asked), FAST)}
+    assert precisions(load("train", {**asked, "lora_base": "int4"}), FAST) == [Precision.of("int4", "bfloat16")]
+    assert matrix_bytes((10, 128), "int4") == 10 * 2 * 34 and matrix_bytes((10, 65), "int4") == 10 * 2 * 34
+    assert matrix_bytes((10, 128), "int8") == 1280 == matrix_bytes((5, 128), "bfloat16")
 
 
 def test_fp16_where_it_is_slow_is_refused() -> None:

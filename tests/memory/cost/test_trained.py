@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from config import load
+from memory.alternatives import cheapest_changes
+from memory.cost.prediction import predict, predict_seconds
+from memory.cost.speed import Pace
+from memory.cost.step_peaks import StepPeaks
 from memory.cost.trained import trained_counts
 from memory.cost.work import BASE_BYTES, Machine
-from memory.plan import plan
+from memory.plan import Plan, make_work, plan
 from model.lora.freezing import freeze
-from model.shapes import weight_counts
+from model.shapes import STACKS, weight_counts
 from model.t5 import T5
 from training.start.adapters import choose_trained
 
@@ -73,3 +77,53 @@ def test_a_base_in_int8_is_the_last_resort() -> None:
     assert plan(config, tight).choice.storage == "int8"
     named = plan(config.changed(lora_base="fp32"), tight).choice
     assert named.storage == "float32" and named.away_blocks, "a dtype that is named is kept, and rests in a file"
+
+
+def over(base: str, **machine: Any) -> tuple[Plan, StepPeaks, float]:
+    """The plan of adapters over such a base of t5-base's blocks, its step peaks, and seconds of a step."""
+    shape = {
+        "num_layers": 12,
+        "num_decoder_layers": 12,
+        "vocab_size": 8192,
+        "max_seq_len": 32,
+        "effective_batch_size": 2,
+    }
+    config = settings_of("t5-base", lora_rank=4, is_finetune=True, lora_base=base, **shape)
+    where = Machine(8 * 10**9, 16 * 10**9, rates=(("float32", 1e11), ("bfloat16", 1e9)), **machine)
+    chosen, work = plan(config, where), make_work(config, where, None, None)
+    return chosen, StepPeaks(work, chosen.choice, where), predict_seconds(work, chosen.choice, where)
+
+
+def test_int4_is_taken_where_it_is_named_and_told_where_it_would_help() -> None:
+    chosen, peaks, _ = over("int4")
+    assert chosen.choice.storage == "int4"
+    packed, bytes_of = (
+        predict(peaks.work, replace(chosen.choice, storage=base), peaks.machine) for base in ("int4", "int8")
+    )
+    blocks = weight_counts(peaks.c)["total"] - weight_counts(peaks.c)["embedding"]
+    saved = bytes_of["load"]["weights"] - packed["load"]["weights"]
+    assert saved == pytest.approx(blocks * 30 / 64, rel=1e-3)
+    chosen, peaks, _ = over("bf16")
+    config = settings_of("t5-base", lora_rank=4, is_finetune=True, lora_base="bf16")
+    changes = cheapest_changes(config, peaks.work, peaks.machine, chosen.choice, 20)
+    assert "lora_base=int4" in {change.label for change in changes}
+
+
+def test_quantized_weights_are_widened_a_piece_at_a_time_but_on_a_device() -> None:
+    whole = {kind: 4 * weight_counts(over("bf16")[1].c)[kind] for kind in STACKS}
+    for base in ("int8", "int4"):
+        here, there = over(base)[1], over(base, widens_whole=True)[1]
+        for kind in STACKS:
+            assert here.cast(kind) < 0.25 * whole[kind]
+            assert 4 * 768 * 3072 <= there.cast(kind) < whole[kind], "the largest matrix"
+    assert over("bf16")[1].cast("decoder") == whole["decoder"]
+
+
+def test_what_does_not_learn_costs_an_update_no_time() -> None:
+    _, peaks, _ = over("fp32")
+    work, choice, machine = peaks.work, replace(peaks.choice, storage="float32", compute="float32"), peaks.machine
+    slow, fast = replace(Pace(), memory_rate=1e6), replace(Pace(), memory_rate=1e7)  # passes are all that takes long
+    taken = predict_seconds(work, choice, machine, slow) - predict_seconds(work, choice, machine, fast)
+    assert taken == pytest.approx(4 * work.learning.total * Pace().update_passes * (1e-6 - 1e-7), rel=1e-6)
+    times = [over(base)[2] for base in ("fp32", "int8", "bf16")]
+    assert times == sorted(times), "pieces that stay in cache cost less than blocks that are widened"

@@ -110,7 +110,7 @@ def test_fields_that_came_later_may_be_missing(tmp_path: Path) -> None:
             read_training_state(tmp_path / "c")
 
 
-@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16", "int8", "int4"])
 @pytest.mark.parametrize("malloc", ["small", "fast"])
 def test_every_choice_of_a_plan_is_read(tmp_path: Path, storage: str, malloc: str) -> None:
     saved(tmp_path / "c")

@@ -13,7 +13,7 @@ import devices
 from devices.malloc import trim_malloc
 from engine.step import Engine
 from engine.walk import no_trim
-from engine.weights import Int8WeightStore, WeightStore
+from engine.weights import QuantizedWeightStore, WeightStore
 from memory.cost.prediction import Choice
 from model import hf_format
 from model.lora.adapter import adapters_of
@@ -46,11 +46,14 @@ def test_only_what_learns_has_an_optimizer() -> None:
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 
-@pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int8", Int8WeightStore)])
+@pytest.mark.parametrize(
+    ("storage", "weight_store"),
+    [("float32", WeightStore), ("int8", QuantizedWeightStore), ("int4", QuantizedWeightStore)],
+)
 def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
     engine = built(base, storage, lora_rank=2)
     assert type(engine.walk.weight_store) is weight_store
-    assert is_int8(engine.model.embedding) == (storage == "int8")
+    assert is_int8(engine.model.embedding) == (storage in ("int8", "int4"))
     assert len(adapters_of(engine.model)) == 2 * (1 + 2 * 2)
     assert all(".adapter." in name for name in engine.optimizer.weights)
     assert all(weight.dtype == torch.float32 for weight in engine.optimizer.weights.values())
