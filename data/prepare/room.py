@@ -8,13 +8,11 @@ processes; a tokenizer that is in the cache is used whatever it had to learn fro
 from __future__ import annotations
 
 from config import Config
+from data.packed.room import BESIDE, memory_for
 from data.tokenizers.sample import LARGE, SMALL, Room
-from memory.observe.budget import host_limits
-from settings.fields import AUTO
 from units import GIB, MIB
 
 LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many words as serve it
-BESIDE = 300 * MIB  # the process that waits, and the one that reads and writes
 WORKER = 90 * MIB  # one that encodes
 MOST_WORKERS = 4  # more would wait for the one that reads
 
@@ -31,6 +29,4 @@ def most_workers(config: Config) -> int:
 
 
 def _memory(config: Config) -> int:
-    lowest = min(limit.bytes for limit in host_limits())
-    budget = config.memory.memory_budget
-    return lowest if budget == AUTO else min(lowest, int(budget))
+    return memory_for(config.memory.memory_budget)
