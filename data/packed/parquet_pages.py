@@ -9,6 +9,7 @@ Source: Apache Parquet format, `parquet.thrift`: FileMetaData, ColumnMetaData, P
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.packed.room import check_unpacked, reading_room
+from data.packed.room import check_unpacked, fits
 from data.packed.thrift import I32, I64, NoThrift, read_struct
 from data.sources.places import Place
 
@@ -32,10 +33,11 @@ _ENCODINGS = ((5, 2), (8, 4))
 DELTAS = frozenset((5, 6, 7))  # of Encoding: DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY, DELTA_BYTE_ARRAY
 FIRST_BYTES, LONGEST_HEADER = 512, 16 * 1024**2
 PADDING = 100  # bytes that old writers left out of a chunk's length (PARQUET-816)
-FOOTER_TIMES = 20  # as large as a footer are the facts that are made of it, where it is written as usual
+FOOTER_TIMES = 12  # as large as a footer are the facts that are made of it, where it is written as usual
 CHUNK_FACTS, LEAST_CHUNK = 1024, 3  # bytes of the facts about a column of a row group, and of what may stand for them
 TIMES = 4  # as large as a page is what reading it takes: packed values are copied out of it, and into arrays that grow
 
+FAR_READERS = 16
 LEVEL_BYTES = (
     16  # of a value in a list: how deep it lies, where it begins, and itself; any number of them lie in few bytes
 )
@@ -82,9 +84,19 @@ def check_footer(path: Place) -> None:
     with _opened(path) as file:
         length = _footer_bytes(file, state.st_size)
     check_unpacked(path, "its footer", length, FOOTER_TIMES * length)
-    if length * CHUNK_FACTS // LEAST_CHUNK > reading_room():
+    if not fits(length * CHUNK_FACTS // LEAST_CHUNK):
         chunks = sum(map(len, _chunks(path, state.st_size, state.st_mtime_ns)))
         check_unpacked(path, f"its footer ({chunks:,} columns of row groups)", length, CHUNK_FACTS * chunks)
+
+
+def check_groups(path: Place, file: pq.ParquetFile, columns: Sequence[str]) -> None:
+    """The same as `check_group` for all row groups, many at once: of an address, where each header takes its time."""
+    numbers = range(file.metadata.num_row_groups)
+    if numbers:
+        check_group(path, file, 0, columns)  # the footer is then known to all
+    with ThreadPoolExecutor(FAR_READERS) as pool:
+        for _ in pool.map(lambda number: check_group(path, file, number, columns), numbers):
+            pass
 
 
 def check_group(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> dict[str, Pages]:
@@ -109,7 +121,7 @@ def check_group(path: Place, file: pq.ParquetFile, number: int, columns: Sequenc
     return found
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _pages(path: Place, size: int, changed: int, group: int, column: int) -> Pages:
     with _opened(path) as file:
         groups = _chunks(path, size, changed)

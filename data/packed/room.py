@@ -33,6 +33,11 @@ def reading_room() -> int:
     return max(LEAST_ROOM, memory_for(*_budget) - BESIDE)
 
 
+def fits(size: int) -> bool:
+    """Whether there is room for so many bytes; small pieces are not worth a look at the machine."""
+    return size <= LEAST_ROOM or size <= reading_room()
+
+
 def check_unpacked(path: Place, where: str, size: int, takes: int) -> None:
     """Refuse a piece of a file that there is no room for.
 
@@ -41,8 +46,8 @@ def check_unpacked(path: Place, where: str, size: int, takes: int) -> None:
     Raises:
         UserError: there is none.
     """
-    if takes > LEAST_ROOM and takes > (room := reading_room()):
+    if not fits(takes):
         raise UserError(
             f"{path}: {where} unpacks to {format_size(size)}, reading it takes {format_size(takes)}, and there is room for "
-            f"{format_size(room)}; leave that row out or write the file anew with smaller pieces, or give --memory_budget more"
+            f"{format_size(reading_room())}; leave that row out or write the file anew with smaller pieces, or give --memory_budget more"
         )

@@ -79,7 +79,8 @@ def _array(source: Source) -> Iterator[tuple[str, Any]]:
     for part, is_last in _texts(source):
         text += part
         if is_crowded(text):
-            raise UserError(join(": ", [say("{file}, row {number}", file=source.path, number=number + 1), crowded()]))
+            place = f"row {number + 1}"
+            raise UserError(say("{file}, {place}: {problem}", file=source.path, place=place, problem=crowded()))
         at = _skip(text, 0, _BLANK)
         if not is_open and at < len(text):
             is_open, at = True, at + 1  # behind the bracket, which is why it is read as an array

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from data.packed.room import reading_room
+from data.packed.room import fits, reading_room
 from data.sources.files import Source
 from data.sources.places import Place
 from language import join, say
@@ -121,7 +121,7 @@ def is_crowded(line: bytes | str) -> bool:
     if len(line) <= TEXT_PART_BYTES:
         return False
     text = line if isinstance(line, bytes) else line.encode("utf8", "replace")
-    return sum(map(text.count, (b",", b"\t", b"[", b"{"))) * VALUE_BYTES > reading_room()
+    return not fits(sum(map(text.count, (b",", b"\t", b"[", b"{"))) * VALUE_BYTES)
 
 
 def crowded() -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.packed.room import reading_room
+from data.packed.room import fits, reading_room
 from data.sources.arrow_checks import unfolded_bytes
 from units import format_size
 
@@ -135,6 +135,6 @@ def plain(column: pa.Array | pa.ChunkedArray, place: int) -> Any:
     if is_list and is_number(kind.value_type) and not scalar.values.null_count:
         return scalar.values.to_numpy(zero_copy_only=False).copy()
     row = column.slice(place, 1)
-    if (size := unfolded_bytes(row.chunk(0) if isinstance(row, pa.ChunkedArray) else row)) > reading_room():
+    if not fits(size := unfolded_bytes(row.chunk(0) if isinstance(row, pa.ChunkedArray) else row)):
         raise pa.ArrowInvalid(f"a cell takes {format_size(size)}, and there is room for {format_size(reading_room())}")
     return scalar.as_py()

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.packed.arrow_buffers import PackedBatches, packed_batches
-from data.packed.parquet_pages import check_footer, check_group
+from data.packed.parquet_pages import check_footer, check_group, check_groups
 from data.sources.arrow_checks import checked, unfolded_bytes
 from data.sources.files import ARROW_STREAM, PARQUET, Source
 from data.sources.layouts import Optional, Table, table_text
@@ -244,6 +244,8 @@ def parquet_batch_rows(
         OSError: the file is broken.
     """
     most, widest = most_bytes or PARQUET_BATCH_BYTES, 1.0
+    if group is None and not isinstance(path, Path):
+        check_groups(path, file, columns)
     for number in range(file.metadata.num_row_groups) if group is None else [group]:
         pages = check_group(path, file, number, columns).values()
         rows = max(1, min([file.metadata.row_group(number).num_rows, *(each.values for each in pages)]))
