@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from limits import STATE_BLOCK
 
+MUON_TURNS = 5  # of the polynomial that brings singular values together
+
 
 @dataclass(frozen=True)
 class OptimizerFacts:
@@ -17,33 +19,37 @@ class OptimizerFacts:
     Args:
         made_by: the class, `file:Class` in `engine/optimizers/`. help: a few words for users.
         learning_rate: the highest, where it is left auto.
-        weight_bytes: of state for each weight. factor_bytes: for each row and column of a matrix, and each number of a vector.
-        has_block_state: whether matrices of blocks have state; else only embedding, head, bias tables and vectors.
+        weight_bytes: of state for each weight. matrix_bytes: for each weight of the matrices of blocks. factor_bytes: for each
+            row and column of a matrix, and each number of a vector.
+        has_block_factors: whether matrices of blocks have them; else only embedding, head, bias tables and vectors.
         update_bytes: buffers of an update for each of its elements, without those of the rounding.
         compiled_update_bytes: the same where a compiled kernel rounds as well; None: no kernel of its own.
         together_bytes: all buffers for each element, where a GPU updates many weights together: of two fp32 copies and the
             gradients, or the words of the rounding.
+        turns: of products over a copy of the whole matrix in an update; 0: an update goes through its rows, chunk by chunk.
     """
 
     made_by: str
     help: str
     learning_rate: float
     weight_bytes: float = 0.0
+    matrix_bytes: int = 0
     factor_bytes: int = 0
-    has_block_state: bool = True
+    has_block_factors: bool = True
     update_bytes: int = 10
     compiled_update_bytes: int | None = None
     together_bytes: int = 12
+    turns: int = 0
 
-    def state_bytes(self, weights: int, factors: int, shared_factors: int) -> int:
+    def state_bytes(self, weights: int, matrices: int, factors: int, shared_factors: int) -> int:
         """Bytes of the state of so many weights.
 
         Args:
-            factors: rows and columns of their matrices, and numbers of their vectors; shared_factors: outside of the
-                matrices of blocks.
+            matrices: weights of the matrices of blocks among them. factors: rows and columns of all matrices, and numbers of
+                the vectors; shared_factors: outside of the matrices of blocks.
         """
-        counted = factors if self.has_block_state else shared_factors
-        return int(self.weight_bytes * weights) + self.factor_bytes * counted
+        counted = factors if self.has_block_factors else shared_factors
+        return int(self.weight_bytes * weights) + self.matrix_bytes * matrices + self.factor_bytes * counted
 
 
 OPTIMIZERS = {
@@ -59,7 +65,18 @@ OPTIMIZERS = {
     ),
     "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8),
     "sinkgd": OptimizerFacts(
-        "sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_state=False, together_bytes=14
+        "sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_factors=False, together_bytes=14
+    ),
+    "muon": OptimizerFacts(
+        "muon:Muon",
+        "learns most from a word",
+        2e-2,
+        matrix_bytes=2,
+        factor_bytes=4,
+        has_block_factors=False,
+        update_bytes=14,
+        together_bytes=18,
+        turns=MUON_TURNS,
     ),
 }
 DEFAULT = "adafactor"

@@ -9,6 +9,11 @@ Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, or ende
 
 from __future__ import annotations
 
+from leaving import INTERRUPTED, comes_from_interrupt, leave_at_ctrl_c
+
+if __name__ == "__main__":  # before what takes time to import
+    leave_at_ctrl_c()
+
 import difflib
 import os
 import sys
@@ -55,16 +60,29 @@ def _answered(arguments: list[str]) -> int:
         _print_refusal(_name_of(arguments), error)
         return error.exit_code
     except KeyboardInterrupt as interruption:
-        _print_once(f"\n{str(interruption) or 'interrupted'}")
-        return 130
+        return _interrupted(interruption)
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except SystemExit:
         raise
     except BaseException as error:  # a panic of a library in Rust is no Exception
+        if comes_from_interrupt(error):
+            return _interrupted(KeyboardInterrupt())
         _report_crash(error, arguments)
         return 1
+
+
+def _interrupted(interruption: KeyboardInterrupt) -> int:
+    """Tell it, and again below a launcher's traceback, which the run itself has seen to where it was saved."""
+    from training.processes.last_word import say_after_launcher  # light
+    from training.report.endings import Interrupted  # light
+
+    told = str(interruption) or str(say("interrupted"))
+    _print_once(f"\n{told}")
+    if _rank() == 0 and not isinstance(interruption, Interrupted):
+        say_after_launcher(told)
+    return INTERRUPTED
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -90,10 +90,10 @@ class LowMemTrainer:
         """Settle data, base, plan and run folder, tell what will be done, and make all that does it."""
         device, accelerator, is_main = self.device, self.accelerator, self.accelerator.is_main_process
         agree_on_kernels(self.config, accelerator)
-        budget, monitor, owner = watched(self.config, device, accelerator, self.ahead, stack)
-        self.monitor = monitor
+        watch = watched(self.config, device, accelerator, self.ahead, stack)
+        self.monitor = monitor = watch.monitor
         begun = None if self.ahead is None else self.ahead.begun
-        opening = open_run(self.config, budget, device, accelerator, monitor, owner, begun)
+        opening = open_run(self.config, watch, device, accelerator, begun)
         start, plan, budget = opening.start, opening.plan, opening.budget
         self.config = config = start.config
         self.peers.resume = resume_command(config)
@@ -123,6 +123,7 @@ class LowMemTrainer:
         self.evaluator = Evaluator(self.live, self.recovery.give_up)
         self.recorder = Recorder(self.live, plan.peak_bytes)
         self.interrupts = stack.enter_context(Interrupts(is_main))
+        watch.sign.leave()
         stack.enter_context(journal)
 
     def _loop(self) -> None:

@@ -1,4 +1,4 @@
-"""What do models take that are as large as the memory, or larger? `python -m benchmarks.larger_models [CASE ...] [--rows=1,16]`.
+"""What do models take that are as large as the memory, or larger? `python -m benchmarks.larger_models [CASE ...] [--rows=1,16] [--steps=2]`.
 
 Each case is a whole run in a control group with a hard limit that counts anonymous memory and pages of files: weights drawn,
 evaluated, a few steps over rows of 512 + 114 tokens, evaluated and saved. Told are the group's own highest use, the most
@@ -56,14 +56,14 @@ def data_file() -> Path:
     return path
 
 
-def run_case(name: str, rows: int) -> dict[str, Any]:
+def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
     """One run under its limit: how it ended, and what it took."""
     gib, asked = CASES[name]
     folder = CACHE / "runs"
     base = {"finetune_from": folder / name.partition("-")[0]} if "lora_rank" in asked else {}
     flags = {
         "train_file": data_file(), "objective": "pairs", "tokenizer_type": "byte", "max_seq_len": SOURCE,
-        "max_target_len": TARGET, "effective_batch_size": rows, "max_steps": STEPS, "save_steps": 100, "eval_steps": 100,
+        "max_target_len": TARGET, "effective_batch_size": rows, "max_steps": steps, "save_steps": 100, "eval_steps": 100,
         "eval_rows": 1, "sample_rows": 0, "keep_latest_n_ckp": 1, "probe": False, "output_dir": folder, "log_dir": CACHE / "logs",
         "cache_dir": CACHE / "data", "run_name": name, "overwrite": True, **asked, **base,
     }  # fmt: skip
@@ -152,7 +152,7 @@ def main(arguments: list[str]) -> None:
     noted = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and "fresh" not in options else []
     for name in named:
         for rows in map(int, options.get("rows", "1,16").split(",")):
-            case = run_case(name, rows)
+            case = run_case(name, rows, int(options.get("steps", STEPS)))
             noted = [one for one in noted if (one["case"], one["rows"]) != (name, rows)] + [case]
             FIGURES.write_text(json.dumps(noted, indent=1), encoding="utf8")
             print(json.dumps({key: value for key, value in case.items() if key != "plan"}), flush=True)

@@ -61,6 +61,7 @@ TIERS = (
     Tier("bf16 stochastic, adamw_8bit", "adamw_8bit"),
     Tier("bf16 stochastic, adafactor", "adafactor"),
     Tier("bf16 stochastic, sinkgd", "sinkgd"),
+    Tier("bf16 stochastic, muon", "muon"),
     Tier("bf16 stochastic, adamw", "adamw"),
     Tier("bf16 compensated, adafactor", "adafactor", bf16_rounding="compensated"),
     Tier("bf16 nearest, adafactor", "adafactor", bf16_rounding="nearest"),

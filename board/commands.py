@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-import unicodedata
 from pathlib import Path
-from typing import Any
 
 from board.places import Outside, Places
 from board.runs import delete_run, list_runs, run_names, size_of
+from board.table import lines_of
 from config import Config, UserError
 from language import say
 from screen import visible
 from units import format_size
-
-# said in the user's language
-HEAD = ("run", "state", "progress", "loss", "evaluation loss", "peak / budget", "on disk", "started", "ends about")
 
 
 def places_of(config: Config) -> Places:
@@ -45,33 +40,8 @@ def runs(config: Config) -> None:
         told = "no runs in {logs} and {models}; start one: python train_low_mem.py train"
         print(say(told, logs=config.run.log_dir, models=config.run.output_dir))
         return
-    for line in _aligned([tuple(map(say, HEAD)), *(_row(run) for run in found)]):
+    for line in lines_of(found):
         print(visible(line))
-
-
-def _row(run: dict[str, Any]) -> tuple[str, ...]:
-    progress = f"{run['step']:,}" + (f" / {run['max_steps']:,}" if run["max_steps"] else "")
-    memory = " / ".join("-" if size is None else format_size(size) for size in (run["peak_bytes"], run["budget_bytes"]))
-    losses = ("-" if run[name] is None else f"{run[name]:.3f}" for name in ("loss", "eval_loss"))
-    ends = "" if run["ends"] is None else _moment(run["ends"])
-    return (
-        run["name"], say(run["state"]), progress, *losses, memory, format_size(run["bytes"]), _moment(run["started"]), ends,
-    )  # fmt: skip
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell + " " * (w - _width(cell)) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-
-
-def _width(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def _delete(places: Places, name: str, is_sure: bool) -> None:

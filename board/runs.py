@@ -1,12 +1,12 @@
 """Which runs are there, and how do they stand? Told from their files alone, for the page and for the terminal.
 
-A run is a folder of `log_dir` with a `metrics.jsonl` or a `launch.json`, or a folder of `output_dir` with a `run.json`.
+A run is a folder of `log_dir` with a `metrics.jsonl`, `launch.json` or `heartbeat.json`, or one of `output_dir` with a `run.json`.
 Only the beginning and the end of a file of metrics are read here: a list of runs costs the same at any length.
 
 | state | how it is known |
 |---|---|
 | waiting | asked for, and in the queue until there is memory |
-| starting | its process lives and has not come to its first step: data and tokenizer are prepared |
+| starting | its process lives and has not come to its first step: data and tokenizer are prepared, the plan is made |
 | running | its sign of life is younger than 30 s |
 | paused | older, and its process is still there: the machine slept, or the process was halted |
 | done, stopped, failed | its last sign of life says so |
@@ -30,6 +30,7 @@ from board.places import Places, read_json
 
 HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE, RUN_FILE = "heartbeat.json", "request", "launch.json", "run.json"
 OWNER_FILE = "owner.json"
+SIGNS = (METRICS_FILE, LAUNCH_FILE, HEARTBEAT_FILE)
 SILENT_SECONDS = 30.0
 HEAD_BYTES, TAIL_BYTES = 2**16, 2**15
 ALIVE = ("starting", "running", "paused")
@@ -38,7 +39,7 @@ UNTIMED_STEPS, TIMED_STEPS = 3, 60
 
 def run_names(places: Places) -> list[str]:
     """Names of all runs."""
-    found = {path.parent.name for file in (METRICS_FILE, LAUNCH_FILE) for path in places.log_dir.glob(f"*/{file}")}
+    found = {path.parent.name for file in SIGNS for path in places.log_dir.glob(f"*/{file}")}
     found |= {path.parent.name for path in places.output_dir.glob(f"*/{RUN_FILE}")}
     return sorted(name for name in found if not name.startswith("."))
 
@@ -72,8 +73,9 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     left = _seconds_left(steps, most) if state == "running" else None
     return {
         "name": name, "state": state, "reason": reason,
-        "kind": record.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain"),
-        "model": settings.get("model_preset"), "data": settings.get("train_file"),
+        "kind": record.get("kind") or beat.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain"),
+        "model": settings.get("model_preset") or beat.get("model"),
+        "data": settings.get("train_file") or beat.get("data"),
         "started": _started(launch, record, beat, folder), "ended": end.get("time") or beat.get("time"),
         "step": step, "max_steps": most, "loss": losses[-1] if losses else None,
         "loss_is_number": not steps or bool(isinstance(steps[-1].get("loss"), (int, float))),
@@ -81,6 +83,8 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
         "learning_rate": steps[-1].get("learning_rate") if steps else None,
         "tokens_per_second": _speed(steps[-TIMED_STEPS:]),
         "phase": beat.get("phase") if state in ALIVE else None,
+        "doing": beat.get("doing") if state == "starting" and isinstance(beat.get("doing"), dict) else {},
+        "process": beat.get("process") or launch.get("process") if state in ALIVE else None,
         "memory_bytes": beat.get("anon_bytes") if state in ALIVE else None,
         "peak_bytes": end.get("measured_peak_bytes") or beat.get("peak_bytes") or (by_kind.get("memory") or {}).get("peak_bytes"),
         "budget_bytes": end.get("budget_bytes") or plan.get("budget_bytes") or beat.get("budget_bytes"),
@@ -109,7 +113,7 @@ def _state(
         return _state_of_launch(folder, launch)
     if beat:
         state, reason = str(beat.get("state")), str(beat.get("reason") or "")
-        if state != "running":
+        if state not in ALIVE:
             return state, reason
         if now - float(beat.get("time") or 0.0) <= SILENT_SECONDS:
             return state, reason

@@ -4,7 +4,7 @@ Short rows pass through the cache whole, one (row, head) after the other: nothin
 the result. Long rows go in tiles, the products being torch's and what stands between them (bias, softmax, dropout and
 their gradients) one pass of a kernel. Nothing is kept for backward but q, k and v.
 
-Shapes: N query tokens, H heads, K d_kv, R distances; of a long row, t queries of a tile and M padded keys.
+Shapes: N query tokens, H heads, K d_kv, R distances; of a long row, h heads and t queries of a tile, and M padded keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from devices.kernels.calls import Kernels, RowsCall, TileCall, kernels, pointer
-from limits import LONGEST_SHORT, row_groups
+from limits import LONGEST_SHORT, long_tile
 from model.dropout import Dropout
 from model.rows import Rows
 from model.tiles import add_product
@@ -41,7 +41,7 @@ class _Short:
 
 @dataclass(frozen=True)
 class _Long:
-    """A row that goes in tiles of `block` queries.
+    """A row that goes in tiles of `block` queries and `heads` heads.
 
     Args:
         row: its number. queries: (1, L) int32, the token of each place, last query first, below 0 where there is none.
@@ -53,6 +53,7 @@ class _Long:
     keys: Tensor
     count: Tensor
     block: int
+    heads: int
 
     def parts(self) -> Iterator[slice]:
         """The places of the queries of each tile."""
@@ -60,7 +61,7 @@ class _Long:
             yield slice(first, min(first + self.block, self.queries.shape[1]))
 
 
-def _split(rows: tuple[Rows, Rows], heads: int, width: int) -> tuple[_Short | None, list[_Long]]:
+def _split(rows: tuple[Rows, Rows], heads: int) -> tuple[_Short | None, list[_Long]]:
     """Short and long rows, made once and kept with the query rows. Memory: 4 bytes a token of long rows, twice."""
     queries, keys = rows
 
@@ -68,9 +69,9 @@ def _split(rows: tuple[Rows, Rows], heads: int, width: int) -> tuple[_Short | No
         lengths = list(zip(queries.lengths, keys.lengths, strict=True))
         short = [row for row, pair in enumerate(lengths) if max(pair) <= LONGEST_SHORT]
         long = [row for row, pair in enumerate(lengths) if max(pair) > LONGEST_SHORT]
-        return _short(rows, short), [_long(rows, row, heads, width) for row in long]
+        return _short(rows, short), [_long(rows, row, heads) for row in long]
 
-    key = "compiled", heads, width, keys.lengths
+    key = "compiled", heads, keys.lengths
     return queries.cached(key, make)  # type: ignore[no-any-return]
 
 
@@ -85,10 +86,10 @@ def _short(rows: tuple[Rows, Rows], members: list[int]) -> _Short | None:
     return _Short(torch.tensor(members), starts, lengths, key_starts, key_lengths, longest)
 
 
-def _long(rows: tuple[Rows, Rows], row: int, heads: int, width: int) -> _Long:
+def _long(rows: tuple[Rows, Rows], row: int, heads: int) -> _Long:
     num_queries, num_keys = rows[0].lengths[row], rows[1].lengths[row]
-    (group,) = row_groups([num_queries], [num_keys], heads, width)
-    queries, keys = np.full(group.num_queries, -1, np.int32), np.full(group.num_keys, -1, np.int32)
+    padded_queries, padded_keys, block, tile_heads = long_tile(heads, num_queries, num_keys)
+    queries, keys = np.full(padded_queries, -1, np.int32), np.full(padded_keys, -1, np.int32)
     queries[:num_queries] = np.arange(num_queries) + rows[0].starts[row]
     keys[:num_keys] = np.arange(num_keys) + rows[1].starts[row]
     queries = np.ascontiguousarray(queries[::-1])  # last first
@@ -97,7 +98,8 @@ def _long(rows: tuple[Rows, Rows], row: int, heads: int, width: int) -> _Long:
         torch.from_numpy(queries)[None],
         torch.from_numpy(keys)[None],
         torch.tensor([num_keys], dtype=torch.int32),
-        group.block,
+        block,
+        tile_heads,
     )
 
 
@@ -112,7 +114,7 @@ class _Call:
         self.kernels: Kernels = found
         self.q, self.k, self.v, self.rows, self.causal, self.dropout = q, k, v, rows, causal, dropout
         self.heads, self.width = q.shape[1:]
-        self.short, self.long = _split(rows, self.heads, self.width)
+        self.short, self.long = _split(rows, self.heads)
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self.row_keys = dropout.row_keys() if dropout.active else None
 
@@ -149,18 +151,23 @@ class _Call:
         self.kernels.attend_rows(call)
         self.add_to_bias(dbias, None if sums is None else sums.sum(0))
 
-    def gather(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Tokens (1, L) of x (N, H, K) as (H, L, K)."""
-        tile = x.new_empty(self.heads, tokens.shape[1], self.width)
-        self.kernels.gather_heads(x, tile, tokens.contiguous())
+    def groups(self, long: _Long) -> Iterator[range]:
+        """The heads of each tile of a long row."""
+        for first in range(0, self.heads, long.heads):
+            yield range(first, min(first + long.heads, self.heads))
+
+    def gather(self, x: Tensor, tokens: Tensor, heads: range) -> Tensor:
+        """Tokens (1, L) of x (N, H, K) as (h, L, K)."""
+        tile = x.new_empty(len(heads), tokens.shape[1], self.width)
+        self.kernels.gather_heads(x, tile, tokens.contiguous(), heads.start)
         return tile
 
-    def put(self, tile: Tensor, x: Tensor, tokens: Tensor) -> None:
-        """Write (H, L, K) to tokens (1, L) of x (N, H, K)."""
-        self.kernels.gather_heads(x, tile, tokens.contiguous(), is_back=True)
+    def put(self, tile: Tensor, x: Tensor, tokens: Tensor, heads: range) -> None:
+        """Write (h, L, K) to tokens (1, L) of x (N, H, K)."""
+        self.kernels.gather_heads(x, tile, tokens.contiguous(), heads.start, is_back=True)
 
     def tile(
-        self, long: _Long, part: slice, bias: Tensor | None, seen: int, tensors: dict[str, Tensor | None]
+        self, long: _Long, heads: range, part: slice, bias: Tensor | None, seen: int, tensors: dict[str, Tensor | None]
     ) -> TileCall:
         """The structure of a tile of a long row."""
         length = long.queries.shape[1]
@@ -168,7 +175,7 @@ class _Call:
         tensors = {**tensors, "row_keys": None if self.row_keys is None else self.row_keys[long.row :]}
         return TileCall(
             bias=pointer(bias), key_lengths=pointer(long.count), is_bf16=self.q.dtype == torch.bfloat16, num_rows=1,
-            heads=self.heads, queries=part.stop - part.start, keys=seen, distances=0 if bias is None else bias.shape[1],
+            heads=len(heads), first_head=heads.start, queries=part.stop - part.start, keys=seen, distances=0 if bias is None else bias.shape[1],
             start=zero - length + 1 + part.start, last_query=length - 1 - part.start, threshold=self.dropout.threshold,
             threads=torch.get_num_threads(), scale=self.dropout.scale,
             **{name: pointer(tensor) for name, tensor in tensors.items()},
@@ -183,42 +190,53 @@ class _Call:
         """How far apart padded queries and keys of a long row can lie, and 1."""
         return max(long.queries.shape[1], long.keys.shape[1])
 
-    def weigh(self, q: Tensor, k: Tensor, long: _Long, part: slice, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Weights (H, t, M) of a tile, and what dropout leaves of them; q (H, t, K) last query first, k (H, M, K)."""
+    def weigh(
+        self, q: Tensor, k: Tensor, long: _Long, heads: range, part: slice, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Weights (h, t, M) of a tile, and what dropout leaves of them; q (h, t, K) last query first, k (h, M, K)."""
         weights = torch.bmm(q, k.transpose(1, 2))
         used = weights if self.row_keys is None else torch.empty_like(weights)
         tensors: dict[str, Tensor | None] = {"scores": weights, "weights": weights, "used": used}
-        self.kernels.weigh_tile(self.tile(long, part, bias, k.shape[1], tensors), is_backward=False)
+        self.kernels.weigh_tile(self.tile(long, heads, part, bias, k.shape[1], tensors), is_backward=False)
         return weights, used
 
     def attend_long(self, long: _Long, out: Tensor) -> None:
         """Write the output of a long row."""
         bias = self.widened(self.reach(long))
-        k, v = self.gather(self.k, long.keys), self.gather(self.v, long.keys)
-        for part in long.parts():
-            seen, tokens = self.seen(long, part), long.queries[:, part]
-            _, used = self.weigh(self.gather(self.q, tokens), k[:, :seen], long, part, bias)
-            self.put(torch.bmm(used, v[:, :seen]), out, tokens)
+        for heads in self.groups(long):
+            k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
+            for part in long.parts():
+                seen, tokens = self.seen(long, part), long.queries[:, part]
+                q = self.gather(self.q, tokens, heads)
+                _, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
+                self.put(torch.bmm(used, v[:, :seen]), out, tokens, heads)
 
     def attend_long_back(self, long: _Long, grad: Tensor, grads: tuple[Tensor, ...], dbias: Tensor | None) -> None:
         """Write the gradients of a long row's q, k and v, and add that of its bias (H, R)."""
         bias = self.widened(self.reach(long))
         sums = None if dbias is None or bias is None else torch.zeros_like(bias)
-        k, v = self.gather(self.k, long.keys), self.gather(self.v, long.keys)
+        for heads in self.groups(long):
+            self._tiles_back(long, heads, grad, grads, bias, sums)
+        self.add_to_bias(dbias, sums)
+
+    def _tiles_back(
+        self, long: _Long, heads: range, grad: Tensor, grads: tuple[Tensor, ...], bias: Tensor | None, sums: Tensor | None
+    ) -> None:  # fmt: skip
+        """The gradients of some heads of a long row; adds to those of its bias (H, R'')."""
+        k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         for part in long.parts():
             seen, tokens = self.seen(long, part), long.queries[:, part]
-            q, g = self.gather(self.q, tokens), self.gather(grad, tokens)
-            weights, used = self.weigh(q, k[:, :seen], long, part, bias)
+            q, g = self.gather(self.q, tokens, heads), self.gather(grad, tokens, heads)
+            weights, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
             dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))
             add_product(dv, used.transpose(1, 2), g, part.start == 0)
             tensors = {"scores": dweights, "weights": weights, "dweights": dweights, "dbias": sums}
-            self.kernels.weigh_tile(self.tile(long, part, bias, seen, tensors), is_backward=True)
-            self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens)
+            self.kernels.weigh_tile(self.tile(long, heads, part, bias, seen, tensors), is_backward=True)
+            self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens, heads)
             add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
-        self.put(dk, grads[1], long.keys)
-        self.put(dv, grads[2], long.keys)
-        self.add_to_bias(dbias, sums)
+        self.put(dk, grads[1], long.keys, heads)
+        self.put(dv, grads[2], long.keys, heads)
 
 
 def _room(x: Tensor, rows: Rows) -> Tensor:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from config import PREFERENCES, Config
 from data.durable import writing
@@ -25,6 +26,7 @@ from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, new_run_name
 from training.processes.alone import Alone
 from training.processes.launch import is_alone, local_rank
+from training.report.heartbeat import Beginning
 from training.report.progress import Progress
 from training.report.trackers import tracker_names
 from training.start.beginning import Begun, begin
@@ -32,17 +34,21 @@ from training.start.resuming import find_run_to_resume, goes_on
 
 
 @dataclass
-class Ahead:
-    """A run that has begun before torch; `monitor` and `owner` go on to work for it.
+class Watch:
+    """What is held for a run from its first moment: its budget, who watches over it, its right to be, its sign of life."""
 
-    Args:
-        budget: of the host.
-    """
-
-    begun: Begun
     budget: Budget
     monitor: Monitor
     owner: Ownership
+    sign: Beginning
+
+
+@dataclass
+class Ahead:
+    """A run that has begun before torch; `watch` goes on to work for it, with the budget of the host."""
+
+    begun: Begun
+    watch: Watch
 
 
 def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
@@ -60,8 +66,8 @@ def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
         call_in_child(refuse_missing, config)  # before hours of preparing; torch goes with it
     budget = host_budget(config.memory.memory_budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
-    owner = held.enter_context(Ownership())
-    return Ahead(settle(config, budget, monitor, owner, Alone()), budget, monitor, owner)
+    watch = Watch(budget, monitor, held.enter_context(Ownership()), held.enter_context(Beginning()))
+    return Ahead(settle(config, watch, Alone()), watch)
 
 
 def refuse_missing(config: Config) -> None:
@@ -75,11 +81,12 @@ def refuse_missing(config: Config) -> None:
     tracker_names(config)
 
 
-def settle(config: Config, budget: Budget, monitor: Monitor, owner: Ownership, group: Alone) -> Begun:
+def settle(config: Config, watch: Watch, group: Alone) -> Begun:
     """Settle the run's name, whether it may be written, what it goes on from, and prepare its rows.
 
     Args:
-        owner: takes the run where it is there, and holds it as long as its context lasts. group: the processes of the run.
+        watch: its owner takes the run where it is there, and holds it as long as its context lasts.
+        group: the processes of the run.
     Raises:
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
             preparing was stopped for its memory.
@@ -88,26 +95,34 @@ def settle(config: Config, budget: Budget, monitor: Monitor, owner: Ownership, g
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
-        refuse(group.by_main(lambda: owner.take(named) if (named / RUN_FILE).is_file() else []))
+        refuse(group.by_main(lambda: watch.owner.take(named) if (named / RUN_FILE).is_file() else []))
     with group.first_here():
         resumes = goes_on(config, group.is_first_here)
     config, notes = config.changed(is_keep_training=group.agree_on(resumes)), list[str]()
     if config.train.is_keep_training:
-        notes = group.by_main(partial(_reopen, config, owner))
+        name, notes = group.by_main(partial(_reopen, config, watch.owner))
     else:
         config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
     tell = Progress(1, group.is_main, is_quiet=config.run.quiet).note
-    for warning in budget.warnings:
+    for warning in watch.budget.warnings:
         tell(warning)
-    with monitor.phase("prepare"), group.first_here():
+    if group.is_main:
+        watch.sign.begin(Path(config.run.log_dir, name), partial(_first_facts, config, watch.monitor))
+    with watch.monitor.phase("prepare"), group.first_here():
         begun = begin(config, tell)
     begun.notes[:0] = notes
     return begun
 
 
-def _reopen(config: Config, owner: Ownership) -> list[str]:
-    """Take the run that is continued, and find its newest checkpoint that is whole; what is to be told of it.
+def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
+    """What a run tells of itself before it has a journal."""
+    told = {"kind": kind_of(config), "model": config.model_preset, "data": config.data.train_file}
+    return {**told, "budget_bytes": monitor.budget_bytes, "peak_bytes": monitor.peak_bytes, **monitor.latest()}
+
+
+def _reopen(config: Config, owner: Ownership) -> tuple[str, list[str]]:
+    """Take the run that is continued, and find its newest checkpoint that is whole; its name, what is to be told of it.
 
     Raises:
         UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
@@ -121,7 +136,7 @@ def _reopen(config: Config, owner: Ownership) -> list[str]:
             "put the folder itself there"
         )
     with writing("output_dir", config.run.output_dir):
-        return checkpoints.intact()[1]
+        return run_dir.name, checkpoints.intact()[1]
 
 
 def kind_of(config: Config) -> str:

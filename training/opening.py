@@ -24,7 +24,7 @@ from memory.plan import Plan
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from settings.fields import AUTO, UserError, counted
-from training.ahead import Ahead, kind_of, refuse, settle
+from training.ahead import Ahead, Watch, kind_of, refuse, settle
 from training.budget.planning import look_ahead, resolve_here
 from training.checkpoints.durable import replace_file
 from training.checkpoints.folder import Checkpoints
@@ -37,6 +37,7 @@ from training.checkpoints.runs import (
 )
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.launch import local_processes
+from training.report.heartbeat import Beginning
 from training.report.progress import Progress
 from training.start.adapted import home_of
 from training.start.beginning import Begun
@@ -112,20 +113,19 @@ def set_threads(config: Config) -> None:
         torch.set_num_threads(int(config.run.num_threads))
 
 
-def watched(
-    config: Config, device: Device, accelerator: Accelerator, ahead: Ahead | None, stack: ExitStack
-) -> tuple[Budget, Monitor, Ownership]:
-    """The budget, who watches over it, and who will own the run: from before torch, or new ones as long as `stack` lasts."""
+def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahead | None, stack: ExitStack) -> Watch:
+    """What is held for the run: from before torch, or new as long as `stack` lasts."""
     if ahead is None:
         budget, seconds = agreed_budget(config, device, accelerator), config.memory.monitor_seconds
         monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
-        return budget, stack.enter_context(monitor), stack.enter_context(Ownership())
+        enter = stack.enter_context
+        return Watch(budget, enter(monitor), enter(Ownership()), enter(Beginning()))
     assert accelerator.num_processes == 1, "several processes begin together"
-    budget = with_device(ahead.budget, config.memory.memory_budget, device)
-    for warning in budget.warnings[len(ahead.budget.warnings) :]:
+    watch = replace(ahead.watch, budget=with_device(ahead.watch.budget, config.memory.memory_budget, device))
+    for warning in watch.budget.warnings[len(ahead.watch.budget.warnings) :]:
         Progress(1, is_quiet=config.run.quiet).note(warning)
-    ahead.monitor.watch_device(device, budget.device_bytes)
-    return budget, ahead.monitor, ahead.owner
+    watch.monitor.watch_device(device, watch.budget.device_bytes)
+    return watch
 
 
 def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
@@ -135,19 +135,19 @@ def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
 
 
 def open_run(
-    config: Config, budget: Budget, device: Device, accelerator: Accelerator, monitor: Monitor, owner: Ownership,
-    begun: Begun | None = None,
-) -> Opening:  # fmt: skip
+    config: Config, watch: Watch, device: Device, accelerator: Accelerator, begun: Begun | None = None
+) -> Opening:
     """Settle everything and make the run's folder, or reopen it.
 
     Args:
-        owner: takes the run, and holds it as long as its context lasts.
+        watch: its owner takes the run, and holds it as long as its context lasts.
         begun: what was settled ahead; None: nothing yet.
     Raises:
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
             no plan fits the budget.
     """
-    begun = begun or settle(config, budget, monitor, owner, Together(accelerator))
+    begun = begun or settle(config, watch, Together(accelerator))
+    budget, monitor, owner = watch.budget, watch.monitor, watch.owner
     if begun.config.train.is_keep_training:
         told, budget = budget.warnings, _as_begun(begun.config, device, accelerator)
         monitor.watch(budget.host_bytes, budget.device_bytes)

@@ -1,7 +1,7 @@
 """What would a step ask of a GPU? `python -m benchmarks.checks.launches [WORK ...]`: the engine's step, traced without a GPU.
 
-    WORK           standard, ultra, dropout, ragged, all-three, clipping, adamw, adamw-8bit, sinkgd, processes (t5-base, bf16,
-                   CUDA), mps (t5-small); by default all
+    WORK           standard, ultra, dropout, ragged, all-three, clipping, adamw, adamw-8bit, sinkgd, muon, processes (t5-base,
+                   bf16, CUDA), mps (t5-small); by default all
     --layers=0     of each stack; 0: as many as the model has     --write=True   into docs/benchmarks.md
 
 Counted are the kernels that torch starts, the places where the host waits for the device, copies from the host, and what the
@@ -40,6 +40,7 @@ def works() -> dict[str, tuple[TracedWork, int, int]]:
         "adamw": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_rms"), 6_000, 1),
         "adamw-8bit": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_8bit"), 12_000, 1),
         "sinkgd": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="sinkgd"), 12_000, 1),
+        "muon": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="muon"), 12_000, 1),
         "processes": (TracedWork(base, "cuda", WHOLE, scores=MOST, processes=2), 6_000, 1),
         "mps": (TracedWork(small, "mps", WHOLE[:8], dtype="float32"), 2_500, 2),
     }

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from devices.lifeline import end_with
 from language import speak, spoken
+from leaving import INTERRUPTED
 from memory.observe.processes import tree_pids, usage_of
 from screen import stand_guard
 from settings.fields import DoesNotFit, UserError
@@ -24,8 +25,8 @@ from units import format_size
 
 Result = TypeVar("Result")
 ROOT = str(Path(__file__).resolve().parent.parent.parent)
-START = f"import sys; sys.path.insert(0, {ROOT!r}); from data.prepare.child import serve; serve()"
-INTERRUPTED = 130
+BEFORE = f"import sys; sys.path.insert(0, {ROOT!r}); from leaving import leave_at_ctrl_c; leave_at_ctrl_c(False)"
+START = f"{BEFORE}; from data.prepare.child import serve; serve()"
 LOOK_SECONDS = 0.1  # between two looks at a process whose memory is bounded
 
 
@@ -85,6 +86,7 @@ def serve() -> None:
         try:
             parent, language, function, arguments = pickle.load(sys.stdin.buffer)
             end_with(parent)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             speak(language)
             reply: tuple[list[str] | None, Any] = (None, function(*arguments))
         except UserError as error:

@@ -1,21 +1,39 @@
-"""How far is preparing, and how fast? One line on the screen that renews itself, or a line now and then elsewhere."""
+"""How far is preparing, and how fast? One line on the screen that renews itself, or a line now and then elsewhere.
+
+The same stands in a file where one is asked for, as JSON: other programs tell from it how far a run is.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
-from language import join, say
+from language import english, join, say
 from screen import raw, visible
 from settings.fields import counted
+from terminal import fitted
 
 FIRST_SECONDS = 2.0  # quick work needs no display
 TERMINAL_SECONDS, PLAIN_SECONDS = 0.5, 10.0
 WIDEST, NARROWEST = 118, 20  # columns of the line that renews itself
+_file: Path | None = None
+
+
+@contextmanager
+def noted_in(file: Path | None) -> Iterator[None]:
+    """Let what is shown stand in this file too, until the end of the context; its folder is there, or nothing is written."""
+    global _file
+    before, _file = _file, file
+    try:
+        yield
+    finally:
+        _file = before
 
 
 class Pace:
@@ -49,15 +67,20 @@ class Pace:
 
     def _show(self, where: str, now: float) -> None:
         seconds = max(now - self._began, 1e-9)
+        speed = (self.rows - self._earlier) / seconds
         told = say(
             "{what}: {rows}, {speed} rows/s, {bytes} MB/s",
-            what=self.what, rows=counted(self.rows, "row"), speed=f"{(self.rows - self._earlier) / seconds:,.0f}",
+            what=self.what, rows=counted(self.rows, "row"), speed=f"{speed:,.0f}",
             bytes=f"{self.bytes / seconds / 1e6:.1f}",
         )  # fmt: skip
         line = visible(join(", ", [told, where] if where else [told]))
         self._stream.write("\r" + fitted(line, self._columns()) if self._is_terminal else line + "\n")
         self._stream.flush()
         self._shown = True
+        if _file is not None:
+            with suppress(OSError):
+                facts = {"what": english(self.what), "rows": self.rows, "rows_per_second": round(speed, 1)}
+                _file.write_text(json.dumps(facts) + "\n", encoding="utf8")
 
     def close(self) -> None:
         """Leave the screen clean for what follows."""
@@ -72,14 +95,3 @@ class Pace:
         except (OSError, ValueError):
             columns = 0
         return min(WIDEST, max(NARROWEST, columns - 1)) if columns else WIDEST
-
-
-def fitted(line: str, columns: int) -> str:
-    """Cut or fill a line to so many columns, of which a wide letter takes two."""
-    taken = 0
-    for place, letter in enumerate(line):
-        wide = 1 + (unicodedata.east_asian_width(letter) in "WF")
-        if taken + wide > columns:
-            return line[:place] + " " * (columns - taken)
-        taken += wide
-    return line + " " * (columns - taken)

@@ -21,6 +21,7 @@ from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remo
 from data.durable import put_in_place, sync
 from data.prepare.child import call_in_child
 from data.prepare.encoding import Job, Writing, clear
+from data.prepare.pace import noted_in
 from data.prepare.room import most_in_child, most_workers
 from data.prepare.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
 from data.shards import store as shards
@@ -57,15 +58,17 @@ class Prepared:
     counts: dict[str, int]
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, note: Path | None = None) -> Prepared:
     """Give shards for these settings: given ones, those of the cache, or new ones.
 
+    Args:
+        note: file that says how far it is, while it goes on; None: none.
     Raises:
         UserError: the data, the tokenizer or a folder is not usable.
     Memory:
         that of `data.prepare.room` at any size of the data, at most 1 GiB.
     """
-    with _all_cores(config):
+    with _all_cores(config), noted_in(note):
         return _prepare(config, make_once)
 
 
@@ -81,14 +84,14 @@ def find_prepared(config: Config) -> Prepared | None:
         return None
 
 
-def prepare_in_child(config: Config) -> Prepared:
+def prepare_in_child(config: Config, note: Path | None = None) -> Prepared:
     """Do the same as `prepare`, in a process of its own if something has to be made.
 
     Raises:
         UserError: as `prepare`. DoesNotFit: it takes more than the budget leaves.
     """
     try:
-        return find_prepared(config) or call_in_child(prepare, config, most_bytes=most_in_child(config))
+        return find_prepared(config) or call_in_child(prepare, config, note, most_bytes=most_in_child(config))
     except KeyboardInterrupt:
         told = "interrupted while preparing the rows; the same command continues from what is done"
         raise KeyboardInterrupt(say(told)) from None

@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from data.prepare.child import ROOT
+from data.prepare.child import BEFORE
 from screen import stand_guard
 from settings.fields import DoesNotFit, UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-START = f"import sys; sys.path.insert(0, {ROOT!r}); from data.prepare.workers import serve; serve()"
+START = f"{BEFORE}; from data.prepare.workers import serve; serve()"
 AHEAD = 2  # requests under way for each worker, so that it need not wait
 
 

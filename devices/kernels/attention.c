@@ -133,11 +133,11 @@ int attend_rows(const Rows *o)
 
 typedef struct {
     void *scores, *weights, *used, *dweights; /* (b, H, t, M), M the keys seen; last query first */
-    const float *bias;                        /* (H, R) or NULL: of the first query in the tile it begins at `start` */
-    float *dbias;                             /* (H, R), added to; or NULL */
+    const float *bias;                        /* (H', R) or NULL, of all heads: at the tile's first query it begins at `start` */
+    float *dbias;                             /* (H', R), added to; or NULL */
     const int32_t *key_lengths;               /* of each of the b rows */
     const int64_t *row_keys;                  /* of dropout, a row; or NULL */
-    int32_t is_bf16, num_rows, heads, queries, keys, distances, start, last_query, threshold, threads;
+    int32_t is_bf16, num_rows, heads, first_head, queries, keys, distances, start, last_query, threshold, threads;
     float scale;
 } Tile;
 
@@ -147,7 +147,8 @@ int weigh_tile(const Tile *o)
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(o->threads) reduction(| : failed)
     for (int line = 0; line < o->num_rows * o->heads * o->queries; line++) {
-        const int query = line % o->queries, head = line / o->queries % o->heads, row = line / o->queries / o->heads;
+        const int query = line % o->queries, row = line / o->queries / o->heads;
+        const int head = o->first_head + line / o->queries % o->heads;
         float *x = scratch(rounded_up(o->keys, LANES));
         if (!x) {
             failed = 1;
@@ -170,7 +171,8 @@ int weigh_tile_back(const Tile *o)
 {
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(o->threads) reduction(| : failed)
-    for (int head = 0; head < o->heads; head++) {
+    for (int place = 0; place < o->heads; place++) {
+        const int head = o->first_head + place;
         float *x = scratch(2 * rounded_up(o->keys, LANES)), *weights = x + rounded_up(o->keys, LANES);
         if (!x) {
             failed = 1;
@@ -178,7 +180,7 @@ int weigh_tile_back(const Tile *o)
         }
         for (int row = 0; row < o->num_rows; row++)
             for (int query = 0; query < o->queries; query++) {
-                const long at = (((long)row * o->heads + head) * o->queries + query) * o->keys;
+                const long at = (((long)row * o->heads + place) * o->queries + query) * o->keys;
                 load(o->weights, o->is_bf16, at, o->keys, weights);
                 load(o->dweights, o->is_bf16, at, o->keys, x);
                 if (o->row_keys)
@@ -195,17 +197,19 @@ int weigh_tile_back(const Tile *o)
     return failed;
 }
 
-/* to (b, H, L, K) from the tokens (b, L) of x (N, H, K), of numbers of `size` bytes; back where `is_back`: from there to
- * the tokens, each of which stands there at most once. A token below 0 has no place: zeros where it is read. */
+/* to (b, H, L, K) from the tokens (b, L) of x (N, H', K), at the first of the H of its heads; of numbers of `size` bytes; back
+ * where `is_back`: from there to the tokens, each of which stands there at most once. A token below 0 has no place: zeros
+ * where it is read. */
 void gather_heads(
-    char *x, char *tile, const int32_t *tokens, int rows, int length, int heads, int width, int size, int is_back, int threads)
+    char *x, char *tile, const int32_t *tokens, int rows, int length, int heads, int all_heads, int width, int size, int is_back,
+    int threads)
 {
     const long bytes = (long)width * size;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int line = 0; line < rows * heads; line++)
         for (int t = 0; t < length; t++) {
             const long token = tokens[line / heads * length + t];
-            char *at = tile + ((long)line * length + t) * bytes, *there = x + (token * heads + line % heads) * bytes;
+            char *at = tile + ((long)line * length + t) * bytes, *there = x + (token * all_heads + line % heads) * bytes;
             if (token < 0 && !is_back)
                 memset(at, 0, bytes);
             else if (token >= 0)

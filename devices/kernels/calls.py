@@ -45,8 +45,8 @@ class TileCall(Structure):
             (name, c_void_p)
             for name in ("scores", "weights", "used", "dweights", "bias", "dbias", "key_lengths", "row_keys")
         ]
-        + [(name, c_int32) for name in ("is_bf16", "num_rows", "heads", "queries", "keys", "distances", "start")]
-        + [(name, c_int32) for name in ("last_query", "threshold", "threads")]
+        + [(name, c_int32) for name in ("is_bf16", "num_rows", "heads", "first_head", "queries", "keys", "distances")]
+        + [(name, c_int32) for name in ("start", "last_query", "threshold", "threads")]
         + [("scale", c_float)]
     )
 
@@ -65,7 +65,7 @@ class Kernels:
         p, n, i, f = c_void_p, c_long, c_int, c_float
         for name, arguments, result in (
             ("attend_rows", [POINTER(RowsCall)], i), ("weigh_tile", [POINTER(TileCall)], i),
-            ("weigh_tile_back", [POINTER(TileCall)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i], None),
+            ("weigh_tile_back", [POINTER(TileCall)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i, i], None),
             ("rms_norm", [p, p, p, p, n, n, f, i, i, i], i), ("rms_norm_back", [p, p, p, p, p, p, n, n, i, i, i], i),
             ("drop_tokens", [p, p, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
@@ -226,12 +226,12 @@ class Kernels:
         way = self.library.weigh_tile_back if is_backward else self.library.weigh_tile
         _check(way(ctypes.byref(call)))
 
-    def gather_heads(self, x: Tensor, tile: Tensor, tokens: Tensor, is_back: bool = False) -> None:
-        """From tokens (b, L) int32 of x (N, H, K) to tile (b H, L, K), or back."""
-        rows, length = tokens.shape
+    def gather_heads(self, x: Tensor, tile: Tensor, tokens: Tensor, first_head: int = 0, is_back: bool = False) -> None:
+        """From tokens (b, L) int32 of x (N, H, K) to tile (b h, L, K), h of the heads from `first_head`; or back."""
+        (rows, length), (_, heads, width) = tokens.shape, x.shape
         self.library.gather_heads(
-            x.data_ptr(), tile.data_ptr(), tokens.data_ptr(), rows, length, x.shape[1], x.shape[2], x.element_size(),
-            is_back, torch.get_num_threads(),
+            x.data_ptr() + first_head * width * x.element_size(), tile.data_ptr(), tokens.data_ptr(), rows, length,
+            tile.shape[0] // rows, heads, width, x.element_size(), is_back, torch.get_num_threads(),
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
-from limits import DROPOUT_ELEMENTS, LONGEST_SHORT, row_groups
+from limits import DROPOUT_ELEMENTS, LONGEST_SHORT, long_tile, row_groups
 from memory.cost.padded import Padded
 from memory.cost.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
@@ -205,11 +205,10 @@ class Blocks:
         return max((self._long_row(*pair, is_backward) for pair in long), default=0)
 
     def _long_row(self, queries: int, keys: int, is_backward: bool) -> int:
-        heads, width = self.model.num_heads, self._widths[1]
-        (group,) = row_groups([queries], [keys], heads, self.model.d_kv)
-        scores = heads * group.block * group.num_keys * self.e
+        _, keys, block, heads = long_tile(self.model.num_heads, queries, keys)
+        width, scores = self._widths[1] * heads // self.model.num_heads, heads * block * keys * self.e
         gathered, tiles, buffers = (4, 3, 2) if is_backward else (2, 2, 1)
-        return (gathered * group.num_keys + tiles * group.block) * width + (buffers + self.dropout) * scores
+        return (gathered * keys + tiles * block) * width + (buffers + self.dropout) * scores
 
     def _padded(self, is_decoder: bool, is_cross: bool) -> Padded:
         """One attention on a GPU."""

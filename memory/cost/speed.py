@@ -20,6 +20,7 @@ from memory.cost.sharing import communication_seconds
 from memory.cost.step_peaks import offloaded_bytes
 from memory.cost.work import Choice, Machine, Work
 from model.shapes import inner_width, is_gated, weight_counts
+from optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,9 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     # forward, and back to what comes before; gradients of weights are formed for those alone that learn
     passes = 2.0 + min(1.0, work.learns["total"] / count)
     computing = (passes * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
+    computing += (
+        OPTIMIZERS[work.optimizer].turns * work.learning.turn_flops / (machine.rate(choice.compute) * efficiency)
+    )
     computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.block_seconds
     values = (passes + recompute) * _activation_values(work.model, amount)
     computing += values * pace.value_flops / machine.rate("float32")

@@ -154,7 +154,7 @@ class StepPeaks:
             "gradients": self._gradients(self.learns["decoder"]),
             "checkpointed activations": self._checkpointed(c.num_layers + 3, c.num_decoder_layers),
             "saved blocks": self.graphs(self.saved_encoder_blocks, max(0, self.saved_decoder_blocks - 1)),
-            "one update": self._update_bytes(widest),
+            "one update": self._update_bytes(widest) + self._whole_bytes(min(matrix, self.learns["decoder"])),
         }
 
     def last_update(self) -> dict[str, int]:
@@ -170,6 +170,13 @@ class StepPeaks:
     def _updates_together(self) -> bool:
         """Whether all matrices of a block are updated in a few kernels (`engine.optimizers.together`)."""
         return self.choice.scores > 0 and self.work.rounding == "stochastic"
+
+    def _whole_bytes(self, matrix: int) -> int:
+        """The copy of a whole matrix, and three squares of its shorter side, where an update turns it as one."""
+        if not OPTIMIZERS[self.work.optimizer].turns:
+            return 0
+        e = 2 if self.choice.compute == "bfloat16" else 4
+        return (matrix + 3 * min(self.c.d_model, matrix // self.c.d_model) ** 2) * e
 
     def _update_bytes(self, elements: int) -> int:
         facts = OPTIMIZERS[self.work.optimizer]

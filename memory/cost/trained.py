@@ -19,8 +19,9 @@ class Trained:
 
     Args:
         embedding, head: of these parts. encoder, decoder: of the widest block of each stack, adapters included.
-        total: of the model, adapters included. factors: rows and columns of their matrices, and the vectors; shared_factors:
-        those of embedding, head, bias tables and vectors alone.
+        total: of the model, adapters included. matrices: of the matrices of blocks. factors: rows and columns of all matrices,
+            and the vectors; shared_factors: those of embedding, head, bias tables and vectors alone.
+        turn_flops: of one turn of Muon over the matrices of blocks.
         adapters: weights beside the model's own, in fp32.
     """
 
@@ -29,23 +30,28 @@ class Trained:
     encoder: int
     decoder: int
     total: int
+    matrices: int
     factors: int
     shared_factors: int
+    turn_flops: int
     adapters: int = 0
 
     @classmethod
     def of(cls, weights: Iterable[Weight]) -> Trained:
         """Count these weights."""
         found = list(weights)
-        shared = [weight for weight in found if not shapes.is_block_matrix(weight.name, weight.shape)]
+        matrices = [weight for weight in found if shapes.is_block_matrix(weight.name, weight.shape)]
         return cls(
             sum(weight.size for weight in found if weight.role == "embedding"),
             sum(weight.size for weight in found if weight.role == "head"),
             _widest_block(found, ENCODER),
             _widest_block(found, DECODER),
             sum(weight.size for weight in found),
+            sum(weight.size for weight in matrices),
             sum(sum(weight.shape) for weight in found),
-            sum(sum(weight.shape) for weight in shared),
+            sum(sum(weight.shape) for weight in found) - sum(sum(weight.shape) for weight in matrices),
+            # the shorter side's square, its own product, and the product of the matrix with it
+            sum(4 * weight.size * min(weight.shape) + 2 * min(weight.shape) ** 3 for weight in matrices),
             sum(weight.size for weight in found if weight.role == "adapter"),
         )
 

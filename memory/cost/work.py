@@ -213,5 +213,6 @@ def state_bytes(work: Work, storage: str) -> int:
     """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
     learning = work.learning
     remainder = learning.total if work.rounding == "compensated" and storage == "bfloat16" else 0
-    state = OPTIMIZERS[work.optimizer].state_bytes(learning.total, learning.factors, learning.shared_factors)
+    facts = OPTIMIZERS[work.optimizer]
+    state = facts.state_bytes(learning.total, learning.matrices, learning.factors, learning.shared_factors)
     return state + remainder

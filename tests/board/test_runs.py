@@ -85,6 +85,24 @@ def test_one_that_was_asked_for_waits(tmp_path: Path) -> None:
     assert run_facts(where, "one")["reason"] == "other" and state(where) == "waiting"
 
 
+def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    doing = {"what": "preparing train", "rows": 12000, "rows_per_second": 3000.0}
+    beat(where, "one", "starting", kind="finetune", model="t5-small", data="a.jsonl", doing=doing)
+    (facts,) = list_runs(where, BEGAN + 9999)
+    assert (facts["state"], facts["kind"], facts["data"]) == ("paused", "finetune", "a.jsonl")
+    (facts,) = list_runs(where, BEGAN + 9)
+    assert (facts["state"], facts["process"], facts["doing"], facts["started"]) == (
+        "starting",
+        os.getpid(),
+        doing,
+        BEGAN,
+    )
+    assert "stop it first" in delete_run(where, "one")
+    beat(where, "one", "starting", process=GONE)
+    assert state(where, now=BEGAN + 31) == "died"
+
+
 def test_one_whose_process_prepares_is_starting(tmp_path: Path) -> None:
     where = places(tmp_path)
     launch(where, process=os.getpid())
@@ -190,7 +208,10 @@ def config_of(where: Places, **flags: object) -> Any:
     return load("runs", {"log_dir": str(where.log_dir), "output_dir": str(where.output_dir), **flags})
 
 
-def test_the_command_lists_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     where = places(tmp_path)
     commands.runs(config_of(where))
     assert "no runs" in capsys.readouterr().out
@@ -208,6 +229,7 @@ def test_the_command_says_how_runs_compare_and_when_they_end(
 ) -> None:
     where = places(tmp_path)
     monkeypatch.setattr(time, "time", lambda: BEGAN + 40)
+    monkeypatch.setenv("COLUMNS", "200")
     evaluated = {"event": "eval", "step": 40, "loss": 1.5}
     write(where, "one", start(), *(step(number, 1.25) for number in range(1, 41)), evaluated)
     beat(where, "one", time=BEGAN + 40)

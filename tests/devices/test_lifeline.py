@@ -27,6 +27,26 @@ def test_a_parent_that_has_ended_already(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sent == [(os.getpid(), signal.SIGTERM)]
 
 
+def test_watching_ends_when_another_is_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    parents = iter([7, 7, 1])
+    monkeypatch.setattr(lifeline, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(lifeline.os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(lifeline.os, "kill", lambda pid, number: sent.append(number))
+    monkeypatch.setattr(lifeline.sys, "platform", "darwin")
+    monkeypatch.setattr(lifeline.threading.Thread, "start", lambda thread: thread.run())
+    lifeline.end_with(7)
+    assert sent == [signal.SIGTERM]
+
+
+def test_a_linux_without_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: object) -> None:
+        raise OSError("no C library")
+
+    monkeypatch.setattr(lifeline.ctypes, "CDLL", missing)
+    assert not lifeline._asked_linux()
+
+
 def test_where_no_signal_can_be_asked_for() -> None:
     """The child watches: its grandchild stands for it, and the process between ends at once."""
     watching = f"""

@@ -1,4 +1,4 @@
-"""The class of a processor follows from its flags and from what the environment allows, and from nothing else."""
+"""The class of a processor follows from its flags and from what the environment allows, and from nothing else; so do threads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from devices import processor
+from devices.cores import computing_threads, usable_cores
 from devices.processor import (
     AMX_BF16,
     ARM_BF16,
@@ -20,6 +21,7 @@ from devices.processor import (
     here,
     name_of,
 )
+from settings.fields import AUTO
 
 OLD = frozenset({"avx2", "fma"})
 WIDE = OLD | {"avx512f", "avx512bw"}
@@ -106,3 +108,18 @@ def test_bf16_products_are_fast_where_there_are_units_for_them() -> None:
     assert fast == {"avx512_bf16", "amx_bf16", "arm_bf16"}
     assert AVX2.rate("float32", 4) == 4 * AVX2.float32 and AVX2.rate("float16") == 0
     assert CLASSES == ("fp32 products", "avx512_bf16", "amx_bf16", "arm_bf16", "arm")
+
+
+@pytest.mark.parametrize("said, threads", [("3", 3), ("5,2", 5)])
+def test_the_environment_says(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert computing_threads(AUTO) == threads
+    assert computing_threads(7) == 7, "what is asked for comes first"
+
+
+@pytest.mark.parametrize("said", ["", "0", "many"])
+def test_else_a_thread_for_each_real_core(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    for real, threads in ((1, 1), (1000, usable_cores()), (None, usable_cores())):
+        monkeypatch.setattr("psutil.cpu_count", lambda logical, real=real: real)
+        assert computing_threads() == threads

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import limits
 from devices.kernels import calls
 from model.attention import attend
 from model.compiled_attention import CompiledAttention
@@ -50,9 +51,13 @@ def by_formula(
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize(("causal", "rate"), [(False, 0.0), (True, 0.0), (False, 0.2), (True, 0.2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "tile", [limits.TILE_ELEMENTS, 2 * 128 * 384]
+)  # the second takes 2 of the 3 heads, or queries in parts
 def test_outputs_and_gradients_are_those_of_the_formula(
-    name: str, causal: bool, rate: float, dtype: torch.dtype, compiled: bool
+    name: str, causal: bool, rate: float, dtype: torch.dtype, tile: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "TILE_ELEMENTS", tile)
     generator = torch.Generator().manual_seed(1)
     queries, keys = LENGTHS[name]
     is_across = queries != keys

@@ -28,10 +28,12 @@ HANGUP = "SIGHUP"
 
 @contextmanager
 def ends_like_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and a terminal that is closed raise KeyboardInterrupt, where nothing else waits for them."""
+    """Let Ctrl-C, SIGTERM and a terminal that is closed raise KeyboardInterrupt, where nothing else waits for them."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, _interrupt) for number in _known("SIGTERM", HANGUP)}
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:

@@ -7,7 +7,6 @@ and how it continues. A small process waits for the launcher's end and says it b
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -20,16 +19,18 @@ WAITER = f"""
 import os, select, sys, time
 launcher, text = int(sys.argv[1]), sys.argv[2]
 end = time.monotonic() + {WAIT_SECONDS}
+has_ended = False
 try:
-    select.select([os.pidfd_open(launcher)], [], [], {WAIT_SECONDS})
+    has_ended = bool(select.select([os.pidfd_open(launcher)], [], [], {WAIT_SECONDS})[0])
 except (AttributeError, OSError):
-    while time.monotonic() < end:
+    while time.monotonic() < end and not has_ended:
         try:
             os.kill(launcher, 0)
+            time.sleep(0.05)
         except OSError:
-            break
-        time.sleep(0.05)
-print(text, file=sys.stderr, flush=True)
+            has_ended = True
+if has_ended:
+    print(text, file=sys.stderr, flush=True)
 """
 
 
@@ -37,8 +38,7 @@ def say_after_launcher(text: str) -> None:
     """Say something on standard error once the launcher of this process, if there is one, has ended."""
     if not is_launched() or os.name != "posix":
         return
+    nowhere = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1)]
     with suppress(OSError):  # the text has been said before
-        subprocess.Popen(
-            [sys.executable, "-S", "-c", WAITER, str(os.getppid()), visible(text)], start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        words = [sys.executable, "-S", "-c", WAITER, str(os.getppid()), visible(text)]
+        os.posix_spawn(sys.executable, words, os.environ, file_actions=nowhere, setpgroup=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+BY_ACCELERATE = "ACCELERATE_MIXED_PRECISION"  # which it always sets, also for one process
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
 
@@ -38,8 +39,8 @@ def local_processes() -> int:
 
 
 def is_launched() -> bool:
-    """Whether torchrun, or accelerate by it, has started this process."""
-    return RESTARTS in os.environ
+    """Whether torchrun or accelerate has started this process."""
+    return RESTARTS in os.environ or BY_ACCELERATE in os.environ
 
 
 def restarts() -> int:

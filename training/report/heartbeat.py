@@ -3,6 +3,7 @@
 `heartbeat.json` is written anew every two seconds by a thread of its own, so that a step of a minute is no silence, and
 once more at the end with how the run ended. `request` holds a word that somebody else wrote: `stop` ends the run behind
 its step, saved, and `save` has it write a checkpoint. It is looked for once a step, which costs one failed `open`.
+A run that still prepares its rows, or plans, beats too (`Beginning`); of one that is refused then, nothing is left.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any
 from settings.fields import UserError
 from training.report.endings import SAVE, STOP, Interrupted
 
-HEARTBEAT_FILE, REQUEST_FILE = "heartbeat.json", "request"
+HEARTBEAT_FILE, REQUEST_FILE, PREPARING_FILE = "heartbeat.json", "request", ".preparing"
 SECONDS = 2.0
-RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
+STARTING, RUNNING, DONE, STOPPED, FAILED = "starting", "running", "done", "stopped", "failed"
 
 
 class Heartbeat:
@@ -42,16 +43,11 @@ class Heartbeat:
         if self._is_main:
             with suppress(OSError):
                 (self._folder / REQUEST_FILE).unlink(missing_ok=True)  # what was wished of an earlier part of the run
-            self._beat(RUNNING)
-            self._thread = threading.Thread(target=self._go_on, name="heartbeat", daemon=True)
-            self._thread.start()
+            self._start(RUNNING)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
-        if self._thread is not None:
-            self._ended.set()
-            self._thread.join()
-            self._thread = None
+        if self._stop():
             self._beat(*_ending(error))
 
     def wish(self) -> str:
@@ -66,9 +62,23 @@ class Heartbeat:
             return ""
         return word if word in (STOP, SAVE) else ""
 
-    def _go_on(self) -> None:
+    def _start(self, state: str) -> None:
+        self._beat(state)
+        self._thread = threading.Thread(target=self._go_on, args=(state,), name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _stop(self) -> bool:
+        """Let no further beat come; whether there were any."""
+        if self._thread is None:
+            return False
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        return True
+
+    def _go_on(self, state: str) -> None:
         while not self._ended.wait(SECONDS):
-            self._beat(RUNNING)
+            self._beat(state)
 
     def _beat(self, state: str, reason: str = "") -> None:
         record = {
@@ -79,6 +89,59 @@ class Heartbeat:
         with suppress(OSError):  # a disk that is full for a moment; the next one is soon
             fresh.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf8")
             os.replace(fresh, self._folder / HEARTBEAT_FILE)
+
+
+class Beginning(Heartbeat):
+    """The sign of life of a run that prepares and plans, from `begin` until `leave`, or the end of the context.
+
+    Unless it was left, its end takes the sign away, as nothing is written for a run that is refused; where an earlier part
+    of the run had one, that is there again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Path(), dict)
+        self._before: bytes | None = None
+        self._made: list[Path] = []
+
+    def __enter__(self) -> Beginning:
+        return self
+
+    def begin(self, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
+        """Give signs from now on.
+
+        Args:
+            folder: of the run's logs; made if missing. What PREPARING_FILE in it says is told as `doing`.
+        """
+        self._folder, self._facts = folder, lambda: {**facts(), "doing": self._doing()}
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        with suppress(OSError):  # what cannot be written is told where it is needed
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                self._before = (folder / HEARTBEAT_FILE).read_bytes()
+            self._start(STARTING)
+
+    def leave(self) -> None:
+        """Let the run's own heartbeat go on."""
+        if self._stop():
+            (self._folder / PREPARING_FILE).unlink(missing_ok=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
+        if not self._stop():
+            return
+        with suppress(OSError):
+            (self._folder / PREPARING_FILE).unlink(missing_ok=True)
+            if self._before is None:
+                (self._folder / HEARTBEAT_FILE).unlink(missing_ok=True)
+                for folder in self._made:
+                    folder.rmdir()  # unless there is more in it
+            else:
+                (self._folder / HEARTBEAT_FILE).write_bytes(self._before)
+
+    def _doing(self) -> Any:
+        try:
+            return json.loads((self._folder / PREPARING_FILE).read_bytes())
+        except (OSError, ValueError):  # none yet, or one that is being written
+            return None
 
 
 def _ending(error: BaseException | None) -> tuple[str, str]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from language import Said, say
 from screen import raw, visible
-from training.report.wording import aligned, duration, folded, one_line, width
+from terminal import aligned, folded, one_line, width
+from training.report.wording import duration
 from units import format_size
 
 if TYPE_CHECKING:

@@ -1,19 +1,8 @@
-"""How are times and tables put on a screen? As people read them, and as wide as they are shown: Chinese letters take two."""
+"""How are times put on a screen? As people read them."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Sequence
-
 from language import Said, say
-
-# what a line may be broken after: blanks, and wide letters where no closing mark follows
-_WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
-_CLOSING = "，。、；：！？）】》」』”’%"
-_PIECES = re.compile(
-    rf"\s*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*|\s+"
-)
 
 
 def duration(seconds: float) -> Said:
@@ -47,44 +36,3 @@ def _roughly(seconds: float) -> Said:
         return say("{hours} h {minutes} min", hours=hours, minutes=10 * tens) if tens else say("{hours} h", hours=hours)
     days, hours = divmod(round(seconds / 3600), 24)
     return say("{days} days {hours} h", days=days, hours=hours) if hours else say("{days} days", days=days)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Pad all cells but the last of each row to the width of their column."""
-    widths: dict[int, int] = {}
-    for row in rows:
-        for column, cell in enumerate(row[:-1]):
-            widths[column] = max(widths.get(column, 0), width(cell))
-    return [
-        "  ".join([*(cell + " " * (widths[column] - width(cell)) for column, cell in enumerate(row[:-1])), *row[-1:]])
-        for row in rows
-    ]
-
-
-def width(text: str) -> int:
-    """Columns that text takes on a terminal: Chinese letters take two, marks over letters none."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in text)
-
-
-def one_line(text: str, letters: int = 160) -> str:
-    """Text without line ends, cut where it is long."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= letters else flat[: letters - 3] + "..."
-
-
-def folded(line: str, room: int, indent: int = 0) -> list[str]:
-    """Break a line between words, or between Chinese letters, into lines of at most `room` columns.
-
-    Args:
-        indent: blanks before all but the first, fewer where they would take more than half of the room. A word that is
-            wider than a line stays whole: it may be a name to copy.
-    """
-    indent = min(indent, room // 2)
-    lines, now = [], ""
-    for piece in _PIECES.findall(line):
-        if now.strip() and width(now) + width(piece.rstrip()) > room:
-            lines.append(now.rstrip())
-            now = " " * indent + piece.lstrip()
-        else:
-            now += piece
-    return [*lines, now.rstrip()]

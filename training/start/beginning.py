@@ -17,6 +17,7 @@ from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
 from settings.fields import AUTO
 from training.evaluation.scores import metric_names
+from training.report.heartbeat import PREPARING_FILE
 from training.start.adapted import check_trained, home_of
 from training.start.base import MODEL_FIELDS, choose_base
 from training.start.resuming import find_run_to_resume, resumed_config, unused_places
@@ -69,7 +70,8 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
             config = config.changed(tokenizer_dir=str(home))
     if problems := check_trained(config, base):
         raise UserError(*problems)
-    return Begun(config, prepare_in_child(config), base, run_dir, notes, told)
+    note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
+    return Begun(config, prepare_in_child(config, note), base, run_dir, notes, told)
 
 
 def _with_base(config: Config, base: Path | None) -> Config:

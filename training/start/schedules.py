@@ -31,6 +31,10 @@ FINETUNE_RATE = 0.1
 # more (docs/benchmarks.md, quality), words to phones with 3.2M weights too (docs/recipes.md), where 6e-2 diverged; so twice
 # T5's rate keeps a distance. It falls with the 0.3rd power of the weights, to T5's own at 390M
 SMALL_RATE, LARGE_WEIGHTS, RATE_EXPONENT = 2e-2, 390e6, 0.3
+# a step that goes with a weight's size, in a direction of its own, makes the weight larger by rate^2 / 2: over a long run it
+# grows by e to the sum of that, and with it all later steps. 16,000 steps at 3e-2 came to 2.7 and learnt to their end
+# (docs/recipes.md), T5's million of steps to 2.8
+MOST_GROWTH = 2.7
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,16 @@ class Steps:
             steps = max(1, math.ceil(rows * epochs / effective_batch_size))
         steps = int(steps)
 
+        schedule, warmup = train.lr_schedule, min(10_000, steps // 10)
+        warmup = warmup if train.warmup_steps == AUTO else int(train.warmup_steps)
+
         def either(asked: int | str, otherwise: int) -> int:
             return otherwise if asked == AUTO else int(asked)
 
         return cls(
-            effective_batch_size, steps, either(train.warmup_steps, min(10_000, steps // 10)),
+            effective_batch_size, steps, warmup,
             either(train.eval_steps, max(1, min(1000, steps // 5))),
-            either(train.save_steps, max(1, min(1000, steps // 10))), _highest_rate(config), train.lr_schedule,
+            either(train.save_steps, max(1, min(1000, steps // 10))), _highest_rate(config, schedule, warmup, steps), schedule,
         )  # fmt: skip
 
     def put_into(self, config: Config) -> Config:
@@ -80,7 +87,7 @@ class Steps:
         )  # fmt: skip
 
 
-def _highest_rate(config: Config) -> float:
+def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> float:
     train, adapts = config.train, config.lora.lora_rank > 0
     if train.learning_rate != AUTO:
         return float(train.learning_rate)
@@ -92,7 +99,20 @@ def _highest_rate(config: Config) -> float:
         rate = max(rate, min(SMALL_RATE, rate * small_model_factor(weight_counts(config.model)["total"])))
     if config.data.objective == PREFERENCES:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
-    return rate
+    return min(rate, long_run_rate(schedule, warmup, steps)) if is_relative else rate
+
+
+def long_run_rate(schedule: str, warmup: int, steps: int) -> float:
+    """The highest rate at which weights whose steps go with their size do not grow out of bounds in so many steps.
+
+    Args:
+        schedule, warmup, steps: as of `learning_rate`.
+    """
+    looked_at = range(1, steps + 1, max(1, steps // 1000))
+    squares = [
+        learning_rate(at, schedule=schedule, peak=1.0, warmup_steps=warmup, max_steps=steps) ** 2 for at in looked_at
+    ]
+    return math.sqrt(2 * MOST_GROWTH / (sum(squares) / len(squares) * steps))
 
 
 def small_model_factor(weights: int) -> float:

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data.batches.lengths import BOUNDS, LengthCounts
-from data.prepare.pace import Pace, fitted
+from data.prepare.pace import Pace, noted_in
 from data.prepare.workers import in_order
 from settings.fields import DoesNotFit, UserError
+from terminal import fitted
 
 
 def squares(offset: int) -> Callable[[int], int]:
@@ -103,6 +106,15 @@ def test_the_first_row_is_one_row() -> None:
     now[0] = 10.0
     pace.add(1, 10)
     assert stream.getvalue().startswith("preparing train: 1 row, ")
+
+
+def test_what_is_shown_stands_in_a_file_too(tmp_path: Path) -> None:
+    with noted_in(tmp_path / "note"):
+        Pace("preparing train", 1000, io.StringIO(), iter([0.0, 10.0]).__next__).add(500, 10**6)
+    note = json.loads((tmp_path / "note").read_text())
+    assert note == {"what": "preparing train", "rows": 1500, "rows_per_second": 50.0}
+    with noted_in(tmp_path / "missing" / "note"):
+        Pace("preparing train", 0, io.StringIO(), iter([0.0, 10.0]).__next__).add(1, 1)
 
 
 def test_quick_work_shows_nothing() -> None:

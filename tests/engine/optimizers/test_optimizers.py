@@ -78,8 +78,26 @@ def sinkgd(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: 
     return weight
 
 
+def muon(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: float) -> torch.Tensor:
+    """The singular values themselves go through the polynomial; vectors as Adafactor."""
+    if weight.dim() == 1:
+        return adafactor(weight, grads, rate, decay)
+    first, size = torch.zeros_like(weight), max(1e-3, float(weight.square().mean().sqrt()))
+    for grad in grads:
+        moved = 0.95 * first + 0.05 * grad
+        first = moved.float().bfloat16().double()
+        left, values, right = torch.linalg.svd(0.05 * grad + 0.95 * moved, full_matrices=False)
+        values /= values.norm()
+        for _ in range(5):
+            values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+        update = 0.4 * max(weight.shape) ** 0.5 * (left * values) @ right
+        weight = weight * (1 - rate * decay) - rate * size * update
+    return weight
+
+
 ORACLES = {
     "adafactor": adafactor,
+    "muon": muon,
     "sinkgd": sinkgd,
     "adamw": lambda *args: adamw(*args, scaled=False),
     "adamw_rms": lambda *args: adamw(*args, scaled=True),
@@ -102,7 +120,7 @@ def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPa
         decay = 0.1 if len(SHAPES[key]) == 2 else 0.0
         expected = ORACLES[name](before[key].detach().double(), grads[key], 0.02, decay)
         # moments of one byte: a step is off by a few percent, and six steps move a weight by about 0.03
-        tolerance = 2e-3 if name == "adamw_8bit" and len(SHAPES[key]) == 2 else 1e-6
+        tolerance = {"adamw_8bit": 2e-3, "muon": 1e-5}.get(name, 1e-6) if len(SHAPES[key]) == 2 else 1e-6
         assert torch.allclose(weights[key].double(), expected, rtol=1e-5, atol=tolerance)
         assert not torch.allclose(weights[key], before[key], atol=1e-2)
 
@@ -195,6 +213,45 @@ def test_loaded_state_goes_on_as_if_never_stopped(name: str) -> None:
     assert all(torch.equal(whole[key], halves[key]) for key in whole)
     with pytest.raises(KeyError):
         second.load_state({"nobody/rows": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("shape", [(12, 40), (40, 12), (24, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_muon_moves_all_directions_alike(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
+    weight = nn.Parameter(torch.full(shape, 0.5, dtype=dtype))
+    weight.grad = ((left * torch.logspace(0, -2, min(shape))) @ right).to(dtype)
+    OPTIMIZERS["muon"]({"blocks.0.wi": weight}).update(weight, Step(1, 1.0))
+    moved = torch.linalg.svdvals(0.5 - weight.detach().float()) / (0.5 * 0.4 * max(shape) ** 0.5)
+    assert float(moved.max()) < 1.3 and float(moved.min()) > 0.6
+
+
+def test_muon_matrices_grow_by_their_first_size() -> None:
+    """As a random walk, which goes as the root of its steps, and not faster the larger they are."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(16, 24, generator=generator))
+    optimizer = OPTIMIZERS["muon"]({"wi": weight})
+    for number in range(1, 401):
+        weight.grad = torch.randn(16, 24, generator=generator)
+        optimizer.update(weight, Step(number, 0.25))
+    assert 2.0 < float(weight.detach().square().mean().sqrt()) < 20.0  # e^12 where steps grow with it
+
+
+def test_muon_matrices_that_begin_at_zero_come_to_move_by_what_they_are() -> None:
+    weight = nn.Parameter(torch.zeros(16, 24))
+    optimizer, direction = OPTIMIZERS["muon"]({"wi": weight}), torch.eye(16, 24)
+    for number in range(1, 301):
+        weight.grad = -direction
+        optimizer.update(weight, Step(number, 0.1))
+    assert float(weight.detach().square().mean().sqrt()) > 0.05
+
+
+def test_muon_leaves_an_empty_gradient_alone() -> None:
+    weight = nn.Parameter(torch.full((12, 9), 0.5))
+    weight.grad = torch.zeros(12, 9)
+    OPTIMIZERS["muon"]({"wi": weight}).update(weight, Step(1, 0.01))
+    assert torch.equal(weight, torch.full((12, 9), 0.5))
 
 
 def test_sinkgd_leaves_empty_rows_and_columns_alone() -> None:

@@ -23,6 +23,7 @@ slow = pytest.mark.slow
         pytest.param(2, "t5-v1.1 float32 adamw_rms stochastic 99", marks=slow),
         pytest.param(2, "t5 bfloat16 adamw_8bit compensated 2", marks=slow),
         pytest.param(2, "t5 bfloat16 sinkgd stochastic 0", marks=slow),
+        pytest.param(2, "t5 float32 muon stochastic 0", marks=slow),
         pytest.param(4, "t5-v1.1 float32 adafactor stochastic 0", marks=slow),
         pytest.param(4, "t5 bfloat16 adamw stochastic 99", marks=slow),
     ],

@@ -13,7 +13,7 @@ from settings.fields import UserError
 from training.processes.interrupts import Interrupts
 from training.report import heartbeat
 from training.report.endings import SAVE, STOP, Interrupted
-from training.report.heartbeat import HEARTBEAT_FILE, REQUEST_FILE, Heartbeat
+from training.report.heartbeat import HEARTBEAT_FILE, PREPARING_FILE, REQUEST_FILE, Beginning, Heartbeat
 
 
 def told(folder: Path) -> dict[str, Any]:
@@ -86,3 +86,41 @@ def test_a_wish_to_stop_is_a_first_signal() -> None:
         assert interrupts.hear("") == (0, 0)
         assert interrupts.hear(STOP) == (1, 0) and interrupts.stop_requested
         assert interrupts.hear("") == (1, 0)
+
+
+def test_a_run_that_prepares_gives_signs_and_says_how_far_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / "one"
+    folder.mkdir(parents=True)
+    (folder / PREPARING_FILE).write_text('{"rows": 5}')
+    with Beginning() as sign:
+        sign.begin(folder, lambda: {"kind": "pretrain"})
+        record = told(folder)
+        assert (record["state"], record["kind"], record["doing"], record["process"]) == (
+            "starting", "pretrain", {"rows": 5}, os.getpid(),
+        )  # fmt: skip
+        sign.leave()
+    assert told(folder) == record and not (folder / PREPARING_FILE).exists(), "its own heartbeat goes on from there"
+
+
+def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(UserError), Beginning() as sign:
+        sign.begin(tmp_path / "logs" / "one", dict)
+        assert told(tmp_path / "logs" / "one")["doing"] is None
+        raise UserError("seed = x, is wrong")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_sign_is_there_again(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, dict):
+        pass
+    before = told(tmp_path)
+    with pytest.raises(KeyboardInterrupt), Beginning() as sign:
+        sign.begin(tmp_path, dict)
+        raise KeyboardInterrupt
+    assert told(tmp_path) == before and before["state"] == "done"
+
+
+def test_one_that_has_not_begun_leaves_everything(tmp_path: Path) -> None:
+    with Beginning() as sign:
+        sign.leave()
+    assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from language import speak
+from terminal import aligned, folded, width
 from training.report.progress import Progress, Reading
-from training.report.wording import about, aligned, duration, folded, width
+from training.report.wording import about, duration
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from config import load
-from training.start.schedules import Steps, layerwise_factors, learning_rate, small_model_factor
+from training.start.schedules import Steps, layerwise_factors, learning_rate, long_run_rate, small_model_factor
 
 SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant")
 
@@ -82,6 +82,18 @@ def test_small_models_learn_faster_from_scratch() -> None:
     )
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "constant", "inverse_sqrt", "one_cycle"])
+def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
+    """The size of weights whose steps go with it, each in a direction of its own."""
+    steps, warmup = 200_000, 2_000
+    peak = long_run_rate(schedule, warmup, steps)
+    rates = [
+        learning_rate(at, schedule=schedule, peak=peak, warmup_steps=warmup, max_steps=steps)
+        for at in range(1, steps + 1)
+    ]
+    assert math.prod(math.sqrt(1 + rate**2) for rate in rates) == pytest.approx(math.exp(2.7), rel=0.05)
+
+
 @pytest.mark.parametrize(
     "flags,rate",
     [
@@ -91,6 +103,9 @@ def test_small_models_learn_faster_from_scratch() -> None:
         ({"model_preset": "t5-3b"}, 1e-2),
         ({"optimizer": "adamw"}, 3e-4),  # takes steps of one size, whatever the weight's
         ({"learning_rate": 0.5}, 0.5),
+        ({"max_steps": 30_000}, 2e-2),
+        ({"max_steps": 1_000_000}, 3.8e-3),
+        ({"max_steps": 1_000_000, "optimizer": "adamw"}, 3e-4),
         ({"is_finetune": True, "finetune_from": "folder"}, 1e-3),
         ({"is_finetune": True, "finetune_from": None}, 2e-2),  # random weights, whatever they learn
     ],

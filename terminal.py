@@ -1,0 +1,79 @@
+"""How does text stand on a terminal? In its columns, of which a Chinese letter takes two: aligned, broken, cut or filled."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+# what a line may be broken after: blanks, and wide letters where no closing mark follows
+_WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
+_CLOSING = "，。、；：！？）】》」』”’%"
+_PIECES = re.compile(
+    rf"\s*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*|\s+"
+)
+
+
+def width(text: str) -> int:
+    """Columns that text takes on a terminal: Chinese letters take two, marks over letters none."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in text)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Pad all cells but the last of each row to the width of their column."""
+    widths: dict[int, int] = {}
+    for row in rows:
+        for column, cell in enumerate(row[:-1]):
+            widths[column] = max(widths.get(column, 0), width(cell))
+    return [
+        "  ".join([*(cell + " " * (widths[column] - width(cell)) for column, cell in enumerate(row[:-1])), *row[-1:]])
+        for row in rows
+    ]
+
+
+def one_line(text: str, letters: int = 160) -> str:
+    """Text without line ends, cut where it is long."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= letters else flat[: letters - 3] + "..."
+
+
+def folded(line: str, room: int, indent: int = 0) -> list[str]:
+    """Break a line between words, or between Chinese letters, into lines of at most `room` columns.
+
+    Args:
+        indent: blanks before all but the first, fewer where they would take more than half of the room. A word that is
+            wider than a line stays whole: it may be a name to copy.
+    """
+    indent = min(indent, room // 2)
+    lines, now = [], ""
+    for piece in _PIECES.findall(line):
+        if now.strip() and width(now) + width(piece.rstrip()) > room:
+            lines.append(now.rstrip())
+            now = " " * indent + piece.lstrip()
+        else:
+            now += piece
+    return [*lines, now.rstrip()]
+
+
+def fitted(line: str, columns: int) -> str:
+    """Cut or fill a line to so many columns."""
+    taken = 0
+    for place, letter in enumerate(line):
+        wide = width(letter)
+        if taken + wide > columns:
+            return line[:place] + " " * (columns - taken)
+        taken += wide
+    return line + " " * (columns - taken)
+
+
+def shortened(name: str, columns: int) -> str:
+    """A name with its middle left out where it is wider than so many columns: its beginning says what it is, its end which."""
+    if width(name) <= columns:
+        return name
+    head = tail = ""
+    for place in range(len(name)):
+        letter = name[-1 - place // 2] if place % 2 else name[place // 2]
+        if width(head + tail + letter) + 1 > columns:
+            break
+        head, tail = (head, letter + tail) if place % 2 else (head + letter, tail)
+    return f"{head}…{tail}"
