@@ -65,8 +65,8 @@ def _value(raw: bytes, at: int, kind: int, wanted: Any, depth: int) -> tuple[Any
         return (raw[at : at + size] if wanted == BINARY else None), _within(raw, at + size)
     if kind == _STRUCT:
         is_wanted = isinstance(wanted, Mapping)
-        value, at = read_struct(raw, at, wanted if is_wanted else {}, depth + 1)
-        return (value if is_wanted else None), at
+        found, at = read_struct(raw, at, wanted if is_wanted else {}, depth + 1)
+        return (found if is_wanted else None), at
     if kind in (_LIST, _SET):
         return _list(raw, at, wanted, depth)
     if kind == _MAP:
