@@ -136,8 +136,10 @@ def noticed_by(file: str, most: int = MOST_TEST_FILES) -> tuple[str, ...]:
     own = f"test_{module.rpartition('.')[2]}.py"
     first = [path for path in tests if module in imported(path)]
     if len(first) < most:
-        users = {_module_of(path) for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)}
-        first += [path for path in tests if path.name == own or not users.isdisjoint(imported(path))]
+        through_them = {
+            _module_of(path) for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)
+        }
+        first += [path for path in tests if path.name == own or not through_them.isdisjoint(imported(path))]
     if not first:
         users = [path for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)]
         through = {test for user in users for test in noticed_by(user.relative_to(ROOT).as_posix())}

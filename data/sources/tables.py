@@ -70,8 +70,9 @@ def open_parquet(path: Place, **options: Any) -> Iterator[pq.ParquetFile]:
             yield file
 
 
-def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
+def parquet_file(path: Place, **options: Any) -> pq.ParquetFile:
     """A file on this machine, of which a column's bytes are read a page at a time; without a buffer, all of a row group's."""
+    assert isinstance(path, Path)
     check_footer(path)
     return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER, **options)
 
