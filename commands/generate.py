@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from commands.loading import Trained, check_one_adapter, check_one_process, find_model, load_trained, writing_of
 from config import Config, UserError
 from data.cache import fingerprint
+from data.packed.room import keep_to
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, read_prompts
@@ -166,6 +167,7 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
+    keep_to(config.memory.memory_budget)
     return read_prompts(find(given, "--input"), data.prompt_column, data.text_column, bad_rows)
 
 

@@ -3,7 +3,7 @@
 One token of one file is changed (a comparison, a number by one, a condition turned round, a statement left out), and the
 tests that import that file are run: where they pass, the change is a survivor, told with its line. Which changes are tried
 is drawn once, by a fixed seed; what is tried is noted at once, below data/cache, and not tried a second time while its file
-stays as it is. `--again` tries what has survived, against tests written since; what can change nothing is in
+stays as it is. `--again` tries what has survived, against more tests and those written since; what can change nothing is in
 `equivalent.py`, with the reason. Source: DeMillo, Lipton, Sayward 1978,
 "Hints on Test Data Selection". Works where processes can fork.
 """
@@ -37,7 +37,7 @@ TARGETS = (
     "training/checkpoints/*.py",
 )  # fmt: skip
 TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
-MOST_TEST_FILES = 2  # of a mutant
+MOST_TEST_FILES, MOST_AGAIN = 2, 8  # of a mutant; of one that has survived the first ones
 SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer
 PROCESSOR_SECONDS = 120
 NOTES = ROOT / "data" / "cache" / "mutants.jsonl"
@@ -125,22 +125,32 @@ def imported(path: Path) -> frozenset[str]:
 
 
 @cache
-def noticed_by(file: str) -> tuple[str, ...]:
+def noticed_by(file: str, most: int = MOST_TEST_FILES) -> tuple[str, ...]:
     """The tests that import a file's module, its own first and those that start other processes last.
 
-    Where there are none, those of the files that import it; of what is imported by name, those beside it.
+    Behind them, or where there are none, those named like the module, those of the files that import it, and of what is
+    imported by name those beside it.
     """
     module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     tests = sorted(path for wing in TESTS for path in (ROOT / "tests" / wing).rglob("test_*.py"))
     own = f"test_{module.rpartition('.')[2]}.py"
-    found = [path for path in tests if module in imported(path)]
-    if not found:
+    first = [path for path in tests if module in imported(path)]
+    if len(first) < most:
+        through_them = {
+            _module_of(path) for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)
+        }
+        first += [path for path in tests if path.name == own or not through_them.isdisjoint(imported(path))]
+    if not first:
         users = [path for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)]
         through = {test for user in users for test in noticed_by(user.relative_to(ROOT).as_posix())}
         beside = sorted((ROOT / "tests" / file).parent.glob("test_*.py"))
-        found = [path for path in tests if path.relative_to(ROOT).as_posix() in through] or beside
-    first = sorted(found, key=lambda path: (path.name != own, not SLOW.isdisjoint(imported(path))))[:MOST_TEST_FILES]
-    return tuple(path.relative_to(ROOT).as_posix() for path in first)
+        first = [path for path in tests if path.relative_to(ROOT).as_posix() in through] or beside
+    ranked = sorted(dict.fromkeys(first), key=lambda path: (path.name != own, not SLOW.isdisjoint(imported(path))))
+    return tuple(path.relative_to(ROOT).as_posix() for path in ranked[:most])
+
+
+def _module_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
 
 
 def drawn(only: Sequence[str]) -> list[Mutant]:
@@ -198,11 +208,12 @@ def try_all(
     processes: int,
     tell: Callable[[Mutant, bool], None],
     minutes: float = math.inf,
+    most: int = MOST_TEST_FILES,
 ) -> None:
     """Try mutants, a few side by side, until all are tried or the time is up.
 
     Args:
-        tell: called with each that was tried, and whether it survived.
+        tell: called with each that was tried, and whether it survived. most: files of tests that are asked.
     """
     left, running = list(reversed(mutants)), dict[int, tuple[Mutant, Path]]()
     end = time.monotonic() + 60 * minutes
@@ -215,7 +226,7 @@ def try_all(
                 left.clear()
             if left and free:
                 mutant, place = left.pop(), free.pop()
-                tests = noticed_by(mutant.file)
+                tests = noticed_by(mutant.file, most)
                 running[try_out(mutant, tests, place)] = (mutant, place)
                 continue
             pid, status = os.wait()
@@ -268,7 +279,8 @@ def main() -> None:
         sound, passed = Mutant(wanted[0].file, UNCHANGED, 0, "nothing", "nothing"), list[bool]()
         try_all([sound], 1, lambda _, survived: passed.append(survived))
         assert passed == [True], f"the tests of {sound.file} fail as it is"
-    try_all(wanted[: asked.times], asked.processes, told, asked.minutes)
+    most = MOST_AGAIN if asked.again else MOST_TEST_FILES
+    try_all(wanted[: asked.times], asked.processes, told, asked.minutes, most)
     found = figures(every)
     print(f"{found['tried']} of {found['possible']} tried, {found['survived']} survived, {found['equivalent']} of them equivalent")  # fmt: skip
 

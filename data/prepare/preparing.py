@@ -22,7 +22,7 @@ from data.durable import put_in_place, sync
 from data.prepare.child import call_in_child
 from data.prepare.encoding import Job, Writing, clear
 from data.prepare.pace import noted_in
-from data.prepare.room import most_workers
+from data.prepare.room import most_in_child, most_workers
 from data.prepare.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
 from data.shards import store as shards
 from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
@@ -88,10 +88,10 @@ def prepare_in_child(config: Config, note: Path | None = None) -> Prepared:
     """Do the same as `prepare`, in a process of its own if something has to be made.
 
     Raises:
-        UserError: as `prepare`. DoesNotFit: the process was killed, most likely for its memory.
+        UserError: as `prepare`. DoesNotFit: it takes more than the budget leaves.
     """
     try:
-        return find_prepared(config) or call_in_child(prepare, config, note)
+        return find_prepared(config) or call_in_child(prepare, config, note, most_bytes=most_in_child(config))
     except KeyboardInterrupt:
         told = "interrupted while preparing the rows; the same command continues from what is done"
         raise KeyboardInterrupt(say(told)) from None
@@ -101,12 +101,12 @@ def evaluation_in_child(config: Config) -> Prepared:
     """Do the same as `prepare_evaluation`, in a process of its own if something has to be made.
 
     Raises:
-        UserError: as `prepare`. DoesNotFit: the process was killed, most likely for its memory.
+        UserError: as `prepare`. DoesNotFit: it takes more than the budget leaves.
     """
     try:
         return prepare_evaluation(config, only_if_made)
     except NotMade:
-        return call_in_child(prepare_evaluation, config)
+        return call_in_child(prepare_evaluation, config, most_bytes=most_in_child(config))
 
 
 def prepare_evaluation(config: Config, once: Once = make_once) -> Prepared:

@@ -7,15 +7,17 @@ processes; a tokenizer that is in the cache is used whatever it had to learn fro
 
 from __future__ import annotations
 
+import os
+
 from config import Config
+from data.packed.room import BESIDE, memory_for
 from data.tokenizers.sample import LARGE, SMALL, Room
-from memory.observe.budget import host_limits
-from settings.fields import AUTO
+from memory.observe.processes import usage_of
 from units import GIB, MIB
 
 LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many words as serve it
-BESIDE = 300 * MIB  # the process that waits, and the one that reads and writes
 WORKER = 90 * MIB  # one that encodes
+LEAST_IN_CHILD = 512 * MIB  # sound rows take less under any budget, and a small one must not end in their way
 MOST_WORKERS = 4  # more would wait for the one that reads
 
 
@@ -30,7 +32,10 @@ def most_workers(config: Config) -> int:
     return fitting if fitting > 1 else 0
 
 
+def most_in_child(config: Config) -> int:
+    """Bytes that the processes may hold that prepare rows beside this one."""
+    return max(LEAST_IN_CHILD, _memory(config) - usage_of([os.getpid()]).anon_bytes)
+
+
 def _memory(config: Config) -> int:
-    lowest = min(limit.bytes for limit in host_limits())
-    budget = config.memory.memory_budget
-    return lowest if budget == AUTO else min(lowest, int(budget))
+    return memory_for(config.memory.memory_budget)

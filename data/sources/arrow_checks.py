@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+OBJECT_BYTES = 64  # of a value in Python, beside its letters
 _AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
@@ -45,6 +47,25 @@ def _check(column: pa.Array) -> None:
     else:
         column = column.view(_as_bytes(column.type))
     column.validate(full=True)
+
+
+def unfolded_bytes(column: pa.Array) -> int:
+    """About what the values of an array take as Python objects: what lies there once may be in any number of them.
+
+    Memory: numbers of its lists and codes.
+    """
+    kind = column.type
+    own = len(column) * OBJECT_BYTES
+    if pa.types.is_dictionary(kind):
+        if not (pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)):
+            return own
+        lengths = pc.binary_length(column.dictionary.view(_as_bytes(kind.value_type)))
+        return own + int(pc.sum(lengths.take(column.indices)).as_py() or 0)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return own + unfolded_bytes(column.flatten())
+    if pa.types.is_struct(kind):
+        return own + sum(unfolded_bytes(field) for field in column.flatten())
+    return own + int(column.nbytes)
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:

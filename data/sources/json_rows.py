@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from data.sources.files import Source
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, blocks, not_utf8, numbered_lines, too_long
+from data.sources.lines import (
+    LONGEST_LINE_BYTES,
+    BadRows,
+    blocks,
+    crowded,
+    is_crowded,
+    not_utf8,
+    numbered_lines,
+    too_long,
+)
 from formats import JSON
 from language import join, say
 from settings.fields import UserError
@@ -47,6 +56,9 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
             cut_line = number
             bad_rows.add(source.path, place, too_long())
             continue
+        if is_crowded(line):
+            bad_rows.add(source.path, place, crowded())
+            continue
         try:
             value = json.loads(line)
         except UnicodeDecodeError as error:
@@ -67,6 +79,9 @@ def _array(source: Source) -> Iterator[tuple[str, Any]]:
     decode, text, number, is_open = json.JSONDecoder().raw_decode, "", 0, False
     for part, is_last in _texts(source):
         text += part
+        if is_crowded(text):
+            place = f"row {number + 1}"
+            raise UserError(say("{file}, {place}: {problem}", file=source.path, place=place, problem=crowded()))
         at = _skip(text, 0, _BLANK)
         if not is_open and at < len(text):
             is_open, at = True, at + 1  # behind the bracket, which is why it is read as an array

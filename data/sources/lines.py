@@ -15,15 +15,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from data.packed.room import fits, reading_room
 from data.sources.files import Source
 from data.sources.places import Place
 from language import join, say
 from settings.fields import UserError
+from units import format_size
 
 PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2
 TOO_LONG = "is longer than {size} MiB, which is no row to learn from; cut it into several"
+VALUE_BYTES = 80  # of a small value in a list, in Python
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 GBK_REMEDY = "it reads as GBK: save the file as UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW), all of it is meant"
@@ -64,17 +67,66 @@ def _open(source: Source) -> Iterator[Any]:
             with gzip.open(file, "rb") as unpacked:
                 yield unpacked
         elif source.compression == "xz":
-            with lzma.open(file, "rb") as unpacked:
-                yield unpacked
+            yield io.BufferedReader(_Unpacked(file))
         elif source.compression == "zstd":
             yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
         else:
             yield file if isinstance(source.path, Path) else io.BufferedReader(file, REMOTE_BUFFER_BYTES)
 
 
+class _Unpacked(io.RawIOBase):
+    """What is in an xz file, which may ask for gigabytes to be unpacked into: it gets the room there is.
+
+    Raises:
+        lzma.LZMAError: it asks for more, or is broken. EOFError: it is cut off.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._stream, self._packed = file, self._begun(), b""
+
+    def _begun(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=reading_room())
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        """Unpack some bytes; 0 at the end."""
+        while True:
+            if self._stream.eof:
+                self._packed = self._stream.unused_data or self._file.read(TEXT_PART_BYTES)
+                while self._packed and not (follows := self._packed.lstrip(b"\0")):  # between two streams
+                    self._packed = self._file.read(TEXT_PART_BYTES)
+                if not self._packed:
+                    return 0
+                self._stream, self._packed = self._begun(), follows
+            elif self._stream.needs_input and not self._packed:
+                self._packed = self._file.read(TEXT_PART_BYTES)
+                if not self._packed:
+                    raise EOFError("ended before the end of its last stream")
+            part = self._stream.decompress(self._packed, len(target))
+            self._packed = b""
+            if part:
+                target[: len(part)] = part
+                return len(part)
+
+
 def too_long() -> str:
     """What is wrong with a line of `LONGEST_LINE_BYTES` or more."""
     return say(TOO_LONG, size=LONGEST_LINE_BYTES // 1024**2)
+
+
+def is_crowded(line: bytes | str) -> bool:
+    """Whether a line may hold more values than there is room for: brackets alone become twenty times as much in memory."""
+    if len(line) <= TEXT_PART_BYTES:
+        return False
+    text = line if isinstance(line, bytes) else line.encode("utf8", "replace")
+    return not fits(sum(map(text.count, (b",", b"\t", b"[", b"{"))) * VALUE_BYTES)
+
+
+def crowded() -> str:
+    """What is wrong with such a line."""
+    return say("holds so many values that there is no room for them; give --memory_budget more, or cut it into several")
 
 
 def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
@@ -141,6 +193,11 @@ def blocks(source: Source) -> Iterator[bytes]:
 
 
 def _unreadable(source: Source, error: Exception) -> UserError:
+    if "Memory usage limit" in str(error):
+        room = format_size(reading_room())
+        return UserError(
+            f"{source.path}: asks for more than {room} to be unpacked into, and there is no more room; pack it again, with xz -6"
+        )
     return UserError(f"{source.path}: cannot be read ({error}); the file is cut off or broken, fetch or pack it again")
 
 

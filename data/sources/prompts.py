@@ -13,12 +13,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from data.sources.arrow_checks import unfolded_bytes
 from data.sources.files import OBJECTS, TABLES, Source
 from data.sources.json_rows import objects
 from data.sources.layouts import Table, is_made, made, stored, table_text
-from data.sources.lines import BadRows
+from data.sources.lines import BadRows, too_long
 from data.sources.reading import column_names, read_source, recognised_columns
-from data.sources.tables import broken_file_is_user_error, check_types, record_batches, table_columns
+from data.sources.tables import (
+    LARGEST_CELL_BYTES,
+    broken_file_is_user_error,
+    check_types,
+    parts,
+    record_batches,
+    table_columns,
+)
 from formats import TEXT
 from settings.fields import UserError, listed
 
@@ -92,14 +100,14 @@ def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, C
     if source.kind in OBJECTS:
         return objects(source, bad_rows)
     if source.kind in TABLES:
-        return _table_rows(source, name)
+        return _table_rows(source, name, bad_rows)
     names = [PROMPT] if source.kind == TEXT else column_names(source)
     batches = read_source(source, names, bad_rows, text_unit="line")
     rows = (row for batch in batches for row in batch)
     return ((f"row {number}", dict(zip(names, row, strict=True))) for number, row in enumerate(rows, 1))
 
 
-def _table_rows(source: Source, name: str) -> Iterator[tuple[str, Columns]]:
+def _table_rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
     names = table_columns(source)
     if twice := dict.fromkeys(column for column in names if names.count(column) > 1):
         raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
@@ -110,9 +118,14 @@ def _table_rows(source: Source, name: str) -> Iterator[tuple[str, Columns]]:
             kept = [
                 field.name for field in batch.schema if _fits_json(field.type) or field.name in stored([name], names)
             ]
-            for row in batch.select(kept).to_pylist():
-                number += 1
-                yield f"row {number}", row
+            for part in parts(batch.select(kept)):
+                number += part.num_rows
+                if sum(map(unfolded_bytes, part.columns)) <= LARGEST_CELL_BYTES:
+                    yield from (
+                        (f"row {number - part.num_rows + at}", row) for at, row in enumerate(part.to_pylist(), 1)
+                    )
+                else:
+                    bad_rows.add(source.path, f"row {number}", too_long())
 
 
 def _fits_json(kind: pa.DataType) -> bool:

@@ -15,6 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.packed.room import fits, reading_room
+from data.sources.arrow_checks import unfolded_bytes
+from units import format_size
+
 UNKNOWN, OTHERWISE = -1, -2  # a batch that has not been seen; one that must be read by Arrow
 
 
@@ -118,12 +122,19 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def plain(scalar: pa.Scalar) -> Any:
-    """Copy an Arrow value out: lists of numbers as numpy arrays, all else as Python values."""
-    kind = scalar.type
+def plain(column: pa.Array | pa.ChunkedArray, place: int) -> Any:
+    """Copy a value out of an array: lists of numbers as numpy arrays, all else as Python values.
+
+    Raises:
+        pa.ArrowInvalid: it takes more than there is room for.
+    """
+    scalar, kind = column[place], column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not scalar.is_valid or scalar.values.null_count:
+    if not pa.types.is_nested(kind) or not scalar.is_valid:
         return scalar.as_py()
-    if is_number(kind.value_type):
+    if is_list and is_number(kind.value_type) and not scalar.values.null_count:
         return scalar.values.to_numpy(zero_copy_only=False).copy()
+    row = column.slice(place, 1)
+    if not fits(size := unfolded_bytes(row.chunk(0) if isinstance(row, pa.ChunkedArray) else row)):
+        raise pa.ArrowInvalid(f"a cell takes {format_size(size)}, and there is room for {format_size(reading_room())}")
     return scalar.as_py()

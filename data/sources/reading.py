@@ -19,7 +19,9 @@ from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
     BadRows,
+    crowded,
     decoded_lines,
+    is_crowded,
     is_gbk,
     numbered_lines,
     paragraphs,
@@ -61,7 +63,7 @@ def _first_object(source: Source) -> dict[str, Any]:
     bad_rows = BadRows(skip=True)
     first = next(objects(source, bad_rows), None)
     told = bad_rows.examples[0] if bad_rows.examples else ""
-    if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long())):
+    if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long(), crowded())):
         raise UserError(bad_rows.examples[0])
     if first is None:
         raise UserError(
@@ -258,13 +260,15 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
     reader = csv.reader(lines, **DIALECTS[source.kind])
     while True:
         try:
+            lines.size = 0
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
-        except _LineTooLong:
-            hint = join("; ", [too_long(), say("a quote may be missing")]) if source.kind == CSV else too_long()
+        except _LineTooLong as error:
+            told = str(error)
+            hint = join("; ", [told, say("a quote may be missing")]) if source.kind == CSV else told
             bad_rows.add(source.path, f"line {lines.number}", hint)
             reader = csv.reader(lines, **DIALECTS[source.kind])  # forgets an open quote
         else:
@@ -273,15 +277,18 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
 
 
 class _LineTooLong(Exception):
-    """A line over `LONGEST_LINE_BYTES`."""
+    """A line over `LONGEST_LINE_BYTES`, or with too many cells."""
 
 
 class _CsvLines:
-    """Lines for the CSV reader; `number` is that of the last one given. A line that is too long is raised, then passed."""
+    """Lines for the CSV reader; `number` is that of the last one given. A line that is too long is raised, then passed.
+
+    So is the line with which a row of several lines gets too long; `size` is set back before each row.
+    """
 
     def __init__(self, source: Source) -> None:
         self._lines = numbered_lines(source)
-        self._too_long = self.number = 0
+        self._too_long = self.number = self.size = 0
 
     def __iter__(self) -> _CsvLines:
         return self
@@ -291,9 +298,12 @@ class _CsvLines:
             self.number = number
             if number == self._too_long:  # its later parts
                 continue
-            if len(line) >= LONGEST_LINE_BYTES:
+            self.size += len(line)
+            if self.size >= LONGEST_LINE_BYTES:
                 self._too_long = number
-                raise _LineTooLong
+                raise _LineTooLong(too_long())
+            if is_crowded(line):
+                raise _LineTooLong(crowded())
             return line.decode("utf8", "surrogateescape")
         raise StopIteration
 

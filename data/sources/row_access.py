@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from data.packed.arrow_buffers import PackedBatches, packed_batches
 from data.sources.arrow_checks import checked
 from data.sources.files import Source
 from data.sources.ranges import RangeIndex, plain
-from data.sources.tables import parquet_batch_rows, unpacks_to
+from data.sources.tables import parquet_batch_rows, parquet_file, unpacks_to
 from formats import ARROW_STREAM
 from settings.fields import UserError
 
@@ -53,29 +55,38 @@ class ArrowTable:
         self._open_file: tuple[pa.MemoryMappedFile, Any] | None = None
         self._handle: io.FileIO | None = None
         self._offsets: NDArray[np.int64] | None = None
-        with pa.memory_map(str(source.path)) as file:
+        with pa.memory_map(str(source.path)) as file, self._packed() as packed:
             reader = pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)
             self.schema = reader.schema
             self.columns = list(self.schema.names)
             self._size = file.size()
-            index = self._index_stream(file) if source.kind == ARROW_STREAM else self._index_file(reader)
+            is_stream = source.kind == ARROW_STREAM
+            index = self._index_stream(file, packed) if is_stream else self._index_file(reader, packed)
         self._starts = index  # None with a fixed batch size
         self.num_rows = self._fixed_rows if index is None else int(index[-1])
         self._ranges = RangeIndex(self.schema, self._num_batches)
         self._checked: dict[tuple[str, ...], NDArray[np.bool_]] = {}  # columns -> which batches were found sound
 
-    def _index_file(self, reader: pa.ipc.RecordBatchFileReader) -> NDArray[np.int64] | None:
+    def _packed(self) -> AbstractContextManager[PackedBatches]:
+        return packed_batches(self.source.path, self.source.kind == ARROW_STREAM)
+
+    def _index_file(self, reader: pa.ipc.RecordBatchFileReader, packed: PackedBatches) -> NDArray[np.int64] | None:
         batches = self._num_batches = reader.num_record_batches
         told = (self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, b"0")
         if not (told.isdigit() and len(told) < 10):
             raise pa.ArrowInvalid("the number of rows per batch is no number")
         self._rows_per_batch = int(told)
         if self._rows_per_batch and batches:
+            packed.check(batches - 1)
             self._fixed_rows = (batches - 1) * self._rows_per_batch + _num_rows(reader.get_batch(batches - 1))
             return None
-        return starts(_num_rows(reader.get_batch(number)) for number in range(batches))
+        rows = []
+        for number in range(batches):
+            packed.check(number)
+            rows.append(_num_rows(reader.get_batch(number)))
+        return starts(rows)
 
-    def _index_stream(self, file: pa.MemoryMappedFile) -> NDArray[np.int64]:
+    def _index_stream(self, file: pa.MemoryMappedFile, packed: PackedBatches) -> NDArray[np.int64]:
         if any(pa.types.is_dictionary(kind) for kind in self.schema.types):
             raise UserError(
                 f"{self.source.path}: a stream with dictionary columns cannot be read by row; write an Arrow file"
@@ -90,6 +101,7 @@ class ArrowTable:
             except EOFError:  # the mark of the end
                 break
             offsets.append(offset)
+            packed.check_next()
             rows.append(_num_rows(pa.ipc.read_record_batch(message, self.schema)))
         self._offsets = np.array(offsets, np.int64)
         self._num_batches = len(offsets)
@@ -112,7 +124,7 @@ class ArrowTable:
         with file:
             batch = self._sound_batch(file, reader, number, columns)
             self._ranges.learn(number, batch, file, columns)
-            return {name: plain(batch.column(name)[inside]) for name in columns}
+            return {name: plain(batch.column(name), inside) for name in columns}
 
     def _read_ranges(self, number: int, inside: int, columns: Sequence[str]) -> dict[str, Any]:
         """Read only the bytes of the row, where it is known where they lie."""
@@ -141,8 +153,11 @@ class ArrowTable:
         self, file: pa.MemoryMappedFile, reader: Any, number: int, columns: Sequence[str]
     ) -> pa.RecordBatch:
         """A batch that has been validated once since the file was opened here."""
-        batch = self._batch(file, reader, number)
         sound = self._checked.setdefault(tuple(columns), np.zeros(self._num_batches, np.bool_))
+        if not sound[number] and self._starts is None:  # the others were looked at when the file was opened
+            with self._packed() as packed:
+                packed.check(number)
+        batch = self._batch(file, reader, number)
         if not sound[number]:
             checked(batch, columns)
             if self._starts is None and number < self._num_batches - 1 and batch.num_rows != self._rows_per_batch:
@@ -154,7 +169,7 @@ class ArrowTable:
         self, file: pa.MemoryMappedFile, reader: Any, number: int, inside: int, columns: Sequence[str]
     ) -> dict[str, Any]:
         batch = self._sound_batch(file, reader, number, columns)
-        return {name: plain(batch.column(name)[inside]) for name in columns}
+        return {name: plain(batch.column(name), inside) for name in columns}
 
     def close(self) -> None:
         """Let go of the mapping and the handle."""
@@ -183,7 +198,7 @@ class ParquetTable:
 
     def __init__(self, source: Source, mode: str) -> None:
         self.source, self.mode = source, mode
-        with pq.ParquetFile(source.path, pre_buffer=False) as file:
+        with parquet_file(source.path) as file:
             self.metadata = file.metadata
             self.columns = list(file.schema_arrow.names)
         groups = range(self.metadata.num_row_groups)
@@ -207,7 +222,7 @@ class ParquetTable:
         while inside >= self._first + self._batch.num_rows:
             self._first += self._batch.num_rows
             self._batch = next(self._later)
-        values = {name: plain(self._batch.column(name)[inside - self._first]) for name in columns}
+        values = {name: plain(self._batch.column(name), inside - self._first) for name in columns}
         if self.mode == REOPEN:
             self.close()
         return values
@@ -216,7 +231,7 @@ class ParquetTable:
         self._batch, self._later = None, iter(())
         pa.default_memory_pool().release_unused()
         if self._file is None:
-            self._file = pq.ParquetFile(self.source.path, metadata=self.metadata, pre_buffer=False)
+            self._file = parquet_file(self.source.path, metadata=self.metadata)
         self._group, self._columns, self._first = number, columns, 0
         wanted = {"columns": list(columns), "use_threads": False}
         group = self.metadata.row_group(number)

@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from data.sources.arrow_checks import checked
+from data.packed.arrow_buffers import PackedBatches, packed_batches
+from data.packed.parquet_pages import check_footer, check_group, check_groups
+from data.sources.arrow_checks import checked, unfolded_bytes
 from data.sources.files import Source
 from data.sources.layouts import Optional, Table, table_text
 from data.sources.places import Place
@@ -29,7 +31,12 @@ from settings.fields import UserError, listed
 ReportBadRow = Callable[[Place, str, str], None]
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
 LONGEST_TEXT_BYTES = 16 * 1024**2
+LARGEST_CELL_BYTES = 4 * LONGEST_TEXT_BYTES  # of one with turns or tables, as Python objects
 PARQUET_BATCH_BYTES = 8 * 1024**2
+BUFFER, FAR_BUFFER = (
+    1024**2,
+    8 * 1024**2,
+)  # read of a column at a time; from an address, where each reading takes its time
 DELTA_ROWS = 8  # read at a time where a text may be told as "the one before, and so much more"
 MOST_REPEATED, FEW_ROWS = 4, 256  # a batch of nothing but the longest value may be so much larger than others
 PART_BYTES = 1024**2  # text turned into Python strings at a time
@@ -56,11 +63,19 @@ def open_arrow(path: Place) -> Iterator[pa.NativeFile]:
 def open_parquet(path: Place, **options: Any) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file so that nothing that was read stays; `options` as `pq.ParquetFile` takes them."""
     if isinstance(path, Path):
-        with pq.ParquetFile(path, pre_buffer=False, **options) as file:
+        with parquet_file(path, **options) as file:
             yield file
     else:
-        with path.open() as handle, pq.ParquetFile(handle, pre_buffer=False, **options) as file:
+        check_footer(path)
+        with path.open() as handle, pq.ParquetFile(handle, pre_buffer=False, buffer_size=FAR_BUFFER, **options) as file:
             yield file
+
+
+def parquet_file(path: Place, **options: Any) -> pq.ParquetFile:
+    """A file on this machine, of which a column's bytes are read a page at a time; without a buffer, all of a row group's."""
+    assert isinstance(path, Path)
+    check_footer(path)
+    return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER, **options)
 
 
 def _schema(source: Source) -> pa.Schema:
@@ -101,7 +116,7 @@ def table_batches(
     first = 1
     with broken_file_is_user_error(source.path, source.kind):
         for batch in record_batches(source, columns, batch_rows):
-            for part in _parts(batch):
+            for part in parts(batch):
                 cells = [_cells(name, column) for name, column in zip(columns, part.columns, strict=True)]
                 rows = []
                 for offset, row in enumerate(zip(*cells, strict=True)):
@@ -134,14 +149,14 @@ def _problem(cell: object) -> str:
     return "is null" if cell is None else "is not UTF-8"
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch so that a part holds about 1 MiB of text, or one row."""
     if batch.nbytes <= PART_BYTES or batch.num_rows <= 1:
         yield batch
     else:
         half = batch.num_rows // 2
-        yield from _parts(batch.slice(0, half))
-        yield from _parts(batch.slice(half))
+        yield from parts(batch.slice(0, half))
+        yield from parts(batch.slice(half))
 
 
 def check_types(source: Source, columns: Sequence[str]) -> None:
@@ -185,8 +200,8 @@ def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> I
             for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
                 yield batch.select(list(columns))  # in our order, not in the file's
         return
-    with open_arrow(source.path) as file:
-        for batch in _ipc_batches(file, source.kind):
+    with open_arrow(source.path) as file, packed_batches(source.path, source.kind == ARROW_STREAM) as packed:
+        for batch in _ipc_batches(file, packed, source.kind):
             picked = checked(batch, columns)
             for start in range(0, picked.num_rows, batch_rows):
                 yield picked.slice(start, batch_rows)
@@ -208,9 +223,10 @@ def some_batches(source: Source, columns: Sequence[str], count: int, rows: int) 
                     wanted = {"row_groups": [number], "columns": list(columns), "use_threads": False}
                     yield from (batch.select(list(columns)) for batch in islice(file.iter_batches(most, **wanted), 1))
             return
-        with open_arrow(source.path) as handle:
+        with open_arrow(source.path) as handle, packed_batches(source.path, is_stream=False) as packed:
             reader = pa.ipc.open_file(handle)
             for number in _spread(reader.num_record_batches, count):
+                packed.check(number)
                 yield checked(reader.get_batch(number), columns).slice(0, rows)
 
 
@@ -230,29 +246,24 @@ def parquet_batch_rows(
         OSError: the file is broken.
     """
     most, widest = most_bytes or PARQUET_BATCH_BYTES, 1.0
+    if group is None and not isinstance(path, Path):
+        check_groups(path, file, columns)
     for number in range(file.metadata.num_row_groups) if group is None else [group]:
-        about = file.metadata.row_group(number)
-        rows = max(about.num_rows, 1)
-        if about.total_byte_size * min(enough, rows) > most:  # else every row may have all of it
-            widest = max(widest, _wanted_bytes(file, number, columns) / rows)
+        pages = check_group(path, file, number, columns).values()
+        rows = max(1, min([file.metadata.row_group(number).num_rows, *(each.values for each in pages)]))
+        size = sum(each.unpacked[0] for each in pages)
+        if size * min(enough, rows) > most:  # else every row may have all of it
+            widest = max(widest, size / rows, sum(each.widest for each in pages))
             if most_bytes is None:
                 widest = max(widest, _longest_repeated(path, file, number, columns) / MOST_REPEATED)
-                widest = max(widest, most / DELTA_ROWS) if _in_delta(file, number, columns) else widest
+                widest = max(widest, most / DELTA_ROWS) if any(each.in_delta for each in pages) else widest
     return max(1, min(enough, int(most / widest)))
-
-
-def _wanted_bytes(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
-    """Bytes of some columns of a group."""
-    _read_one_row(file, number, columns)
-    leaves, group = file.metadata.schema, file.metadata.row_group(number)
-    wanted = (place for place in range(len(leaves)) if leaves.column(place).path.split(".")[0] in columns)
-    return sum(group.column(place).total_uncompressed_size for place in wanted)
 
 
 def unpacks_to(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str], most: int) -> bool:
     """Whether a group's texts, each in its row, make at most `most` bytes. Memory: the group's dictionaries."""
     size = 0
-    if _in_delta(file, number, columns):
+    if _in_delta(path, file, number, columns):
         for batch in file.iter_batches(
             batch_size=DELTA_ROWS, row_groups=[number], columns=list(columns), use_threads=False
         ):
@@ -271,18 +282,10 @@ def unpacks_to(path: Place, file: pq.ParquetFile, number: int, columns: Sequence
     return True
 
 
-def _in_delta(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> list[str]:
+def _in_delta(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> list[str]:
     """The leaves of some columns of a group in which a text begins with what the one before has told, in a few bytes; and
     those whose lengths alone lie so. pyarrow knows no codes for either."""
-    _read_one_row(file, number, columns)
-    leaves, group = file.metadata.schema, file.metadata.row_group(number)
-    wanted = [place for place in range(len(leaves)) if leaves.column(place).path.split(".")[0] in columns]
-    return [leaves.column(place).path for place in wanted if any("DELTA" in w for w in group.column(place).encodings)]
-
-
-def _read_one_row(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> None:
-    """Reading tells of broken facts about a column, where asking for them alone ends the interpreter."""
-    next(file.iter_batches(batch_size=1, row_groups=[number], columns=list(columns), use_threads=False), None)
+    return [leaf for leaf, pages in check_group(path, file, number, columns).items() if pages.in_delta]
 
 
 def _longest_repeated(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
@@ -296,7 +299,7 @@ def _longest_repeated(path: Place, file: pq.ParquetFile, number: int, columns: S
 def _coded(path: Place, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Rows of a group, texts as codes where they lie so."""
     leaves = [file.metadata.schema.column(place) for place in range(len(file.metadata.schema))]
-    delta = _in_delta(file, number, columns)
+    delta = _in_delta(path, file, number, columns)
     wanted_leaves = [leaf for leaf in leaves if leaf.path.split(".")[0] in columns and leaf.path not in delta]
     texts = [leaf.path for leaf in wanted_leaves if leaf.physical_type == "BYTE_ARRAY"]
     with open_parquet(path, metadata=file.metadata, read_dictionary=texts) as coded:
@@ -316,12 +319,16 @@ def _dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:
         yield from _dictionaries(array.flatten())
 
 
-def _ipc_batches(file: pa.NativeFile, kind: str) -> Iterator[pa.RecordBatch]:
+def _ipc_batches(file: pa.NativeFile, packed: PackedBatches, kind: str) -> Iterator[pa.RecordBatch]:
     if kind == ARROW_STREAM:
-        yield from pa.ipc.open_stream(file)
+        packed.check_next()
+        for batch in pa.ipc.open_stream(file):
+            yield batch
+            packed.check_next()
         return
     reader = pa.ipc.open_file(file)
     for number in range(reader.num_record_batches):
+        packed.check(number)
         yield reader.get_batch(number)
 
 
@@ -342,9 +349,12 @@ def _cells(name: str, column: pa.Array) -> Sequence[Cell]:
 def _worded(column: pa.Array, text_of: Callable[[object], str]) -> Sequence[Cell]:
     """Cells with turns or tables as JSON text; what is wrong with a cell in its place."""
     cells: list[Cell] = []
-    for cell in column.to_pylist():
+    for place in range(len(column)):
         try:
-            cells.append(text_of(cell))
+            if unfolded_bytes(column.slice(place, 1)) > LARGEST_CELL_BYTES:
+                cells.append(TOO_LONG)
+            else:
+                cells.append(text_of(column[place].as_py()))
         except ValueError as error:
             cells.append(error)
     return cells

@@ -29,8 +29,6 @@ def render(source: str, messages: Messages) -> str:
     Raises:
         UserError: the template is broken, or refuses these messages.
     """
-    from jinja2 import TemplateError
-
     try:
         text = _compiled(source)(
             messages=list(messages),
@@ -40,7 +38,7 @@ def render(source: str, messages: Messages) -> str:
             tools=None,
             documents=None,
         )
-    except (TemplateError, TypeError, ValueError, OverflowError, RecursionError, KeyError) as error:
+    except Exception as error:  # it is the template that fails, in whatever way its writer thought of
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"chat_template: cannot word these turns ({reason}); name another with --prompt_template=plain"

@@ -19,11 +19,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+LONGEST_TEMPLATE = 64 * 1024  # letters; each takes up to 2 KB when it is compiled
 RENDERED_LETTERS = 1024 * 1024  # that are believed
 MOST_LETTERS = 16 * 1024 * 1024  # of one value: a row of data has no more
 MOST_VALUES = 256 * 1024  # in one list, and in those that are in it
 MOST_WORK = 16 * MOST_LETTERS  # of all values that one rendering makes or looks through
 LEAST_PRICE = 4096  # of a turn of a loop, or of a call
+PART_PRICE = 8  # of a value in a list, which takes as long as so many letters to look at
 MOST_BITS = 4096  # of a whole number
 COUNTED, MADE, TEXT = "_counted", "_made", "string"  # names of filters that `_Counting` puts into a template
 FILTERS = frozenset(
@@ -33,9 +35,10 @@ FILTERS = frozenset(
         "select", "selectattr", "sort", TEXT, "sum", "title", "tojson", "trim", "unique", "upper",
     )
 )  # fmt: skip
+# of texts: what becomes wide, and the way to bytes; to_bytes of numbers
 NO_METHODS = frozenset(
-    ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "translate")
-)  # of texts
+    ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "translate", "encode", "to_bytes")
+)
 _WIDE = re.compile(r"\d{4}|\*")  # what may be a width or a precision in a text with %
 MOST_WIDE = 64  # an indent, or digits
 _left: ContextVar[int] = ContextVar("_left")
@@ -63,7 +66,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may use it."""
-        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in NO_METHODS)
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, (str, int)) and attr in NO_METHODS)
 
     def call(self, context: Any, obj: Any, *args: Any, **named: Any) -> Any:  # type: ignore[override]
         """The result of a call, where it is not too large."""
@@ -82,6 +85,8 @@ def bounded(environment: BoundedEnvironment, source: str) -> Callable[..., str]:
     Raises:
         TemplateError: it is none; rendering it: it takes too much.
     """
+    if len(source) > LONGEST_TEMPLATE:
+        raise TemplateError(f"it is longer than {LONGEST_TEMPLATE:,} letters")
     template = environment.from_string(_Counting().visit(environment.parse(source)))
 
     def render(**values: Any) -> str:
@@ -182,7 +187,7 @@ def _size(value: Any) -> int:
         count += 1
         if size > MOST_LETTERS or count + len(left) > MOST_VALUES:
             raise TemplateError(f"it makes a value of more than {MOST_LETTERS:,} letters or {MOST_VALUES:,} parts")
-    return size + count
+    return size + PART_PRICE * count
 
 
 def _foresee(operator: str, left: Any, right: Any) -> None:

@@ -32,7 +32,7 @@ def test_a_file_describes_a_machine(tmp_path: Path) -> None:
 
 
 def test_an_unknown_machine_gets_the_nearest_name() -> None:
-    with pytest.raises(UserError, match="mac_16gb"):
+    with pytest.raises(UserError, match=r"did you mean mac_8gb\?"):
         target_machine("mac_18gb")
 
 

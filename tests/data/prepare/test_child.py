@@ -34,6 +34,13 @@ def test_a_killed_process_is_taken_as_one_that_did_not_fit() -> None:
         call_in_child(signal.raise_signal, signal.SIGKILL)
 
 
+def test_a_process_that_takes_more_than_it_may_is_ended_from_outside() -> None:
+    waits = "import signal; held = b'1' * 2**28; signal.pause()"
+    with pytest.raises(DoesNotFit, match=r"holds .* MiB, and there is room for 128.0 MiB"):
+        call_in_child(exec, waits, most_bytes=2**27)
+    assert call_in_child(parse_size, "2K", most_bytes=2**30) == 2048
+
+
 def test_an_interrupt_is_passed_on() -> None:
     with pytest.raises(KeyboardInterrupt):
         call_in_child(signal.raise_signal, signal.SIGINT)

@@ -277,7 +277,7 @@ def test_preparing_takes_the_same_memory_for_any_size(tmp_path: Path, byte_dir: 
 
 
 def test_an_interrupt_says_how_to_go_on(configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(preparing, "call_in_child", interrupted)

@@ -9,6 +9,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from config import load
+from data.text import jinja_bounds
 from data.text.chat_templates import read_chat_template, render
 from data.text.templates import ASSISTANT, SYSTEM, TEMPLATES, USER, Template, Turn, template_of
 from data.tokenizers.tokenizer import Tokenizer
@@ -118,6 +119,11 @@ def test_a_plain_tokenizer_gets_none(tmp_path: Path) -> None:
         "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
         "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = namespace(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
         "{% set x = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' in x or x[1:] or x.find('b') %}{% endif %}{% endfor %}",
+        "{{ (1).to_bytes(10**9, 'big') }}",
+        "{{ 'a\\t'.encode().expandtabs(10**9) }}",
+        "{{ 'a'.encode().ljust(10**9, 'b'.encode()) }}",
+        "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ a }}" * 2**20,
         "{{ raise_exception('no system turns') }}",
         "{% if %}",
     ],
@@ -126,6 +132,14 @@ def test_strangers_reach_nothing_and_do_not_last(source: str) -> None:
     with pytest.raises(UserError, match="cannot word these turns"):
         text = render(source, [{"role": "user", "content": "x"}])
         assert text == "never"
+
+
+def test_values_in_lists_cost_what_looking_at_them_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, turns = "{{ [0] * 20000 == [0] * 20000 }}", [{"role": "user", "content": "x"}]
+    assert render(source, turns) == "True"
+    monkeypatch.setattr(jinja_bounds, "MOST_WORK", 200_000)
+    with pytest.raises(UserError, match="does more than a template"):
+        render(source, turns)
 
 
 def test_long_conversations_are_no_strangers_tricks() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from devices import ways
 from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
 from engine.optimizers.adamw import STATE_BLOCK, decode_first, decode_second, encode_first, encode_second
 from engine.optimizers.rounding import ROUNDINGS
@@ -16,6 +17,7 @@ from model.t5 import T5
 from tests.engine.small_models import FAMILIES, small_model
 
 SHAPES = {"matrix": (37, 23), "vector": (19,)}
+BLOCKS = {"a": (3, STATE_BLOCK), "b": (3, STATE_BLOCK), "c": (2, 2 * STATE_BLOCK)}
 
 
 def make(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
@@ -121,6 +123,27 @@ def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPa
         tolerance = {"adamw_8bit": 2e-3, "muon": 1e-5}.get(name, 1e-6) if len(SHAPES[key]) == 2 else 1e-6
         assert torch.allclose(weights[key].double(), expected, rtol=1e-5, atol=tolerance)
         assert not torch.allclose(weights[key], before[key], atol=1e-2)
+
+
+def test_moments_of_one_byte_are_kept_where_weights_are_updated_together() -> None:
+    """As on GPUs, of matrices whose rows are whole blocks: the same as one by one, but for a rounding of a code."""
+    draw = torch.Generator().manual_seed(0)
+    weights = {name: nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in BLOCKS.items()}
+    found = []
+    for is_together in (False, True):
+        mine = {name: nn.Parameter(weight.detach().clone()) for name, weight in weights.items()}
+        optimizer, draw = OPTIMIZERS["adamw_8bit"](mine), torch.Generator().manual_seed(1)
+        for number in range(1, 7):
+            for weight in mine.values():
+                weight.grad = torch.randn(weight.shape, generator=draw)
+            with ways.taking("cpu", ways.CUDA if is_together else ways.HOST):
+                groups = optimizer.together(list(mine.values())) if is_together else [[each] for each in mine.values()]
+                assert len(groups) == (1 if is_together else len(mine))
+                for group in groups:
+                    optimizer.update_all(group, Step(number, 0.02, 0.1))
+        found.append(torch.cat([weight.detach().view(-1) for weight in mine.values()]))
+    moved = float((found[0] - torch.cat([weight.detach().view(-1) for weight in weights.values()])).abs().mean())
+    assert float((found[0] - found[1]).abs().max()) < 0.2 * moved
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)

@@ -1,0 +1,57 @@
+"""A change of one flag is planned as it would be if it were typed, and told where that takes less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from config import Config, DoesNotFit, load
+from memory.changes import planned_changes
+from memory.cost.prediction import Choice
+from memory.plan import Plan
+from units import GIB, MIB
+
+CHOICE = Choice(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
+
+
+def plan_of_size(size: int, choice: Choice = CHOICE) -> Plan:
+    return Plan(choice, 4, 2 * GIB, size, {}, {}, 1.0, 2)
+
+
+def labels(
+    *, size: int = GIB, less: int = 100 * MIB, most: int = 20, choice: Choice = CHOICE, **flags: Any
+) -> list[str]:
+    words = {"train_file": "x", "model_preset": "tiny", **flags}
+    config = load("train", {name: str(value) for name, value in words.items()})
+
+    def plan_of(other: Config) -> Plan:
+        if other.memory.memory_mode == "ultra":
+            raise DoesNotFit("it does not")
+        return plan_of_size(size - less)
+
+    return [each.label for each in planned_changes(config, plan_of_size(size, choice), plan_of, most)]
+
+
+def test_what_is_asked_for_already_is_no_change() -> None:
+    found = labels()
+    assert {"memory_budget=512M", "memory_mode=low", "mixed_precision=bf16", "effective_batch_size=2"} <= set(found)
+    assert "memory_mode=ultra" not in found, "which does not fit"
+    assert "optimizer=adafactor" not in found and "lora_rank=8" not in found
+    assert "optimizer=adafactor" in labels(optimizer="adamw")
+    assert "memory_mode=low" not in labels(memory_mode="low")
+    assert "mixed_precision=bf16" not in labels(mixed_precision="no")
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_told"), [({"is_finetune": True}, True), ({"is_finetune": True, "lora_rank": 4}, False)]
+)
+def test_adapters_are_for_finetuning(flags: dict[str, Any], is_told: bool) -> None:
+    found = labels(**flags)
+    assert ("lora_rank=8" in found) == is_told
+    assert ("mixed_precision=bf16" in found) == is_told, "the weights below adapters are narrow already"
+
+
+def test_only_what_takes_a_mebibyte_less_and_no_more_than_asked_for() -> None:
+    assert labels(less=MIB) == [] and len(labels(less=MIB + 1)) > 3 and len(labels(most=2)) == 2
+    assert "memory_budget=255M" not in labels(size=510 * MIB) and "memory_budget=256M" in labels(size=512 * MIB)
