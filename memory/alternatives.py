@@ -122,7 +122,7 @@ def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Ch
         yield "mixed_precision=bf16", replace(choice, storage="bfloat16"), work
     if config.lora.lora_rank and choice.storage != INT4:
         yield "lora_base=int4", replace(choice, storage=INT4), work
-    if OPTIMIZERS[work.optimizer].weight_bytes:
+    if OPTIMIZERS[work.optimizer].weight_bytes or OPTIMIZERS[work.optimizer].matrix_bytes:
         yield "optimizer=adafactor", choice, replace(work, optimizer="adafactor")
     if work.hold_gradients:
         yield "max_grad_norm=0", choice, replace(work, hold_gradients=False)

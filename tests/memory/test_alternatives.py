@@ -37,8 +37,9 @@ def test_the_planned_way_is_the_fastest_that_fits() -> None:
     assert any(not way.fits for way in ways)
 
 
-def test_a_change_saves_what_it_says() -> None:
-    config = settings_of(model_preset="t5-small", optimizer="adamw", effective_batch_size=8)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_change_saves_what_it_says(optimizer: str) -> None:
+    config = settings_of(model_preset="t5-small", optimizer=optimizer, effective_batch_size=8)
     where = machine(8 * GIB)
     chosen = plan(config, where)
     changes = cheapest_changes(config, make_work(config, where, None, None), where, chosen.choice, 20)
