@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from language import join, say
-from terminal import folded, shortened, width
+from terminal import aligned, folded, shortened, width
 from units import format_size
 
 ENDLESS = 10_000  # columns of a pipe or a file
@@ -53,7 +53,7 @@ def _fitting(runs: Sequence[dict[str, Any]], columns: int, now: float | None) ->
         if is_short and (longest - over >= SHORTEST_NAME or dropped == len(LEAST_NEEDED)):
             rows = [[shortened(row[0], longest - over), *row[1:]] for row in rows]
             break
-    return _aligned(rows), [name for name in HEAD if name not in names]
+    return [line.rstrip() for line in aligned(rows)], [name for name in HEAD if name not in names]
 
 
 def _cells(run: dict[str, Any], now: float | None, is_short: bool) -> dict[str, str]:
@@ -93,11 +93,3 @@ def _moment(seconds: float, now: float | None, is_short: bool) -> str:
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(width, column)) for column in zip(*rows, strict=True)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = _widths(rows)
-    return [
-        "  ".join(cell + " " * (most - width(cell)) for cell, most in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -31,7 +31,8 @@ LEAST_NORM = 1e-15  # below which a gradient counts as empty
 class Muon(Adafactor):
     """State: a bf16 number for each weight of the matrices of blocks and their first size, Adafactor's for the rest.
 
-    Memory of an update: a copy of the matrix, three squares of its shorter side, and three chunks.
+    Memory of an update: a copy of the matrix, three squares of its shorter side (of its columns, where rows
+    lie on several processes), and three chunks.
     """
 
     @classmethod
@@ -83,7 +84,9 @@ class Muon(Adafactor):
     def _orthogonalise(self, name: str, tall: Tensor) -> None:
         """Bring the singular values of a matrix with more rows than columns from at most 1 to about 1, in place."""
         for _ in range(MUON_TURNS):
-            square = self._sum(name, (tall.t() @ tall).float()).to(tall.dtype)
+            square = tall.t() @ tall
+            if self._part(name) is not None:
+                square = self._sum(name, square.float()).to(tall.dtype)
             square = torch.addmm(square, square, square, beta=THREE, alpha=FIVE)
             for rows in row_chunks(tall):
                 tall[rows] = torch.addmm(tall[rows], tall[rows], square, beta=ONE)

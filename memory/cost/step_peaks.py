@@ -184,11 +184,15 @@ class StepPeaks:
         return self.choice.scores > 0 and self.work.rounding == "stochastic"
 
     def _whole_bytes(self, matrix: int) -> int:
-        """The copy of a whole matrix, and three squares of its shorter side, where an update turns it as one."""
+        """The copy of a whole matrix, and three squares of its shorter side, where an update turns it as one.
+
+        Where its rows lie on several processes, the squares are those of its columns, which may be the longer side.
+        """
         if not OPTIMIZERS[self.work.optimizer].turns:
             return 0
         e = 2 if self.choice.compute == "bfloat16" else 4
-        return (matrix + 3 * min(self.c.d_model, matrix // self.c.d_model) ** 2) * e
+        side = (max if self.choice.shards > 1 else min)(self.c.d_model, matrix // self.c.d_model)
+        return (matrix + 3 * side**2) * e
 
     def _update_bytes(self, elements: int) -> int:
         facts = OPTIMIZERS[self.work.optimizer]
