@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,3 +59,11 @@ def test_adapters_are_an_idea_for_finetuning_alone() -> None:
         work = make_work(config, where, None, None)
         changes = cheapest_changes(config, work, where, plan(config, where).choice, 20)
         assert ("lora_rank=8" in {change.label for change in changes}) == is_finetune
+
+
+def test_muon_squares_the_columns_where_rows_are_cut() -> None:
+    work = make_work(settings_of(model_preset="t5-base", optimizer="muon"), where := machine(16 * GIB), None, None)
+    choice = plan(settings_of(model_preset="t5-base", optimizer="muon"), where).choice
+    taken = [predict(work, replace(choice, shards=shards), where)["block update"]["one update"] for shards in (1, 2)]
+    e = 2 if choice.compute == "bfloat16" else 4
+    assert taken[1] - taken[0] == 3 * e * (3072**2 - 768**2)
