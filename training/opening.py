@@ -36,6 +36,7 @@ from training.checkpoints.runs import (
     resume_run,
 )
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
+from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import local_processes
 from training.report.heartbeat import Beginning
 from training.report.progress import Progress
@@ -119,7 +120,7 @@ def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahe
         budget, seconds = agreed_budget(config, device, accelerator), config.memory.monitor_seconds
         monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
         enter = stack.enter_context
-        return Watch(budget, enter(monitor), enter(Ownership()), enter(Beginning()))
+        return Watch(budget, enter(monitor), enter(Ownership()), enter(Beginning(interrupt_main_thread)))
     assert accelerator.num_processes == 1, "several processes begin together"
     watch = replace(ahead.watch, budget=with_device(ahead.watch.budget, config.memory.memory_budget, device))
     for warning in watch.budget.warnings[len(ahead.watch.budget.warnings) :]:

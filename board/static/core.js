@@ -144,6 +144,9 @@ export function memoryBar(used, budget, { planned, label, unlimited } = {}) {
     budget && !unlimited ? h("div.limit", { style: { left: share(budget) } }) : null);
 }
 
+// What a run is for; as long as nobody has looked at its rows, only that it begins anew.
+export const work = (run) => t(`kind_${run.kind === "pretrain" ? { text: "pretrain", answers: "pairs" }[run.learns] ?? "scratch" : run.kind}`);
+
 export const pill = (name) => h(`span.pill.${name}`, {}, h("i", {}), t(`state_${name}`));
 
 export function copyable(text) {
