@@ -31,6 +31,7 @@ from language import join, say, speak
 from screen import guard, visible
 from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
+from settings.program import missing
 from terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
@@ -64,6 +65,13 @@ def _answered(arguments: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt as interruption:
         return _interrupted(interruption)
+    except ModuleNotFoundError as error:
+        told = missing(error, arguments)
+        if told:
+            _print_refusal(_name_of(arguments), UserError(told))
+        else:
+            _report_crash(error, arguments)
+        return 2 if told else 1
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

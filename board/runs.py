@@ -63,7 +63,7 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     record = read_json(places.output_dir / name / RUN_FILE)
     first, last = _head(folder / METRICS_FILE), list(_tail(folder / METRICS_FILE))
     by_kind = {event.get("event"): event for event in last}
-    settings = (by_kind.get("start") or first.get("start") or {}).get("settings") or {}
+    settings = (by_kind.get("start") or first.get("start") or {}).get("settings") or _asked(launch)
     plan, end = by_kind.get("plan") or first.get("plan") or {}, by_kind.get("end") or {}
     state, reason = _state(folder, places.output_dir / name, beat, launch, bool(end), now)
     kind = record.get("kind") or beat.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain")
@@ -97,6 +97,16 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
         "has_checkpoint": (places.output_dir / name / "checkpoints").is_dir(),
         "hears": state in HEARING and (beat.get("started") or 0.0) >= (launch.get("asked") or 0.0),
     }  # fmt: skip
+
+
+def _asked(launch: dict[str, Any]) -> dict[str, Any]:
+    """Settings that were asked for on the page, of a run that has told none yet."""
+    flags = launch.get("flags")
+    known = flags if isinstance(flags, dict) else {}
+    told = {
+        name: known[name] for name in ("model_preset", "train_file", "objective") if isinstance(known.get(name), str)
+    }
+    return {**told, "is_finetune": str(known.get("is_finetune")).lower() == "true"}
 
 
 def _learns(kind: str, objectives: list[str], has_data: bool) -> str:

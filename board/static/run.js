@@ -190,7 +190,7 @@ export function showRun(place, name) {
   function drawNothing() {
     const none = !data || !data.steps.length;
     nothing.hidden = !none || facts.state === "failed";
-    if (none) nothing.replaceChildren(icon(facts.state === "waiting" ? "auto" : "runs", 36), h("h2", {}, t(facts.state === "waiting" ? "in_queue" : ALIVE.includes(facts.state) ? "getting_ready" : "no_steps_yet")), h("p", {}, t(facts.state === "waiting" ? "in_queue_about" : "getting_ready_about")));
+    if (none) nothing.replaceChildren(icon(facts.state === "waiting" ? "auto" : "runs", 36), h("h2", {}, t(facts.state === "waiting" ? "in_queue" : ALIVE.includes(facts.state) ? "getting_ready" : "no_steps_yet")), facts.state === "waiting" || ALIVE.includes(facts.state) ? h("p", {}, t(facts.state === "waiting" ? "in_queue_about" : "getting_ready_about")) : "");
   }
   const stop = listen(`${path}/stream`, {
     chart: (change) => { data = merged(data, change); if (!zoomed) drawCharts(); if (facts) drawNothing(); },

@@ -85,6 +85,15 @@ def test_one_that_was_asked_for_waits(tmp_path: Path) -> None:
     assert run_facts(where, "one")["reason"] == "other" and state(where) == "waiting"
 
 
+def test_one_that_has_told_nothing_yet_is_what_was_asked_for(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    launch(where, flags={"train_file": "a.jsonl", "model_preset": "t5-small", "is_finetune": "True", "objective": 5})
+    facts = run_facts(where, "one")
+    assert (facts["model"], facts["data"], facts["kind"]) == ("t5-small", "a.jsonl", "finetune")
+    write(where, "one", start())
+    assert run_facts(where, "one")["model"] == "tiny", "its own word counts"
+
+
 def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(tmp_path: Path) -> None:
     where = places(tmp_path)
     doing = {"what": "preparing train", "rows": 12000, "rows_per_second": 3000.0}
