@@ -129,7 +129,7 @@ export function showRun(place, name) {
   const TABS = { samples: drawSamples, measured: drawMeasured, log: drawLog, settings: drawSettings };
 
   function drawTabs() {
-    const key = JSON.stringify([tab, tab === "samples" ? facts.samples : tab === "measured" ? [facts.plan, facts.phase_peaks, facts.end, facts.peak_bytes, facts.notes] : tab === "settings" ? [facts.settings, facts.command] : 0]);
+    const key = JSON.stringify([tab, tab === "samples" ? [facts.samples, ALIVE.includes(facts.state)] : tab === "measured" ? [facts.plan, facts.phase_peaks, facts.end, facts.peak_bytes, facts.notes] : tab === "settings" ? [facts.settings, facts.command] : 0]);
     if (key === drawnTab) return;
     drawnTab = key;
     clearInterval(logTimer);
@@ -139,7 +139,7 @@ export function showRun(place, name) {
   }
 
   function drawSamples(body) {
-    if (!facts.samples.length) { body.append(h("p.soft", {}, t(ALIVE.includes(facts.state) ? "no_samples_yet" : "no_samples"))); return; }
+    if (!facts.samples.length) { body.append(h("p.soft", {}, t(ALIVE.includes(facts.state) || facts.state === "waiting" ? "no_samples_yet" : "no_samples"))); return; }
     const gaps = facts.samples.some((one) => one.prompt.includes("<extra_id_"));
     body.append(h("p.small.soft", {}, [t("samples_about"), gaps && t("samples_gap")].filter(Boolean).join(" ")));
     for (const one of facts.samples.slice().reverse()) body.append(h("dl.sample", {}, h("dt", {}, t("prompt")), h("dd", {}, one.prompt), h("dt", {}, t("answer")), h("dd.answer", {}, one.answer || "…"), one.reference && h("dt", {}, t("reference")), one.reference && h("dd.soft", {}, one.reference)));
