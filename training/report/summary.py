@@ -132,7 +132,10 @@ def summary_rows(summary: Summary) -> Rows:
             )
         )
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        rows.insert(1, (say("evaluation loss"), f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
+        told = say("{loss} at the beginning, and no lower since", loss=f"{s.first_eval_loss:.3f}")
+        if s.best_eval_loss < s.first_eval_loss:
+            told = f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"
+        rows.insert(1, (say("evaluation loss"), told))
     if s.skipped_batches or s.rate_factor < 1:
         rows.append((say("inf or nan"), _left_out(s)))
     return [*rows, (say("model"), s.model_dir)]
