@@ -149,9 +149,10 @@ def _named_base(config: Config, named: str) -> Path:
             return download(named, fetched)
         if _holds_model(fetched):
             raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; name that")
+        if near := near_folder(named):  # misspelt, and not a checkpoint of the hub
+            raise UserError(f"--finetune_from = {named}, no such folder{near}")
         told = "--finetune_from = {folder}, no such folder; {how}"
-        near = near_folder(named) if folder.parent.is_dir() else ""
-        raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)) + near)
+        raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
     if folder.is_dir():
         pickled = any(folder.glob("pytorch_model*.bin"))
         hint = f"; turn its pytorch_model.bin into it: {_convert(folder)}" if pickled else ""
