@@ -31,7 +31,7 @@ from language import join, say, speak
 from screen import guard, visible
 from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
-from settings.program import missing
+from settings.program import missing, python
 from terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
@@ -214,8 +214,8 @@ def _serve(name: str, config: Config) -> None:
         module = import_module("board.server" if name == "board" else "serving.server")
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{name}, needs the package {error.name}; install it with "
-            "pip install -r requirements-board.txt -c constraints.txt, or start with make board"
+            f"{name}, needs the package {error.name}; `make board` installs it and shows the page, or: "
+            f"{python()} -m pip install -r requirements-board.txt -c constraints.txt"
         ) from None
     module.serve(config)
 
