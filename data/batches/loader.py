@@ -162,6 +162,11 @@ class StepLoader:
         """Numbers of the rows that `count` steps see from step `first` on; a row may come more than once."""
         return self._order.rows(first * effective_batch_size, count * effective_batch_size)
 
+    def rows_at_steps(self, steps: NDArray[np.int64], effective_batch_size: int) -> NDArray[np.int64]:
+        """The same of any steps, (S,), each in a row of its own: (S, effective_batch_size)."""
+        places = steps[:, None] * effective_batch_size + np.arange(effective_batch_size)
+        return self._order.rows_at(places.ravel()).reshape(places.shape)
+
     def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> list[AnyRow]:
         places = zip(numbers.tolist(), keys.tolist(), strict=True)
         if self.objective == PREFERENCES:

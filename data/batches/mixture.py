@@ -53,13 +53,17 @@ class Mixture:
 
     def rows(self, position: int, count: int) -> NDArray[np.int64]:
         """Say which rows stand at places position .. position + count, counted through all sources: (count,) int64."""
-        turns, inside = np.divmod(np.arange(position, position + count, dtype=np.int64), TURN)
-        keys = mix(mix(np.full(count, self.seed, np.uint64)) ^ turns.astype(np.uint64))
+        return self.rows_at(np.arange(position, position + count, dtype=np.int64))
+
+    def rows_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for any places, (count,) int64."""
+        turns, inside = np.divmod(places, TURN)
+        keys = mix(mix(np.full(len(places), self.seed, np.uint64)) ^ turns.astype(np.uint64))
         slots = permute(inside.astype(np.uint64), TURN, keys)
         sources = np.searchsorted(self._begins, slots, side="right") - 1
-        found = np.empty(count, np.int64)
+        found = np.empty(len(places), np.int64)
         for number in np.unique(sources):
             here = sources == number
-            places = turns[here] * self.quotas[number] + slots[here] - self._begins[number]
-            found[here] = self._firsts[number] + self._orders[number].rows_at(places)
+            own = turns[here] * self.quotas[number] + slots[here] - self._begins[number]
+            found[here] = self._firsts[number] + self._orders[number].rows_at(own)
         return found

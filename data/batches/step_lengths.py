@@ -19,7 +19,10 @@ from data.batches.loader import StepLoader
 from data.shards.store import COLUMNS, STREAM, Manifest
 
 MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
-MOST_PLACES = 1_000_000  # of the order that are computed
+MOST_PLACES, PLACES_AT_ONCE = (
+    1_000_000,
+    65_536,
+)  # of the order that are computed; a call for each step would take minutes
 MOST_MADE_ROWS = 2_000  # that are read or made one by one
 MOST_DRAWN_STEPS, MOST_DRAWN_ROWS = 256, 65_536  # that are made up from a sample
 
@@ -57,7 +60,9 @@ def step_lengths(
         return _made(loader, chosen, effective_batch_size, num_processes, len(chosen) == len(steps))
     chosen = _spaced(steps, max(1, MOST_PLACES // effective_batch_size))
     lengths = _stored_lengths(manifest, Path(split_dir).name, loader)
-    numbers = np.stack([loader.rows_of_steps(step, 1, effective_batch_size) for step in chosen])
+    at_once = max(1, PLACES_AT_ONCE // effective_batch_size)
+    pieces = [np.array(chosen[first : first + at_once]) for first in range(0, len(chosen), at_once)]
+    numbers = np.concatenate([loader.rows_at_steps(piece, effective_batch_size) for piece in pieces])
     sources, targets = lengths[0][numbers], lengths[1][numbers]
     if loader.sorts_rows:
         sources, targets = _sorted(sources, targets)
