@@ -30,7 +30,7 @@ def noticed_by(file: str, most: int) -> tuple[str, ...]:
         known = imported(test)
         is_apart = beside not in test.parents
         return (
-            test not in quick, test != mirrored, not SLOW.isdisjoint(known), module not in known, test not in subjects,
+            test not in quick, test != mirrored, test.parent != beside or not test.stem.startswith(mirrored.stem), not SLOW.isdisjoint(known), module not in known, test not in subjects,
             is_apart and known.isdisjoint(through), is_apart,
         )  # fmt: skip
 

@@ -108,7 +108,7 @@ def try_all(
                 tests = noticed_by(mutant.file, most)
                 running[try_out(mutant, tests, place)] = (mutant, place)
                 continue
-            pid, status, used = os.wait4(-1, 0)
+            pid, status = os.wait()
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # what its tests have started
             mutant, place = running.pop(pid)

@@ -78,7 +78,9 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         for part in (getattr(node, "annotation", None), getattr(node, "returns", None))
         if isinstance(part, ast.AST)
     ]
-    unread = {id(inner) for part in annotations for inner in ast.walk(part)}
+    # how large a cache is, and that nobody may assign, is for the reader
+    decorators = [part for node in ast.walk(tree) for part in getattr(node, "decorator_list", [])]
+    unread = {id(inner) for part in (*annotations, *decorators) for inner in ast.walk(part)}
     around, file, alike = _surroundings(tree), path.relative_to(ROOT).as_posix(), Counter[str]()
     for number, node in enumerate(ast.walk(tree)):
         if id(node) not in unread and (fresh := changed(node)) is not None:
