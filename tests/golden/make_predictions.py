@@ -76,6 +76,9 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
     gated, dry = replace(UNEVEN, model=GATED), replace(UNEVEN, dropout=False)
     shards, two = replace(CUDA, num_processes=4), replace(CPU, num_processes=2)
     held = replace(CUT, micro_batches_per_pass=1, accumulation_passes=4, saved_blocks=5)
+    few = replace(T5, vocab_size=300)  # of whose logits nothing comes above the blocks
+    wide = replace(few, d_model=128, d_kv=64)  # as T5-11B: attention is wider than the model
+    few_words = replace(UNEVEN, model=few)
     trained = replace(EVEN, trained=adapters())
     return {
         "saved": (EVEN, SAVING, CPU),
@@ -93,6 +96,10 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
         "clipped": (replace(EVEN, hold_gradients=True), SAVING, CPU),
         "two processes": (replace(UNEVEN, optimizer="adamw_8bit"), CUT, two),
         "two answers": (replace(UNEVEN, answers=2), replace(CUT, saved_blocks=1), CPU),
+        "few words": (few_words, SAVING, CPU),
+        "few words, gated, compiled kernels": (replace(few_words, model=replace(few, feed_forward_proj="gated-gelu")), replace(CUT, kernels=True), CPU),
+        "bfloat16 at rest, decoder saved": (UNEVEN, replace(SAVING, storage="bfloat16", saved_blocks=2), CPU),
+        "wide attention, long answers": (replace(EVEN, model=wide, source_tokens=24, target_tokens=400, dropout=False), CUT, CPU),
         "long answers": (replace(EVEN, source_tokens=24, target_tokens=500, dropout=False), replace(CUT, saved_blocks=2), CPU),
         "long answers, recomputed": (replace(gated, shapes=None, source_tokens=24, target_tokens=500), RECOMPUTING, CPU),
         "adapters": (trained, SAVING, CPU),
@@ -106,6 +113,8 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
         "GPU, moved beside it": (dry, replace(ON_GPU, saved_blocks=0, offload_boundaries=True, weights_in=RAM, away_blocks=2), CUDA),
         "GPU, most saved": (dry, replace(ON_GPU, saved_blocks=4, offload_boundaries=True), CUDA),
         "GPU, long answers": (replace(EVEN, source_tokens=24, target_tokens=500), replace(ON_GPU, saved_blocks=1), CUDA),
+        "GPU, few words": (few_words, ON_GPU, CUDA),
+        "Mac, few words": (replace(few_words, shapes=None, evaluation=None), ON_GPU, MAC),
         "GPU, fp16": (EVEN, replace(SAVING, storage="float32", compute="float16", scores=1 << 16), CUDA),
         "GPU, shared out": (UNEVEN, replace(ON_GPU, shards=4), shards),
         "GPU, int8": (replace(trained, dropout=False), replace(ON_GPU, storage="int8"), CUDA),
