@@ -33,8 +33,6 @@ def checked(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     picked = batch.select(places)
     for column in picked.columns:
         _check(column)
-        if len(column) != batch.num_rows:
-            raise pa.ArrowInvalid(f"a column has {len(column)} rows, its batch {batch.num_rows}")
     return picked
 
 
@@ -61,7 +59,11 @@ def unfolded_bytes(column: pa.Array) -> int:
             return own
         lengths = pc.binary_length(column.dictionary.view(_as_bytes(kind.value_type)))
         return own + int(pc.sum(lengths.take(column.indices)).as_py() or 0)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+    if pa.types.is_map(kind):
+        entries = slice(column.offsets[0].as_py(), column.offsets[-1].as_py()) if len(column) else slice(0)
+        sides = column.keys[entries], column.items[entries]
+        return own + len(sides[0]) * OBJECT_BYTES + sum(map(unfolded_bytes, sides))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return own + unfolded_bytes(column.flatten())
     if pa.types.is_struct(kind):
         return own + sum(unfolded_bytes(field) for field in column.flatten())
