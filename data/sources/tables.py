@@ -150,8 +150,8 @@ def _problem(cell: object) -> str:
 
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch so that a part holds about 1 MiB of text, or one row."""
-    if batch.nbytes <= PART_BYTES or batch.num_rows <= 1:
+    """Cut a batch so that a part holds about 1 MiB of text, or one row; a text that rows share counts in each."""
+    if batch.num_rows <= 1 or sum(map(unfolded_bytes, batch.columns)) <= PART_BYTES:
         yield batch
     else:
         half = batch.num_rows // 2
