@@ -157,12 +157,38 @@ def test_a_footer_of_columns_without_number_is_refused(tmp_path: Path) -> None:
     """Three bytes stand for a column of a row group, of which a reader makes a kilobyte."""
     columns = 2**17
     assert columns * CHUNK_FACTS > 96 * MIB
-    root, leaf = b"\x48\x01r\x15\x02\x00", b"\x15\x0c\x25\x00\x18\x01a\x00"
     group = b"\x19\xfc" + _varint(columns) + b"\x26\x00\x00" * columns + b"\x16\x00\x16\x02\x00"
-    footer = b"\x15\x02\x19\x2c" + root + leaf + b"\x16\x02\x19\x1c" + group + b"\x00"
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    write_footer(tmp_path / "a.parquet", b"\x19\x2c" + ROOT + LEAF + b"\x16\x02\x19\x1c" + group)
     room.keep_to(300 * MIB)
-    with pytest.raises(UserError, match=r"its footer \(131,072 columns of row groups\) .* there is room for 96.0 MiB"):
+    with pytest.raises(UserError, match=r"its footer \(2 columns, 131,072 of row groups\) .* there is room for 96.0 MiB"):
+        LowMemDataset(tmp_path / "a.parquet")
+
+
+ROOT, LEAF = b"\x48\x01r\x15\x02\x00", b"\x15\x0c\x25\x00\x18\x01a\x00"
+
+
+def write_footer(path: Path, fields: bytes) -> None:
+    footer = b"\x15\x02" + fields + b"\x00"
+    path.write_bytes(b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1")
+
+
+@pytest.mark.parametrize("what", ["columns", "pairs", "names"])
+def test_a_footer_of_other_facts_without_number_is_refused(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column of eight bytes becomes a kilobyte and a half, a name of one byte becomes 32."""
+    monkeypatch.setattr(room, "LEAST_ROOM", 4 * MIB)
+    columns, pairs, names = b"\x19\x2c" + ROOT + LEAF, b"\x16\x00\x19\x0c", 40_000
+    if what == "columns":
+        columns = b"\x19\xfc" + _varint(2**12) + ROOT + LEAF * (2**12 - 1)
+    elif what == "pairs":
+        pairs += b"\x19\xfc" + _varint(2**15) + b"\x18\x00\x00" * 2**15
+    else:
+        facts = b"\x15\x0c\x19\x05\x19\xf8" + _varint(names) + bytes(names) + b"\x15\x00\x16\x00\x16\x00\x16\x00\x26\x00\x00"
+        pairs = b"\x16\x00\x19\x1c" + b"\x19\x4c" + (b"\x26\x08\x1c" + facts + b"\x00") * 4 + b"\x16\x00\x16\x00\x00"
+    write_footer(tmp_path / "a.parquet", columns + pairs)
+    room.keep_to(300 * MIB)
+    with pytest.raises(UserError, match=r"its footer \(.* there is room for 4.0 MiB"):
         LowMemDataset(tmp_path / "a.parquet")
 
 
