@@ -84,7 +84,7 @@ def _schema(source: Source) -> pa.Schema:
             with open_parquet(source.path) as file:
                 schema = file.schema_arrow
         else:
-            with open_arrow(source.path) as file:
+            with open_arrow(source.path) as file, packed_batches(source.path, source.kind == ARROW_STREAM):
                 schema = (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
         _ = schema.names  # which may be no UTF-8
         return schema

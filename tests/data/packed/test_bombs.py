@@ -160,7 +160,9 @@ def test_a_footer_of_columns_without_number_is_refused(tmp_path: Path) -> None:
     group = b"\x19\xfc" + _varint(columns) + b"\x26\x00\x00" * columns + b"\x16\x00\x16\x02\x00"
     write_footer(tmp_path / "a.parquet", b"\x19\x2c" + ROOT + LEAF + b"\x16\x02\x19\x1c" + group)
     room.keep_to(300 * MIB)
-    with pytest.raises(UserError, match=r"its footer \(2 columns, 131,072 of row groups\) .* there is room for 96.0 MiB"):
+    with pytest.raises(
+        UserError, match=r"its footer \(2 columns, 131,072 of row groups\) .* there is room for 96.0 MiB"
+    ):
         LowMemDataset(tmp_path / "a.parquet")
 
 
@@ -184,7 +186,12 @@ def test_a_footer_of_other_facts_without_number_is_refused(
     elif what == "pairs":
         pairs += b"\x19\xfc" + _varint(2**15) + b"\x18\x00\x00" * 2**15
     else:
-        facts = b"\x15\x0c\x19\x05\x19\xf8" + _varint(names) + bytes(names) + b"\x15\x00\x16\x00\x16\x00\x16\x00\x26\x00\x00"
+        facts = (
+            b"\x15\x0c\x19\x05\x19\xf8"
+            + _varint(names)
+            + bytes(names)
+            + b"\x15\x00\x16\x00\x16\x00\x16\x00\x26\x00\x00"
+        )
         pairs = b"\x16\x00\x19\x1c" + b"\x19\x4c" + (b"\x26\x08\x1c" + facts + b"\x00") * 4 + b"\x16\x00\x16\x00\x00"
     write_footer(tmp_path / "a.parquet", columns + pairs)
     room.keep_to(300 * MIB)
