@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ class Pages:
     Args:
         largest: bytes of its largest page, packed and unpacked. unpacked: bytes of all pages, and of the largest one.
         values, most_values: of all pages, and of one. widest: bytes of a value, on the average of the page where they are longest.
-        encodings: how values are told.
+        encodings: how values are told. in_lists: bytes that all values take beside what they are, where they lie in lists.
     """
 
     largest: int
@@ -68,6 +68,7 @@ class Pages:
     most_values: int
     widest: float
     encodings: frozenset[int]
+    in_lists: int = 0
 
     @property
     def in_delta(self) -> bool:
@@ -114,8 +115,9 @@ def check_group(path: Place, file: pq.ParquetFile, number: int, columns: Sequenc
     state = path.stat()
     for place in wanted:
         pages = _pages(path, state.st_size, state.st_mtime_ns, number, place)
-        found[leaves.column(place).path] = pages
-        in_lists = LEVEL_BYTES * pages.most_values if leaves.column(place).max_repetition_level else 0
+        is_list = leaves.column(place).max_repetition_level > 0
+        found[leaves.column(place).path] = replace(pages, in_lists=LEVEL_BYTES * pages.values * is_list)
+        in_lists = LEVEL_BYTES * pages.most_values * is_list
         takes += TIMES * pages.largest + in_lists
         where = f"row group {number + 1}, column {leaves.column(place).path}, a page"
         check_unpacked(path, where, max(pages.unpacked[1], in_lists), takes)

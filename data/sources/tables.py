@@ -251,7 +251,7 @@ def parquet_batch_rows(
     for number in range(file.metadata.num_row_groups) if group is None else [group]:
         pages = check_group(path, file, number, columns).values()
         rows = max(1, min([file.metadata.row_group(number).num_rows, *(each.values for each in pages)]))
-        size = sum(each.unpacked[0] for each in pages)
+        size = sum(max(each.unpacked[0], each.in_lists) for each in pages)
         if size * min(enough, rows) > most:  # else every row may have all of it
             widest = max(widest, size / rows, sum(each.widest for each in pages))
             if most_bytes is None:

@@ -20,6 +20,7 @@ from data.packed.parquet_pages import CHUNK_FACTS
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
+from data.sources.tables import open_parquet, parquet_batch_rows
 from data.text.conversations import TurnsColumn
 from settings.fields import AUTO, UserError
 from tests.measuring import in_child
@@ -215,6 +216,16 @@ def test_one_text_that_a_list_has_any_number_of_times_is_a_bad_row(tmp_path: Pat
     pq.write_table(pa.table({"text": cells}), tmp_path / "a.parquet", compression="zstd", store_schema=False)
     with pytest.raises(UserError, match=r"column text.list.element, a page unpacks to 128.0 MiB"):
         list(read_rows(find(str(tmp_path / "a.parquet")), [TurnsColumn("text")], bad))
+
+
+def test_rows_of_long_lists_come_few_at_a_time(tmp_path: Path) -> None:
+    """Any number of like values lie in few bytes of a page, which says how many they are."""
+    rows, values = 16, 2**17
+    short = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows * values, np.int8)), pa.array(["user"]))
+    cells = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1) * values, pa.int32()), short)
+    pq.write_table(pa.table({"text": cells}), tmp_path / "a.parquet", compression="zstd", store_schema=False)
+    with open_parquet(tmp_path / "a.parquet") as file:
+        assert parquet_batch_rows(tmp_path / "a.parquet", file, ["text"], 256) <= 4, "of 2 MiB each"
 
 
 def test_a_row_of_csv_that_does_not_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
