@@ -5,7 +5,8 @@
 Runs `train --preset=recipe_NAME` in a child process, then the peer on the very same shards: same tokenizer, same rows,
 same shape, as many steps of as many rows; then the peer once more, with as many steps as it makes in the time that this
 project took. All folders are measured by the same `evaluate` command on the same validation rows, those of the recipes g2p_*
-by their word error rate too. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
+by their word error rate too; beside them stand simple methods (the nearest neighbour's answer, the first sentence). The first ten
+held-out rows and their answers, unchosen, go into docs/recipes.md. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
 50 ms; the section of docs/benchmarks.md and its picture, memory over time beside the budget, are written at the end.
 
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
@@ -24,7 +25,9 @@ from typing import Any
 from benchmarks.parts import children
 from benchmarks.parts.children import Child
 from benchmarks.parts.memory_picture import draw_memory, thinned
+from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, markdown, picture_place, write_section
+from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import events_of
 from units import format_size
 
@@ -34,6 +37,7 @@ RECIPES = {
 }  # fmt: skip
 WER = "wer"  # of the recipes for words
 PROGRAM = str(ROOT / "train_low_mem.py")
+ANSWERS, LONGEST_CELL = 10, 160
 TOLD = ("model_preset", "d_model", "d_ff", "num_layers", "num_decoder_layers", "vocab_size", "max_seq_len", "max_target_len",
         "effective_batch_size", "optimizer", "learning_rate", "mixed_precision", "seed")  # fmt: skip
 OWN = {
@@ -117,7 +121,31 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
             **found,
         }
     plan = next(event for event in events if event["event"] == "plan")
+    files, held_out, rows = str(settings["train_file"]), str(settings["validation_file"]), int(options["eval_rows"])
+    result["simple"] = simple_scores(recipe, files, held_out, RECIPES[recipe], rows)
+    length = [f"--max_seq_len={settings['max_seq_len']}", f"--max_new_tokens={settings['max_target_len']}"]
+    result["answers"] = first_answers(work / "runs" / "ours", recipe, held_out, length)
     return {**result, "planned_peak_bytes": end["planned_peak_bytes"], "budget_bytes": plan["budget_bytes"]}
+
+
+def first_answers(model: Path, recipe: str, held_out: str, flags: list[str]) -> list[dict[str, str]]:
+    """What the model answers to the first held-out rows, beside what was right."""
+    asked = pairs_of(held_out, recipe)[:ANSWERS]
+    answers = answer(str(model), [prompt for prompt, _ in asked], flags)
+    return [
+        {"prompt": prompt, "right": right, "answer": given}
+        for (prompt, right), given in zip(asked, answers, strict=True)
+    ]
+
+
+def answers_table(answers: list[dict[str, str]]) -> str:
+    """Prompts, right answers and given ones; long ones are cut."""
+
+    def cell(text: str) -> str:
+        text = " ".join(text.split()).replace("|", "\\|").replace("<", "\\<")
+        return text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
+
+    return markdown(["prompt", "right", "answered"], [[cell(text) for text in one.values()] for one in answers])
 
 
 def table(recipe: str, figures: dict[str, Any]) -> str:
@@ -132,6 +160,8 @@ def table(recipe: str, figures: dict[str, Any]) -> str:
         values = [f"{side[key]:.3f}" if key == "loss" else f"{side[key]:.1f}" for key in names if key in side]
         rows.append([shown, format_size(side["peak_bytes"]), f"{side['seconds'] / 60:.1f} min", *values])
     given = [key for key in names if key in figures["ours"]]
+    for name, side in figures.get("simple", {}).items():
+        rows.append([name, "", "", *(f"{side[key]:.1f}" if key in side else "" for key in given)])
     head = markdown(["trained by", "peak", "time", *given], rows)
     setup = (
         f"{figures['steps']} steps of {figures['rows']} rows, from random weights, shape "
@@ -160,7 +190,10 @@ def main(arguments: list[str]) -> None:
     print(body, flush=True)
     body += f"\n\n![memory over time]({picture_place(f'recipe-{names[0]}')[1]})"
     draw_memory(picture_place(f"recipe-{names[0]}")[0], figures)
+    answers = figures.pop("answers")
     write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}, beside Seq2SeqTrainer on equal tokens", body, figures)
+    told = f"The first {len(answers)} held-out rows, unchosen.\n\n{answers_table(answers)}"
+    write_section(f"answers-{names[0]}", f"Answers: {names[0]}", told, answers, ROOT / "docs" / "recipes.md")
 
 
 if __name__ == "__main__":

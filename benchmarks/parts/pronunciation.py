@@ -4,7 +4,8 @@
     python -m benchmarks.parts.pronunciation score MODEL FILE ... [--num_beams=N] [--FLAG=VALUE ...]
 
 Files are those of the SIGMORPHON shared tasks: a word, a tab, its phones parted by spaces. `rows` writes OUTPUT/train.jsonl
-and OUTPUT/dev.jsonl, a token for each letter and phone: letters are decomposed (Unicode NFD, so that a Korean syllable
+and OUTPUT/dev.jsonl, and of several languages each one's train_LANGUAGE.jsonl too (to be mixed by weight); a token for each
+letter and phone: letters are decomposed (Unicode NFD, so that a Korean syllable
 is its two or three letters), a space is "_", and the language stands first. `score` takes the language from a file's name
 (kor_test.tsv: kor), or of rows that `rows` has written from their prompts; it answers the words and tells the percentage of
 words with any wrong phone (WER), a language a line, and their mean. A word with several pronunciations counts once, as
@@ -69,11 +70,18 @@ def make_rows(folder: Path, output: Path, languages: list[str]) -> None:
     """Write the rows of some languages, one of each in turn, so that the first rows are of all of them."""
     output.mkdir(parents=True, exist_ok=True)
     for part in ("train", "dev"):
-        each = [rows(read_words(folder / f"{name}_{part}.tsv"), name) for name in languages]
-        made = [row for together in zip_longest(*each) for row in together if row is not None]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made)
-        (output / f"{part}.jsonl").write_text(text, encoding="utf8")
-        print(f"{output / part}.jsonl: {len(made):,} rows")
+        each = {name: list(rows(read_words(folder / f"{name}_{part}.tsv"), name)) for name in languages}
+        mixed = (row for together in zip_longest(*each.values()) for row in together if row is not None)
+        write_rows(output / f"{part}.jsonl", list(mixed))
+        if part == "train" and len(languages) > 1:
+            for name, own in each.items():
+                write_rows(output / f"{part}_{name}.jsonl", own)
+
+
+def write_rows(path: Path, made: list[dict[str, str]]) -> None:
+    """Write rows as JSONL, and tell how many."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf8")
+    print(f"{path}: {len(made):,} rows")
 
 
 def answer(model: str, prompts: list[str], flags: list[str]) -> list[str]:

@@ -38,6 +38,8 @@ def test_rows_of_several_languages(tmp_path: Path) -> None:
     make_rows(tmp_path, tmp_path / "out", ["fre", "hun"])
     made = [json.loads(line) for line in (tmp_path / "out" / "dev.jsonl").read_text(encoding="utf8").splitlines()]
     assert made == [{"prompt": "fre: f a", "response": "d a"}, {"prompt": "hun: h a", "response": "d a"}]
+    own = (tmp_path / "out" / "train_hun.jsonl").read_text(encoding="utf8")
+    assert json.loads(own) == {"prompt": "hun: h a", "response": "t a"}
 
 
 def test_scores_by_language_and_their_mean(

@@ -8,7 +8,8 @@ import pytest
 from benchmarks.parts.memory_picture import draw_memory, thinned
 from benchmarks.parts.recipe_data import description, page_lines, write
 from benchmarks.parts.recipe_peer import collate
-from benchmarks.recipes import RECIPES, table
+from benchmarks.parts.simple_answers import first_sentence, nearest, simple_scores, words
+from benchmarks.recipes import RECIPES, answers_table, table
 from config import load
 
 STANZA = """Package: river
@@ -88,3 +89,21 @@ def test_a_thinned_curve_keeps_its_peak_and_its_beginning() -> None:
     few = thinned(curve)
     assert len(few) == 150 and few[0][0] == 0.0 and max(held for _, held in few) == 996
     assert thinned(curve[:3]) == curve[:3] and thinned([]) == []
+
+
+def test_simple_methods_answer_and_are_scored(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    assert words("A river, 河上") == ["a", "river", "河", "上"]
+    assert first_sentence(" Small boats. They wait.") == "Small boats." and first_sentence("one\ntwo") == "one"
+    train = [("boats on a river", "boats"), ("snow on a hill", "snow"), ("河上的桥", "桥")]
+    assert nearest(train, ["a hill with snow", "桥在河上", ""])[:2] == ["snow", "桥"]
+    for name, rows in (("train", train), ("valid", [("Snow fell. More of it on the hill", "snow")])):
+        made = (json.dumps({"prompt": prompt, "response": right}) + "\n" for prompt, right in rows)
+        (tmp_path / f"{name}.jsonl").write_text("".join(made), encoding="utf8")
+    found = simple_scores("summarise", str(tmp_path / "train.jsonl"), str(tmp_path / "valid.jsonl"), "exact_match", 5)
+    assert found == {"nearest neighbour (BM25)": {"exact_match": 100.0}, "the first sentence": {"exact_match": 0.0}}
+
+
+def test_answers_fit_cells_of_a_table() -> None:
+    told = answers_table([{"prompt": "a | b\nc", "right": "<x>", "answer": "y" * 200}]).splitlines()[-1]
+    assert told == "| a \\| b c | \\<x> | " + "y" * 159 + "… |"
