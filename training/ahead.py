@@ -120,8 +120,8 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
 
 def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
     """What a run tells of itself before it has a journal."""
-    told = {"kind": kind_of(config), "objective": config.data.objective, "model": config.model_preset}
-    told["data"] = config.data.train_file
+    data = config.data
+    told = {"kind": kind_of(config), "objective": data.objective, "model": config.model_preset, "data": data.train_file}
     return {**told, "budget_bytes": monitor.budget_bytes, "peak_bytes": monitor.peak_bytes, **monitor.latest()}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# (file, before, after): why
-SAME: dict[tuple[str, str, str], str] = {}
+# (file, first line of the statement, before, after): why
+SAME: dict[tuple[str, str, str, str], str] = {}
 
 
-def reason_of(file: str, before: str, after: str) -> str:
+def reason_of(file: str, statement: str, before: str, after: str) -> str:
     """Why a change that survived is none; empty where it is one."""
-    return SAME.get((file, before, after), "")
+    return SAME.get((file, statement, before, after), "")

@@ -1,186 +1,62 @@
 """Would a test notice a slip? `python -m benchmarks.checks.mutants --times=300 [--processes=2] [--only=memory/plan.py] [--again]`.
 
-One token of one file is changed (a comparison, a number by one, a condition turned round, a statement left out), and the
-tests that import that file are run: where they pass, the change is a survivor, told with its line. Which changes are tried
-is drawn once, by a fixed seed; what is tried is noted at once, below data/cache, and not tried a second time while its file
-stays as it is. `--again` tries what has survived, against more tests and those written since; what can change nothing is in
-`equivalent.py`, with the reason. Source: DeMillo, Lipton, Sayward 1978,
-"Hints on Test Data Selection". Works where processes can fork.
+Slips (`slips.py`) are made one at a time in a copy of everything, and the tests that know the file (`asked.py`) are run: where
+they pass, the change is a survivor, told with its line. What is tried is noted at once, below data/cache, and not tried
+a second time while the function around it stays as it is. `--again` tries what has survived, against more tests and those
+written since; what can change nothing is in `equivalent.py`, with the reason. The figures go into docs/reliability.md.
+Works where processes can fork.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
 import json
 import math
 import os
-import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checks.asked import noticed_by
 from benchmarks.checks.equivalent import reason_of
+from benchmarks.checks.slips import ROOT, Mutant, drawn, source_of
+from benchmarks.parts.results import markdown, write_section
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-TARGETS = (
-    "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "data/durable.py", "model/formats/checksums.py",
-    "training/checkpoints/*.py",
-)  # fmt: skip
-TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
-MOST_TEST_FILES, MOST_AGAIN = 2, 8  # of a mutant; of one that has survived the first ones
-SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer
-PROCESSOR_SECONDS = 120
+MOST_TEST_FILES, MOST_AGAIN = 3, 8  # of a mutant; of one that has survived the first ones
+PROCESSOR_SECONDS, CLOCK_SECONDS, GIGABYTES = 120, 1200, 6  # of one attempt
 NOTES = ROOT / "data" / "cache" / "mutants.jsonl"
+PAGE = ROOT / "docs" / "reliability.md"
 UNCHANGED = -1  # the number of no node
 PASSED, NO_TESTS, NOT_RUN = 0, 5, 70
 WARM = ("torch", "numpy", "pyarrow.parquet", "pytest", "safetensors.torch", "accelerate")
-SWAPPED: dict[type[ast.AST], Any] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
-}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change: the file, which of its nodes, and how it reads."""
-
-    file: str
-    node: int
-    line: int
-    before: str
-    after: str
-
-
-def changed(node: Any) -> Any:
-    """Another node in the place of this one; None where there is nothing to change."""
-    fresh: Any = copy.deepcopy(node)
-    if isinstance(fresh, ast.Compare) and type(fresh.ops[0]) in SWAPPED:
-        fresh.ops[0] = SWAPPED[type(fresh.ops[0])]()
-    elif isinstance(fresh, (ast.BoolOp, ast.BinOp)) and type(fresh.op) in SWAPPED:
-        fresh.op = SWAPPED[type(fresh.op)]()
-    elif isinstance(fresh, ast.Constant) and isinstance(fresh.value, bool):
-        fresh.value = not fresh.value
-    elif isinstance(fresh, ast.Constant) and isinstance(fresh.value, int):
-        fresh.value += 1 if fresh.lineno % 2 else -1
-    elif isinstance(fresh, (ast.If, ast.IfExp)):
-        fresh.test = ast.UnaryOp(ast.Not(), fresh.test)
-    elif isinstance(fresh, (ast.Raise, ast.AugAssign)) or (
-        isinstance(fresh, ast.Expr) and isinstance(fresh.value, ast.Call)
-    ):
-        return ast.copy_location(ast.Pass(), node)
-    else:
-        return None
-    return ast.fix_missing_locations(fresh)
-
-
-def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Every change of a file."""
-    tree = ast.parse(path.read_text(encoding="utf8"))
-    annotations = [
-        part
-        for node in ast.walk(tree)
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None))
-        if isinstance(part, ast.AST)
-    ]
-    unread = {id(inner) for part in annotations for inner in ast.walk(part)}
-    for number, node in enumerate(ast.walk(tree)):
-        if id(node) not in unread and (fresh := changed(node)) is not None:
-            before, after = (ast.unparse(each).splitlines()[0][:100] for each in (node, fresh))
-            yield Mutant(path.relative_to(ROOT).as_posix(), number, getattr(node, "lineno", 0), before, after)
-
-
-def source_of(mutant: Mutant) -> str:
-    """The file with the change in it."""
-    tree = ast.parse((ROOT / mutant.file).read_text(encoding="utf8"))
-    wanted = next(node for number, node in enumerate(ast.walk(tree)) if number == mutant.node)
-
-    class Change(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> ast.AST:
-            return changed(node) or node if node is wanted else self.generic_visit(node)
-
-    return ast.unparse(Change().visit(tree))
-
-
-@cache
-def imported(path: Path) -> frozenset[str]:
-    """The modules that a file imports; what is imported from a package may be one."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
-        if isinstance(node, ast.ImportFrom):
-            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return frozenset(found)
-
-
-@cache
-def noticed_by(file: str, most: int = MOST_TEST_FILES) -> tuple[str, ...]:
-    """The tests that import a file's module, its own first and those that start other processes last.
-
-    Behind them, or where there are none, those named like the module, those of the files that import it, and of what is
-    imported by name those beside it.
-    """
-    module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    tests = sorted(path for wing in TESTS for path in (ROOT / "tests" / wing).rglob("test_*.py"))
-    own = f"test_{module.rpartition('.')[2]}.py"
-    first = [path for path in tests if module in imported(path)]
-    if len(first) < most:
-        through_them = {
-            _module_of(path) for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)
-        }
-        first += [path for path in tests if path.name == own or not through_them.isdisjoint(imported(path))]
-    if not first:
-        users = [path for path in (ROOT / file.split("/")[0]).rglob("*.py") if module in imported(path)]
-        through = {test for user in users for test in noticed_by(user.relative_to(ROOT).as_posix())}
-        beside = sorted((ROOT / "tests" / file).parent.glob("test_*.py"))
-        first = [path for path in tests if path.relative_to(ROOT).as_posix() in through] or beside
-    ranked = sorted(dict.fromkeys(first), key=lambda path: (path.name != own, not SLOW.isdisjoint(imported(path))))
-    return tuple(path.relative_to(ROOT).as_posix() for path in ranked[:most])
-
-
-def _module_of(path: Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
-
-
-def drawn(only: Sequence[str]) -> list[Mutant]:
-    """All mutants, in the order in which they are tried."""
-    files = sorted({path for pattern in only or TARGETS for path in ROOT.glob(pattern) if path.name != "__init__.py"})
-    mutants = [mutant for path in files for mutant in mutants_of(path)]
-    random.Random(0).shuffle(mutants)
-    return mutants
-
-
-def _key(mutant: Mutant) -> str:
-    """Names a change, and the file that it is made to as it is now."""
-    return f"{zlib.crc32((ROOT / mutant.file).read_bytes()):08x} {mutant.file} {mutant.node}"
-
-
-def noted() -> dict[str, bool]:
-    """What was tried: key -> whether it survived."""
+def noted() -> dict[str, list[bool]]:
+    """What was tried: key -> whether it survived, each time."""
     lines = NOTES.read_text(encoding="utf8").splitlines() if NOTES.is_file() else []
-    return {key: survived for key, survived in map(json.loads, lines)}
+    found: dict[str, list[bool]] = {}
+    for key, survived in map(json.loads, lines):
+        found.setdefault(key, []).append(survived)
+    return found
 
 
 def note(mutant: Mutant, survived: bool) -> None:
     """Keep what came of a change."""
     NOTES.parent.mkdir(parents=True, exist_ok=True)
     with NOTES.open("a", encoding="utf8") as file:
-        file.write(json.dumps([_key(mutant), survived]) + "\n")
+        file.write(json.dumps([mutant.key, survived], ensure_ascii=False) + "\n")
 
 
 def try_out(mutant: Mutant, tests: Sequence[str], copy_of_all: Path) -> int:
-    """Run the tests in a forked process; returns its number."""
+    """Run the tests in a forked process; returns its number, which is that of its group too."""
     if mutant.node != UNCHANGED:
         (copy_of_all / mutant.file).write_text(source_of(mutant), encoding="utf8")
     if pid := os.fork():
@@ -189,7 +65,10 @@ def try_out(mutant: Mutant, tests: Sequence[str], copy_of_all: Path) -> int:
 
     import pytest
 
+    os.setpgid(0, 0)
+    signal.alarm(CLOCK_SECONDS)  # a change may wait for good
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS + 5))
+    resource.setrlimit(resource.RLIMIT_DATA, (GIGABYTES * 1024**3,) * 2)  # or ask for a thousand times the memory
     sink = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1, 2):
         os.dup2(sink, handle)
@@ -230,12 +109,15 @@ def try_all(
                 running[try_out(mutant, tests, place)] = (mutant, place)
                 continue
             pid, status = os.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what its tests have started
             mutant, place = running.pop(pid)
             shutil.copyfile(ROOT / mutant.file, place / mutant.file)
             free.append(place)
             code = os.waitstatus_to_exitcode(status)
             assert code != NOT_RUN, f"the tests of {mutant.file} cannot be run"
-            tell(mutant, code in (PASSED, NO_TESTS))
+            if code != -signal.SIGALRM:  # a machine that was busy for long has not noticed anything
+                tell(mutant, code in (PASSED, NO_TESTS))
 
 
 def told(mutant: Mutant, survived: bool) -> None:
@@ -248,20 +130,42 @@ def told(mutant: Mutant, survived: bool) -> None:
 def figures(every: Sequence[Mutant]) -> dict[str, Any]:
     """What is known of all of these."""
     known = noted()
-    tried = {mutant: known[key] for mutant in every if (key := _key(mutant)) in known}
-    lost = [mutant for mutant, survived in tried.items() if survived]
-    same = {mutant: reason for mutant in lost if (reason := reason_of(*_parts(mutant)))}
-    by_wing, of_these = (Counter(mutant.file.split("/")[0] for mutant in mutants) for mutants in (tried, lost))
+    tried = {mutant: known[mutant.key] for mutant in every if mutant.key in known}
+    first = [mutant for mutant, results in tried.items() if results[0]]
+    lost = [mutant for mutant, results in tried.items() if results[-1]]
+    same = {mutant: reason for mutant in lost if (reason := reason_of(*mutant.parts))}
+    counted = {
+        "tried": Counter(map(_wing, tried)), "survived_at_first": Counter(map(_wing, first)),
+        "noticed_since": Counter(_wing(mutant) for mutant in first if mutant not in lost),
+        "equivalent": Counter(map(_wing, same)), "left": Counter(_wing(mutant) for mutant in lost if mutant not in same),
+    }  # fmt: skip
     return {
-        "possible": len(every), "tried": len(tried), "survived": len(lost), "equivalent": len(same),
-        "by_wing": {wing: {"tried": by_wing[wing], "survived": of_these[wing]} for wing in sorted(by_wing)},
+        "possible": len(every), **{name: count.total() for name, count in counted.items()},
+        "by_wing": {wing: {name: count[wing] for name, count in counted.items()} for wing in sorted(counted["tried"])},
         "survivors": [{**asdict(mutant), "equivalent": same.get(mutant, "")} for mutant in lost],
     }  # fmt: skip
 
 
+def _wing(mutant: Mutant) -> str:
+    return "checkpoints" if mutant.file.startswith(("training/", "model/")) else mutant.file.split("/")[0]
+
+
+def body(found: dict[str, Any]) -> str:
+    """What is said of the figures, as Markdown."""
+    titles = {
+        "tried": "tried", "survived_at_first": "survived the first tests asked", "noticed_since": "of these noticed by more tests, or by new ones",
+        "equivalent": "change nothing that is promised", "left": "left",
+    }  # fmt: skip
+    rows = [[wing, *(str(counts[name]) for name in titles)] for wing, counts in found["by_wing"].items()]
+    rows.append(["in all", *(str(found[name]) for name in titles)])
+    return f"{found['tried']} of {found['possible']} changes that can be made, drawn by their names.\n\n" + markdown(
+        ["where", *titles.values()], rows
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=300)
+    parser.add_argument("--times", type=int, default=300, help="how many are known of in the end")
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="")
@@ -272,25 +176,17 @@ def main() -> None:
         __import__(module)
     every, known = drawn([pattern for pattern in asked.only.split(",") if pattern]), noted()
     if asked.again:
-        wanted = [mutant for mutant in every if known.get(_key(mutant)) and not reason_of(*_parts(mutant))]
+        wanted = [mutant for mutant in every if known.get(mutant.key, [False])[-1] and not reason_of(*mutant.parts)]
     else:
-        wanted = [mutant for mutant in every if _key(mutant) not in known]
+        wanted = [mutant for mutant in every if mutant.key not in known][: max(0, asked.times - len(known))]
     if wanted:
-        sound, passed = Mutant(wanted[0].file, UNCHANGED, 0, "nothing", "nothing"), list[bool]()
+        sound, passed = Mutant(wanted[0].file, UNCHANGED, 0, "nothing", "nothing", "", ""), list[bool]()
         try_all([sound], 1, lambda _, survived: passed.append(survived))
         assert passed == [True], f"the tests of {sound.file} fail as it is"
-    most = MOST_AGAIN if asked.again else MOST_TEST_FILES
-    try_all(wanted[: asked.times], asked.processes, told, asked.minutes, most)
-    found = figures(every)
-    print(f"{found['tried']} of {found['possible']} tried, {found['survived']} survived, {found['equivalent']} of them equivalent")  # fmt: skip
-
-    from benchmarks.parts.results import write_figures
-
-    write_figures("mutants", found)
-
-
-def _parts(mutant: Mutant) -> tuple[str, str, str]:
-    return mutant.file, mutant.before, mutant.after
+    try_all(wanted, asked.processes, told, asked.minutes, MOST_AGAIN if asked.again else MOST_TEST_FILES)
+    found = figures(drawn([]))
+    print(f"{found['tried']} of {found['possible']} tried, {found['survived_at_first']} survived at first, {found['left']} left")  # fmt: skip
+    write_section("mutants", "Slips made on purpose", body(found), found, PAGE)
 
 
 if __name__ == "__main__":

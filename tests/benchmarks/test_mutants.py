@@ -1,4 +1,4 @@
-"""A slip is one change of a file, the file stays as it is, and the tests that import it are found."""
+"""A slip is one change of a file, its name stays while its function does, and the tests that know the file are found."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.checks import mutants
+from benchmarks.checks import asked, mutants, slips
+from benchmarks.checks.asked import noticed_by
 from benchmarks.checks.equivalent import SAME
-from benchmarks.checks.mutants import ROOT, changed, drawn, figures, mutants_of, note, noticed_by, source_of
+from benchmarks.checks.mutants import MOST_TEST_FILES, body, figures, note
+from benchmarks.checks.slips import ROOT, changed, drawn, mutants_of, source_of
 
 
 @pytest.mark.parametrize(
@@ -40,30 +42,62 @@ def test_a_mutant_is_its_file_with_one_change() -> None:
 def test_the_same_mutants_in_every_run_and_tests_for_all() -> None:
     first = drawn(["data/batches/order.py", "memory/cost/blocks.py"])
     assert first == drawn(["data/batches/order.py", "memory/cost/blocks.py"]) and len({m.file for m in first[:20]}) == 2
-    assert noticed_by("data/batches/order.py")[0] == "tests/data/batches/test_order.py"
-    files = {path for pattern in mutants.TARGETS for path in ROOT.glob(pattern) if path.name != "__init__.py"}
-    untested = [str(path) for path in files if not noticed_by(path.relative_to(ROOT).as_posix())]
+    files = {path for pattern in slips.TARGETS for path in ROOT.glob(pattern) if path.name != "__init__.py"}
+    untested = [str(path) for path in files if not noticed_by(path.relative_to(ROOT).as_posix(), MOST_TEST_FILES)]
     assert len(files) > 50 and not untested
 
 
-def test_what_was_tried_is_known_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_stays_while_its_function_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slips, "ROOT", tmp_path)
+    path = tmp_path / "plan.py"
+    path.write_text("def one(a):\n    return a < 1\n\n\nclass Two:\n    def two(self, a):\n        return a > 2\n")
+    before = {mutant.key for mutant in mutants_of(path)}
+    path.write_text(
+        "import os\n\n\ndef one(a):\n    return a < 3\n\n\nclass Two:\n    def two(self, a):\n        return a > 2\n"
+    )
+    after = {mutant.key for mutant in mutants_of(path)}
+    assert len(before) == len(after) == 4 and {key.split("|")[0].split()[-2] for key in before & after} == {">"}
+
+
+def test_the_tests_beside_a_file_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "memory/cost.py": "", "memory/plan.py": "from memory import cost", "tests/memory/test_cost.py": "from memory.plan import plan",
+        "tests/memory/test_plan.py": "from memory.plan import plan", "tests/memory/test_apart.py": "from memory.cost import x\nimport subprocess",
+        "tests/data/test_cost.py": "import data.cost", "tests/data/test_uses.py": "from memory.cost import x",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(asked, "ROOT", tmp_path)
+    expected = [
+        "tests/memory/test_cost.py",
+        "tests/data/test_uses.py",
+        "tests/memory/test_plan.py",
+        "tests/memory/test_apart.py",
+    ]
+    assert list(asked.noticed_by("memory/cost.py", 9)) == expected
+
+
+def test_what_was_tried_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "NOTES", tmp_path / "cache" / "notes.jsonl")
     every = drawn(["data/batches/order.py"])
     assert figures(every)["tried"] == 0
-    note(every[0], True)
-    note(every[1], True)
-    note(every[2], False)
+    for number in (0, 1, 2):
+        note(every[number], True)
+    note(every[3], False)
     note(every[1], False)  # a test was written since
-    monkeypatch.setattr(mutants, "reason_of", lambda *parts: "it says the same")
+    monkeypatch.setattr(mutants, "reason_of", lambda *parts: "it says the same" if parts == every[0].parts else "")
     found = figures(every)
-    assert (found["tried"], found["survived"], found["equivalent"]) == (3, 1, 1)
-    assert found["survivors"][0]["line"] == every[0].line and found["by_wing"] == {"data": {"tried": 3, "survived": 1}}
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    (tmp_path / "data" / "batches").mkdir(parents=True)
-    (tmp_path / "data" / "batches" / "order.py").write_text("other = 1")
-    assert figures(every)["tried"] == 0
+    assert found["by_wing"] == {
+        "data": {"tried": 4, "survived_at_first": 3, "noticed_since": 1, "equivalent": 1, "left": 1}
+    }
+    assert {each["line"]: each["equivalent"] for each in found["survivors"]} == {
+        every[0].line: "it says the same",
+        every[2].line: "",
+    }
+    assert body(found).splitlines()[-1] == "| in all | 4 | 3 | 1 | 1 | 1 |"
 
 
 def test_what_is_called_equivalent_is_a_change_that_can_be_made() -> None:
-    for file, before, after in SAME:
-        assert any((m.before, m.after) == (before, after) for m in mutants_of(ROOT / file)), (file, before)
+    known = {file: {mutant.parts for mutant in mutants_of(ROOT / file)} for file in {parts[0] for parts in SAME}}
+    assert not [parts for parts in SAME if parts not in known[parts[0]]]

@@ -116,3 +116,12 @@ def test_a_gradient_of_a_weight_is_named() -> None:
     handed: list[object] = []
     checks.watching(handed.extend)([weight])
     assert checks.first == "the gradient of encoder.blocks.0.feed_forward.wi.weight" and handed == [weight]
+
+
+def test_a_loss_that_alone_is_not_finite_is_named() -> None:
+    checks = anomaly.Anomalies(small_model())
+    checks.loss(torch.tensor(2.0))
+    assert checks.first is None
+    with pytest.raises(NotFinite):
+        checks.loss(torch.tensor(float("inf")))
+    assert checks.first == "the loss"

@@ -65,6 +65,14 @@ def test_int8_and_bf16_stay_narrow_for_products(narrow: torch.dtype) -> None:
         assert head.dtype == narrow
 
 
+def test_a_block_of_a_quantized_base_is_never_widened_as_a_whole() -> None:
+    model = T5(SHAPE, dtype=torch.bfloat16).initialise(0)
+    quantize_model(model)
+    block, head = list(model.decoder.blocks[0].parameters()), model.output_weight
+    with weight_store_for(torch.int8, torch.float32, (head,)).in_compute_dtype([*block, head]):
+        assert torch.int8 in {weight.dtype for weight in block} and head.dtype == torch.float32
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_answers_are_those_of_the_compute_dtype(beams: int) -> None:
     model, cast = T5(SHAPE, dtype=torch.bfloat16).initialise(0), CastWeightStore(torch.float32)

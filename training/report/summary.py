@@ -132,9 +132,9 @@ def summary_rows(summary: Summary) -> Rows:
             )
         )
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        told = say("{loss} at the beginning, and no lower since", loss=f"{s.first_eval_loss:.3f}")
-        if s.best_eval_loss < s.first_eval_loss:
-            told = f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"
+        first, best = f"{s.first_eval_loss:.3f}", f"{s.best_eval_loss:.3f}"
+        no_lower = say("{loss} at the beginning, and no lower since", loss=first)
+        told = f"{first} -> {best}" if s.best_eval_loss < s.first_eval_loss else no_lower
         rows.insert(1, (say("evaluation loss"), told))
     if s.skipped_batches or s.rate_factor < 1:
         rows.append((say("inf or nan"), _left_out(s)))

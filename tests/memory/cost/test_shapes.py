@@ -47,6 +47,18 @@ def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> N
     assert alone.together(2, 2, sizes) == Tokens(16, 8), "two rows of four are no rows"
 
 
+def test_no_room_is_kept_for_micro_batches_without_rows() -> None:
+    shapes = Shapes(np.array([[2, 3, 9, 10], [4, 4, 0, 0]]), np.array([[1, 1, 2, 5], [7, 1, 0, 0]]))
+    assert shapes.sizes(2) == ((5, 8, 19), (2, 7, 8))
+
+
+def test_the_largest_micro_batch_may_lie_in_a_smaller_step() -> None:
+    shapes = Shapes(np.array([[5, 5, 5, 5], [1, 1, 1, 12]]), np.array([[1, 1, 1, 1], [1, 1, 1, 1]]))
+    assert [len(step) for step in shapes.worst_steps(1)] == [4, 4] and ((12, 1),) in shapes.worst_steps(1)[1]
+    assert shapes.widest_micro_batch(1) == ((12, 1),)
+    assert len(shapes.worst_steps(4)) == 1
+
+
 def test_rows_as_the_loader_cuts_them() -> None:
     shapes = Shapes(SOURCES, TARGETS, max_tokens=14)
     assert shapes.worst_steps(2) == [[((2, 1), (3, 1)), ((9, 2),), ((10, 5),)]]

@@ -157,6 +157,24 @@ def test_publishing_makes_the_run_a_model_folder(tmp_path: Path, monkeypatch: py
     assert shared == links
 
 
+def test_a_whole_model_is_published_whatever_has_become_of_its_state(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain")
+
+    def write(folder: Path) -> None:
+        write_model(folder)
+        (folder / "state" / "optimizer.safetensors").write_text("moments")
+
+    checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write)
+    (checkpoint / "state" / "optimizer.safetensors").write_text("damaged")
+    publish(checkpoint, run_dir)
+    assert damages(run_dir) == []
+    (checkpoint / "model.safetensors").unlink()  # which the run's own folder shares
+    (checkpoint / "model.safetensors").write_text("damaged too")
+    with pytest.raises(UserError, match="the model was not published"):
+        publish(checkpoint, run_dir)
+    assert damages(run_dir) == [], "the one before stays"
+
+
 def test_publishing_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = create_run(tmp_path, "run", "pretrain")
     checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write_model)

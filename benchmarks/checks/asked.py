@@ -1,0 +1,54 @@
+"""Which tests would notice a slip in a file? Those beside it first, then those that import it, then those that use it through another."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from benchmarks.checks.slips import ROOT
+
+TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
+SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer
+QUICK = {"memory/cost/": "tests/memory/cost/test_kept_predictions.py"}  # looks at all files of a folder, at once
+IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|.*)|import ([\w.]+))", re.MULTILINE)
+
+
+@cache
+def noticed_by(file: str, most: int) -> tuple[str, ...]:
+    """The files of tests to ask, the likeliest first and those that start other processes last."""
+    module, wing = _module_of(ROOT / file), ROOT / file.split("/")[0]
+    beside, package = ROOT / "tests" / Path(file).parent, module.rpartition(".")[0]
+    mirrored = beside / f"test_{Path(file).stem}.py"
+    users = {path: _module_of(path) for path in wing.rglob("*.py") if module in imported(path)}
+    through = {*users.values(), *([package] if "." in package else [])}  # a package may load by name what is in it
+    subjects = {ROOT / "tests" / path.relative_to(ROOT).parent / f"test_{path.stem}.py" for path in users}
+
+    quick = [ROOT / test for folder, test in QUICK.items() if file.startswith(folder)]
+
+    def rank(test: Path) -> tuple[bool, ...]:
+        known = imported(test)
+        is_apart = beside not in test.parents
+        return (
+            test not in quick, test != mirrored, test.parent != beside or not test.stem.startswith(mirrored.stem), not SLOW.isdisjoint(known), module not in known, test not in subjects,
+            is_apart and known.isdisjoint(through), is_apart,
+        )  # fmt: skip
+
+    def fits(test: Path) -> bool:
+        return test in subjects or test.parent == beside or not imported(test).isdisjoint({module, *through})
+
+    every = sorted(path for name in TESTS for path in (ROOT / "tests" / name).rglob("test_*.py"))
+    return tuple(path.relative_to(ROOT).as_posix() for path in sorted(filter(fits, every), key=rank)[:most])
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """The modules that a file imports; what is imported from a package may be one."""
+    found = set()
+    for module, names, plain in IMPORT.findall(path.read_text(encoding="utf8")):
+        found |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))} if module else {plain}
+    return frozenset(found)
+
+
+def _module_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
