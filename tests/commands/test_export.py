@@ -167,7 +167,7 @@ def test_a_missing_package_is_told_with_its_command(
 ) -> None:
     source, _ = saved(tmp_path / "model", tokenizers["bpe"])
     monkeypatch.setitem(sys.modules, form, None)
-    with pytest.raises(UserError, match=rf"--format = {form}, .*run: pip install {form}$"):
+    with pytest.raises(UserError, match=rf"--format = {form}, .*run: python -m pip install {form}$"):
         export(settings(source, tmp_path / "out", form))
 
 

@@ -112,7 +112,7 @@ def test_trackers_are_named_and_there(folder: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError) as refused:
         tracker_names(configuration(folder, "x", log_with="wandb,tensorbord"))
     lacking, unknown = refused.value.problems
-    assert lacking.endswith("run: pip install wandb") and "did you mean tensorboard?" in unknown
+    assert lacking.endswith("run: python -m pip install wandb") and "did you mean tensorboard?" in unknown
 
 
 def test_the_card_of_a_run(told: Told) -> None:
