@@ -101,6 +101,7 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
         "few words, gated, compiled kernels": (replace(few_words, model=replace(few, feed_forward_proj="gated-gelu")), replace(CUT, kernels=True), CPU),
         "bfloat16 at rest, decoder saved": (UNEVEN, replace(SAVING, storage="bfloat16", saved_blocks=2), CPU),
         "wide attention, long answers": (replace(EVEN, model=wide, source_tokens=24, target_tokens=400, dropout=False), CUT, CPU),
+        "wide attention, compiled kernels": (replace(dry, model=wide), replace(CUT, kernels=True), CPU),
         "many short rows": (short, replace(SAVING, batch_size_per_gpu=64), CPU),
         "many short rows, compiled kernels": (short, replace(CUT, batch_size_per_gpu=16, kernels=True), CPU),
         "long answers": (replace(EVEN, source_tokens=24, target_tokens=500, dropout=False), replace(CUT, saved_blocks=2), CPU),
