@@ -31,6 +31,7 @@ from language import join, say, speak
 from screen import guard, visible
 from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
+from settings.program import missing, python
 from terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
@@ -64,6 +65,13 @@ def _answered(arguments: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt as interruption:
         return _interrupted(interruption)
+    except ModuleNotFoundError as error:
+        told = missing(error, arguments)
+        if told:
+            _print_refusal(_name_of(arguments), UserError(told))
+        else:
+            _report_crash(error, arguments)
+        return 2 if told else 1
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -206,8 +214,8 @@ def _serve(name: str, config: Config) -> None:
         module = import_module("board.server" if name == "board" else "serving.server")
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{name}, needs the package {error.name}; install it with "
-            "pip install -r requirements-board.txt -c constraints.txt, or start with make board"
+            f"{name}, needs the package {error.name}; `make board` installs it and shows the page, or: "
+            f"{python()} -m pip install -r requirements-board.txt -c constraints.txt"
         ) from None
     module.serve(config)
 

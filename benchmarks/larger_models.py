@@ -4,7 +4,8 @@ Each case is a whole run in a control group with a hard limit that counts anonym
 evaluated, a few steps over rows of 512 + 114 tokens, evaluated and saved. Told are the group's own highest use, the most
 anonymous memory of the process, seconds a step, what went to and came from the disk, and what the products alone would take
 at the measured rate. Threads are those of OMP_NUM_THREADS, else all cores. Beside it what Hugging Face with AdamW holds for the same model: 16 bytes a weight in fp32, before any
-activation. Cases are noted as they end; --fresh begins anew.
+activation; with --peers=780M it is measured too, for the cases named, on as many rows as a case has. Cases are noted as they end;
+--fresh begins anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts import children
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.watched import events_of, peak_of_process
@@ -88,6 +90,22 @@ def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def run_peer(name: str, rows: int) -> dict[str, float]:
+    """Hugging Face's T5 of a case's shape in fp32 with AdamW on the same shape of rows: most anonymous memory, seconds a step."""
+    words = ["shipped", CASES[name][1]["model_preset"], rows, SOURCE, TARGET, STEPS]
+    child = children.run(["-m", "benchmarks.parts.one_system", *map(str, words)])
+    if child.returncode:
+        sys.exit(f"the peer of {name} ended with {child.returncode}:\n{child.messages[-2000:]}")
+    told = json.loads(child.output.splitlines()[-1])
+    return {"peak_bytes": child.peak_bytes, "seconds": sum(told["seconds"]) / STEPS, "load": os.getloadavg()[0]}
+
+
+def _peer_cell(peer: dict[str, float] | None) -> str:
+    if peer is None:
+        return ""
+    return f"{format_size(int(peer['peak_bytes']))}, {peer['seconds']:.1f} s a step (load {peer['load']:.0f})"
+
+
 def _base_of(name: str) -> str:
     """The case whose model a case has, or adapts."""
     return name.partition("-")[0]
@@ -134,6 +152,7 @@ def body(cases: list[dict[str, Any]]) -> str:
                 f"{case['plan'].get('seconds', 0.0):.1f}", f"{case['load']:.0f}", f"{products:.1f}" if products else "-",
                 f"{format_size(case['disk'].get('read', 0))} / {format_size(case['disk'].get('written', 0))}",
                 format_size(PEER_BYTES * count),
+                _peer_cell(case.get("peer")),
             ]
         )  # fmt: skip
     return (
@@ -141,7 +160,7 @@ def body(cases: list[dict[str, Any]]) -> str:
         "Where the load of the machine is above its cores, seconds tell of the others.\n\n"
         + markdown(
             ["case", "rows a step", "threads", "hard limit", "group, files counted", "anonymous", "planned", "blocks in the file", "s a step",
-             "planned", "load of the machine", "products alone", "disk read / written", "Hugging Face with AdamW, weights and state"],
+             "planned", "load of the machine", "products alone", "disk read / written", "Hugging Face with AdamW, weights and state", "whole, measured"],
             rows,
         )
     )  # fmt: skip
@@ -150,7 +169,7 @@ def body(cases: list[dict[str, Any]]) -> str:
 def main(arguments: list[str]) -> None:
     """Run the cases that are named, all by default, and write the page."""
     options = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--"))
-    named = [word for word in arguments if not word.startswith("--")] or list(CASES)
+    named = [word for word in arguments if not word.startswith("--")] or ([] if "peers" in options else list(CASES))
     if HardLimit.why_not():
         sys.exit(HardLimit.why_not())
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -162,6 +181,10 @@ def main(arguments: list[str]) -> None:
             noted = [one for one in noted if (one["case"], one["rows"]) != (name, rows)] + [case]
             FIGURES.write_text(json.dumps(noted, indent=1), encoding="utf8")
             print(json.dumps({key: value for key, value in case.items() if key != "plan"}), flush=True)
+    for case in noted:
+        if case["case"] in options.get("peers", "").split(","):
+            case["peer"] = run_peer(case["case"], case["rows"])
+            FIGURES.write_text(json.dumps(noted, indent=1), encoding="utf8")
     order = list(CASES)
     noted.sort(key=lambda case: (order.index(case["case"]), case["rows"]))
     write_section("larger-models", "Models as large as the memory, or larger", body(noted), noted)

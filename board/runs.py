@@ -34,6 +34,7 @@ SIGNS = (METRICS_FILE, LAUNCH_FILE, HEARTBEAT_FILE)
 SILENT_SECONDS = 30.0
 HEAD_BYTES, TAIL_BYTES = 2**16, 2**15
 ALIVE = ("starting", "running", "paused")
+HEARING = ("starting", "running")  # where a wish is heard soon
 UNTIMED_STEPS, TIMED_STEPS = 3, 60
 
 
@@ -62,9 +63,12 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     record = read_json(places.output_dir / name / RUN_FILE)
     first, last = _head(folder / METRICS_FILE), list(_tail(folder / METRICS_FILE))
     by_kind = {event.get("event"): event for event in last}
-    settings = (by_kind.get("start") or first.get("start") or {}).get("settings") or {}
+    settings = (by_kind.get("start") or first.get("start") or {}).get("settings") or _asked(launch)
     plan, end = by_kind.get("plan") or first.get("plan") or {}, by_kind.get("end") or {}
     state, reason = _state(folder, places.output_dir / name, beat, launch, bool(end), now)
+    kind = record.get("kind") or beat.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain")
+    data = settings.get("train_file") or beat.get("data")
+    objectives = (record.get("objective"), settings.get("objective"), beat.get("objective"))
     steps = [event for event in last if event.get("event") == "step"]
     step = int(steps[-1]["step"]) if steps else int(end.get("step") or 0)
     most = beat.get("max_steps") or settings.get("max_steps")
@@ -73,9 +77,9 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     left = _seconds_left(steps, most) if state == "running" else None
     return {
         "name": name, "state": state, "reason": reason,
-        "kind": record.get("kind") or beat.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain"),
+        "kind": kind, "learns": _learns(kind, [str(told) for told in objectives if told], bool(data)),
         "model": settings.get("model_preset") or beat.get("model"),
-        "data": settings.get("train_file") or beat.get("data"),
+        "data": data,
         "started": _started(launch, record, beat, folder), "ended": end.get("time") or beat.get("time"),
         "step": step, "max_steps": most, "loss": losses[-1] if losses else None,
         "loss_is_number": not steps or bool(isinstance(steps[-1].get("loss"), (int, float))),
@@ -91,7 +95,30 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
         "planned_peak_bytes": plan.get("peak_bytes") or launch.get("planned_peak_bytes"),
         "seconds_left": left, "ends": None if left is None else now + left,
         "has_checkpoint": (places.output_dir / name / "checkpoints").is_dir(),
+        "hears": state in HEARING and (beat.get("started") or 0.0) >= (launch.get("asked") or 0.0),
     }  # fmt: skip
+
+
+def _asked(launch: dict[str, Any]) -> dict[str, Any]:
+    """Settings that were asked for on the page, of a run that has told none yet."""
+    flags = launch.get("flags")
+    known = flags if isinstance(flags, dict) else {}
+    told = {
+        name: known[name] for name in ("model_preset", "train_file", "objective") if isinstance(known.get(name), str)
+    }
+    return {**told, "is_finetune": str(known.get("is_finetune")).lower() == "true"}
+
+
+def _learns(kind: str, objectives: list[str], has_data: bool) -> str:
+    """What a run learns: text, answers, preferences, or empty as long as its rows have not been looked at.
+
+    Args:
+        objectives: as far as they are known, the surest first. has_data: whether it learns from other than the sample.
+    """
+    if kind != "pretrain":
+        return "preferences" if kind == "dpo" else "answers"
+    known = next((one for one in objectives if one != "auto"), "" if has_data else "span")
+    return {"pairs": "answers", "": ""}.get(known, "text")
 
 
 def _started(launch: dict[str, Any], record: dict[str, Any], beat: dict[str, Any], folder: Path) -> float:

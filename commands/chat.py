@@ -23,6 +23,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.decoding.generation import stream
 from settings.fields import AUTO, counted
+from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
 from training.start.adapters import AdapterSet
@@ -66,7 +67,7 @@ def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
     told: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D leaves", folder=trained.folder)]
     if only_pretrained(trained.folder):
-        command = f"python train_low_mem.py train --is_finetune=True --finetune_from={trained.folder} --train_file=pairs.jsonl"
+        command = f"{program()} train --is_finetune=True --finetune_from={trained.folder} --train_file=pairs.jsonl"
         told.append(
             say(
                 "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text and answers no question; "

@@ -25,6 +25,7 @@ from model import hf_format
 from model.decoding.kv_cache import Decoding
 from model.formats.checksums import refuse_damaged
 from model.t5 import T5
+from settings.program import program
 from training.report.progress import Progress
 from units import format_size
 
@@ -68,7 +69,7 @@ def convert(config: Config) -> Conversion:
             say("tokenizer"),
             say("none in the source") if done.tokenizer is None else say("{count} ids", count=f"{done.tokenizer:,}"),
         ),
-        (say("next"), f'python train_low_mem.py generate --model={done.output} --input="..."'),
+        (say("next"), f'{program()} generate --model={done.output} --input="..."'),
     ]
     Progress(1).table(say("converted"), rows)
     return done

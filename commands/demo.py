@@ -21,6 +21,7 @@ from config import Config, load
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
 from data.sources.prompts import Prompt
 from language import say
+from settings.program import program, python
 from training.checkpoints.runs import new_run_name
 from training.report.progress import Progress
 from training.report.wording import duration
@@ -77,7 +78,7 @@ def _run(config: Config, title: str, **flags: object) -> None:
     flags |= {name: config.as_dict()[name] for name in PASSED_ON if config.given(name)}
     words = [PROGRAM.name, "train", *(f"--{name}={value}" for name, value in flags.items())]
     Progress(1).note("")
-    Progress(1).lines(title, [f"$ python {shlex.join(words)}"])
+    Progress(1).lines(title, [f"$ {python()} {shlex.join(words)}"])
     code = ended([sys.executable, str(PROGRAM), *words[1:]])
     if code:
         raise SystemExit(code)
@@ -138,4 +139,4 @@ def _memory(name: str, log: Path) -> tuple[str, str]:
 
 
 def _to_type(folder: Path) -> str:
-    return shlex.join(["python", PROGRAM.name, "generate", f"--model={folder}"]) + f' --input="{next(iter(QUESTIONS))}"'
+    return f"{program()} generate {shlex.quote(f'--model={folder}')}" + f' --input="{next(iter(QUESTIONS))}"'

@@ -39,7 +39,7 @@ from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.fields import AUTO, DoesNotFit, counted
-from training.checkpoints.runs import model_folder, newest_run
+from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, tokenizer_folder
@@ -159,6 +159,7 @@ def find_model(config: Config) -> Path:
                 "--model = {folder}, no such folder; name one with config.json, model.safetensors and tokenizer.json",
                 folder=named,
             )
+            + near_folder(folder)
         )
     return folder
 

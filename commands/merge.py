@@ -17,6 +17,7 @@ from model.formats.checksums import refuse_damaged
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.t5 import T5
+from settings.program import program
 from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, tokenizer_folder
 from training.start.adapters import attach
@@ -71,7 +72,7 @@ def merge(config: Config) -> float:
         (say("base model"), str(home)),
         (say("weights"), str(model.embedding.dtype).removeprefix("torch.")),
         (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
-        (say("next"), f"python train_low_mem.py generate --model={output} --input='...'"),
+        (say("next"), f"{program()} generate --model={output} --input='...'"),
     ]
     Progress(1).table(say("merged {adapter}", adapter=adapters[0]), rows)
     return difference

@@ -9,6 +9,7 @@ from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, r
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
+from settings.program import program
 from training.report.progress import Progress
 
 
@@ -41,9 +42,7 @@ def prepare(config: Config) -> None:
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
         rows.append((say("left out: {reason}", reason=reason), example))
     command = "dpo" if prepared.objective == PREFERENCES else "train"
-    Progress(1).table(
-        say("token shards"), [*rows, (say("next"), f"python train_low_mem.py {command} --train_file={folder}")]
-    )
+    Progress(1).table(say("token shards"), [*rows, (say("next"), f"{program()} {command} --train_file={folder}")])
 
 
 def _preview(config: Config) -> None:

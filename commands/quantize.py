@@ -28,6 +28,7 @@ from model.loss import LossSettings
 from model.quantization import is_int8, quantize_model
 from model.t5 import T5
 from settings.fields import AUTO, counted
+from settings.program import program
 from training.evaluation.losses import evaluate
 from training.report.progress import Progress
 from training.start.adapted import tokenizer_folder
@@ -104,6 +105,6 @@ def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
             (say("weights"), f"{format_size(before.size)} -> {format_size(after.size)}"),
             (say("loss"), say("{before} -> {after} ({change}) on {rows}", rows=rows, **losses)),
             (say("logits"), differ),
-            (say("next"), f"python train_low_mem.py generate --model={output} --input='...'"),
+            (say("next"), f"{program()} generate --model={output} --input='...'"),
         ],
     )

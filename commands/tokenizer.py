@@ -12,6 +12,7 @@ from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO
+from settings.program import program
 from training.report.progress import Progress
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -60,7 +61,7 @@ def tokenizer(config: Config) -> None:
         ),
         *_fewer(trained, config),
         *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
-        (say("next"), f"python train_low_mem.py train{source} --tokenizer_dir={folder}"),
+        (say("next"), f"{program()} train{source} --tokenizer_dir={folder}"),
     ]
     show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)
 

@@ -10,9 +10,9 @@ from importlib import metadata
 from config import COMMANDS, GROUPS, Config, flags_of, unlisted
 from settings.fields import allowed, show
 from settings.precedence import model_presets, run_presets
+from settings.program import program
 from settings.version import VERSION
 
-PROGRAM = "python train_low_mem.py"
 ABOUT = {
     "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
     "dpo": "continue from a trained model with preferences: prompt, chosen and rejected answer (DPO, IPO, ORPO)",
@@ -82,14 +82,14 @@ def versions() -> str:
 def general_help() -> str:
     """The commands, one line each."""
     lines = [f"  {name:10} {ABOUT[name]}" for name in COMMANDS]
-    usage = f"usage: {PROGRAM} COMMAND [--flag=value ...]"
-    more = f"{PROGRAM} COMMAND --help shows the flags that matter, --help=all every one; --version"
+    usage = f"usage: {program()} COMMAND [--flag=value ...]"
+    more = f"{program()} COMMAND --help shows the flags that matter, --help=all every one; --version"
     return "\n".join([usage, "", "commands:", *lines, "", more])
 
 
 def command_help(name: str, everything: bool = False) -> str:
     """The flags of one command: by task those that matter, or all by group, with default, allowed values and a line of help."""
-    head = [f"{name}: {ABOUT[name]}", "", f"usage: {PROGRAM} {name} [--flag=value ...]"]
+    head = [f"{name}: {ABOUT[name]}", "", f"usage: {program()} {name} [--flag=value ...]"]
     short = SHORT.get(name)
     if everything or short is None:
         return "\n".join([*head, ORDER, "", *_all_flags(name)])
@@ -102,7 +102,7 @@ def command_help(name: str, everything: bool = False) -> str:
         if unlisted(name)
         else ""
     )
-    return "\n".join([*lines, "", f"{PROGRAM} {name} --help=all shows {more} more{also}"])
+    return "\n".join([*lines, "", f"{program()} {name} --help=all shows {more} more{also}"])
 
 
 def _all_flags(name: str) -> list[str]:

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from language import say
 from settings.fields import UserError
+from settings.program import python
 
 
 def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
@@ -20,9 +21,8 @@ def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
     try:
         return import_module(module or package)
     except ImportError as error:
-        raise UserError(
-            say(
-                "{setting}, needs the package {package}, which does not load here ({reason}); run: pip install {package}",
-                setting=setting, package=package, reason=" ".join(str(error).split())[:200],
-            )
-        ) from None  # fmt: skip
+        told = "{setting}, needs the package {package}, which does not load here ({reason}); run: {install}"
+        if isinstance(error, ModuleNotFoundError) and error.name == (module or package).partition(".")[0]:
+            told = "{setting}, needs the package {package}, which is not installed; run: {install}"
+        reason, install = " ".join(str(error).split())[:200], f"{python()} -m pip install {package}"
+        raise UserError(say(told, setting=setting, package=package, reason=reason, install=install)) from None

@@ -31,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = folder  # before test modules copy the environment
     os.environ["LC_ALL"] = "C.UTF-8"  # what tests read is English, whoever runs them
+    # as in an environment that was activated: commands that are shown begin with `python`
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 @pytest.fixture(scope="module", params=[AVX2, AVX512_BF16], ids=["slow bf16", "fast bf16"])

@@ -25,6 +25,7 @@ from training.checkpoints.folder import Checkpoints
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, new_run_name
 from training.processes.alone import Alone
+from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import is_alone, local_rank
 from training.report.heartbeat import Beginning
 from training.report.progress import Progress
@@ -66,7 +67,9 @@ def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
         call_in_child(refuse_missing, config)  # before hours of preparing; torch goes with it
     budget = host_budget(config.memory.memory_budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
-    watch = Watch(budget, monitor, held.enter_context(Ownership()), held.enter_context(Beginning()))
+    watch = Watch(
+        budget, monitor, held.enter_context(Ownership()), held.enter_context(Beginning(interrupt_main_thread))
+    )
     return Ahead(settle(config, watch, Alone()), watch)
 
 
@@ -117,7 +120,8 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
 
 def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
     """What a run tells of itself before it has a journal."""
-    told = {"kind": kind_of(config), "model": config.model_preset, "data": config.data.train_file}
+    data = config.data
+    told = {"kind": kind_of(config), "objective": data.objective, "model": config.model_preset, "data": data.train_file}
     return {**told, "budget_bytes": monitor.budget_bytes, "peak_bytes": monitor.peak_bytes, **monitor.latest()}
 
 

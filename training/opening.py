@@ -36,6 +36,7 @@ from training.checkpoints.runs import (
     resume_run,
 )
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
+from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import local_processes
 from training.report.heartbeat import Beginning
 from training.report.progress import Progress
@@ -46,6 +47,7 @@ from training.start.schedules import Steps
 from training.start.startup import Start, lasting_settings, start
 from units import format_size
 
+FEW_STEPS, USEFUL_STEPS = 200, 1000  # from random weights; what is proposed instead
 WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat16 or float16
 
 
@@ -119,7 +121,7 @@ def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahe
         budget, seconds = agreed_budget(config, device, accelerator), config.memory.monitor_seconds
         monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
         enter = stack.enter_context
-        return Watch(budget, enter(monitor), enter(Ownership()), enter(Beginning()))
+        return Watch(budget, enter(monitor), enter(Ownership()), enter(Beginning(interrupt_main_thread)))
     assert accelerator.num_processes == 1, "several processes begin together"
     watch = replace(ahead.watch, budget=with_device(ahead.watch.budget, config.memory.memory_budget, device))
     for warning in watch.budget.warnings[len(ahead.watch.budget.warnings) :]:
@@ -168,7 +170,7 @@ def open_run(
             "processes; raise it"
         )
     mirror = _mirror(begin.config, accelerator.is_main_process)
-    begin.notes += [*continues(begin, spec), *narrowed(begin, spec)]
+    begin.notes += [*continues(begin, spec), *narrowed(begin, spec), *few_steps(begin, spec)]
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
@@ -241,6 +243,16 @@ def narrowed(begin: Start, spec: RunSpec) -> list[str]:
             model=begin.base, size=format_size(stored), storage=spec.plan.choice.storage,
         )
     ]  # fmt: skip
+
+
+def few_steps(begin: Start, spec: RunSpec) -> list[str]:
+    """That random weights learn little in the few steps that once through little data are, where nobody has named steps."""
+    train, steps = spec.asked.train, spec.counted.max_steps
+    is_asked = train.max_steps != AUTO or train.epochs != AUTO
+    if begin.base is not None or begin.is_resumed or is_asked or steps >= FEW_STEPS:
+        return []
+    told = "{steps} teach random weights little; --max_steps={more} goes through the same data more often"
+    return [say(told, steps=counted(steps, "step"), more=USEFUL_STEPS)]
 
 
 def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:

@@ -103,13 +103,22 @@ export async function ask(path, body, method = "POST") {
   return answer.ok || content.problems ? content : { problems: [`${answer.status}`] };
 }
 
-// A stream of events; the browser reconnects by itself. Returns what ends it.
+// How a stream would be answered; nothing of it is read.
+async function statusOf(path) {
+  const asking = new AbortController();
+  try { return (await fetch(path, { signal: asking.signal })).status; } catch { return 0; } finally { asking.abort(); }
+}
+
+// A stream of events; the browser reconnects by itself, but where there is none (`gone`). Returns what ends it.
 export function listen(path, handlers) {
   const source = new EventSource(path);
   for (const [name, handler] of Object.entries(handlers))
     source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
   source.addEventListener("open", () => document.body.classList.remove("offline"));
-  source.addEventListener("error", () => document.body.classList.add("offline"));
+  source.addEventListener("error", async () => {
+    const isThere = source.readyState !== EventSource.CLOSED || (await statusOf(path)) !== 404;
+    isThere ? document.body.classList.add("offline") : handlers.gone?.();
+  });
   return () => source.close();
 }
 
@@ -143,6 +152,9 @@ export function memoryBar(used, budget, { planned, label, unlimited } = {}) {
     planned ? h("div.planned", { style: { left: share(planned) }, title: `${t("planned")} ${bytes(planned)}` }) : null,
     budget && !unlimited ? h("div.limit", { style: { left: share(budget) } }) : null);
 }
+
+// What a run is for; as long as nobody has looked at its rows, only that it begins anew.
+export const work = (run) => t(`kind_${run.kind === "pretrain" ? { text: "pretrain", answers: "pairs" }[run.learns] ?? "scratch" : run.kind}`);
 
 export const pill = (name) => h(`span.pill.${name}`, {}, h("i", {}), t(`state_${name}`));
 

@@ -29,6 +29,7 @@ export function showNew(place) {
 
   const section = (number, key, ...children) => h("section.card.stack", {}, h("div.row", {}, h("span.number", {}, String(number)), h("h2", {}, t(key))), ...children);
   const known = {};
+  let task = null;
 
   function build() {
     for (const group of form.groups) for (const one of group.fields) known[one.name] = one;
@@ -84,6 +85,8 @@ export function showNew(place) {
 
     function choose(name) {
       set("train_file", name ?? "");
+      task = null;
+      goal();
       if (!name && flags.is_finetune === undefined) set("is_finetune", "");
       mark();
       preview.replaceChildren();
@@ -104,7 +107,9 @@ export function showNew(place) {
       const told = await ask(`/api/preview?file=${encodeURIComponent(name)}`);
       if ((flags.train_file ?? "") !== name) return;
       if (told.problems) { preview.replaceChildren(h("div.problems", {}, told.problems.join("\n"))); return; }
-      if (LEARNT_BY[told.task] && flags.is_finetune === undefined && models.length) { set("is_finetune", "True"); goal(); }
+      task = told.task;
+      if (LEARNT_BY[task] && flags.is_finetune === undefined && models.length) set("is_finetune", "True");
+      goal();
       const shown = told.shown;
       preview.replaceChildren(h("div.stack.preview", {},
         h("div.row", {}, h("h3.grow", {}, t("preview")), h("span.small.soft", {}, [t(told.is_whole ? "rows_counted" : "rows_at_least", { n: count(told.counted) }), told.broken ? t("broken_rows", { n: count(told.broken) }) : ""].filter(Boolean).join(" · "))),
@@ -135,8 +140,9 @@ export function showNew(place) {
 
   let goal = () => {};
   function goalPart() {
-    const options = [["", "learn_language"], ["True", "learn_answer"]], box = h("div.choices", { role: "radiogroup", "aria-label": t("goal") });
+    const box = h("div.choices", { role: "radiogroup", "aria-label": t("goal") });
     goal = () => {
+      const options = [["", LEARNT_BY[task] ? "learn_pairs" : "learn_language"], ["True", "learn_answer"]];
       box.replaceChildren(...options.map(([value, key]) => h("button.choice", { type: "button", role: "radio", "data-goal": key, "aria-checked": String((flags.is_finetune === "True") === (value === "True")), onclick: () => { set("is_finetune", value); if (!value) set("finetune_from", ""); goal(); drawModel(); } }, h("b", {}, t(key)), h("span", {}, t(`${key}_about`)))));
       drawModel();
     };

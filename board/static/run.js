@@ -1,5 +1,5 @@
 // Part two: one run, live. Charts, what it says of itself, and what can be asked of it.
-import { ask, bytes, button, confirmed, copyable, count, duration, figure, go, h, has, icon, link, listen, memoryBar, pill, t, toast, when } from "./core.js";
+import { ask, bytes, button, confirmed, copyable, count, duration, figure, go, h, has, icon, link, listen, memoryBar, pill, t, toast, when, work } from "./core.js";
 import { chart, merged } from "./charts.js";
 
 const PART_COLOURS = ["--accent", "--third", "--second", "--violet", "--warn", "--faint", "--over", "--soft"];
@@ -81,15 +81,16 @@ export function showRun(place, name) {
   // --- head ---
 
   function drawHead() {
-    const f = facts, alive = ALIVE.includes(f.state), asked = (word, body = {}) => async () => {
+    const f = facts, alive = ALIVE.includes(f.state), asked = (word, body = {}, said = `asked_${word}`) => async () => {
       const told = await ask(`${path}/wish`, { word, ...body });
-      told.problems ? toast(told.problems.join("\n"), "bad") : toast(t(`asked_${word}`));
+      told.problems ? toast(told.problems.join("\n"), "bad") : toast(t(said));
       if (word === "withdraw" && !told.problems) go("/");
     };
     title.replaceChildren(h("div.row", {}, h("h1", {}, f.name), pill(f.state)),
-      h("p", {}, [f.model, f.model && t(`kind_${f.kind}`), f.model && (f.data ? f.data.split("/").pop() : t("sample_text")), t(f.state === "waiting" ? "asked_at" : "since", { time: when(f.started) })].filter(Boolean).join(" · ")));
+      h("p", {}, [f.model, f.model && work(f), f.model && (f.data ? f.data.split("/").pop() : t("sample_text")), t(f.state === "waiting" ? "asked_at" : "since", { time: when(f.started) })].filter(Boolean).join(" · ")));
     const some = [];
     if (f.state === "running") some.push(button(t("save_now"), { glyph: "save", id: "save", onclick: asked("save") }), button(t("stop"), { glyph: "stop", id: "stop", onclick: asked("stop") }));
+    if (f.state === "starting" && f.hears) some.push(button(t("stop_now"), { glyph: "stop", id: "stop", onclick: asked("stop", {}, "asked_stop_now") }));
     if (f.state === "waiting") some.push(button(t("withdraw"), { glyph: "close", onclick: asked("withdraw") }));
     if (!alive && f.state !== "waiting" && f.has_checkpoint && f.state !== "done") some.push(button(t("resume"), { kind: "primary", glyph: "play", id: "resume", onclick: asked("resume") }));
     if (f.state === "done") some.push(link(`/chat?model=${encodeURIComponent(f.name)}`, { class: "button primary" }, icon("chat"), t("try_it")));
@@ -104,7 +105,7 @@ export function showRun(place, name) {
     } }));
     const sameButtons = some.map((node) => node.textContent).join() === [...actions.children].map((node) => node.textContent).join();
     if (!sameButtons) actions.replaceChildren(...some);
-    const told = f.state === "failed" ? f.reason : f.state === "waiting" ? (f.reason ? t("waits_for", { others: f.reason }) : t("waits")) : f.state === "died" ? t("died_about") : f.state === "paused" ? t("paused_about") : "";
+    const told = f.state === "failed" ? f.reason : f.state === "waiting" ? (f.reason ? t("waits_for", { others: f.reason }) : t("waits")) : f.state === "died" ? t("died_about") : f.state === "paused" ? t("paused_about") : f.state === "stopped" && !f.step && !f.has_checkpoint ? t("stopped_about") : "";
     problems.replaceChildren(told ? h(f.state === "failed" || f.state === "died" ? "div.problems" : "div.note", { role: "status" }, told) : "");
   }
 
@@ -128,7 +129,7 @@ export function showRun(place, name) {
   const TABS = { samples: drawSamples, measured: drawMeasured, log: drawLog, settings: drawSettings };
 
   function drawTabs() {
-    const key = JSON.stringify([tab, tab === "samples" ? facts.samples : tab === "measured" ? [facts.plan, facts.phase_peaks, facts.end, facts.peak_bytes, facts.notes] : tab === "settings" ? [facts.settings, facts.command] : 0]);
+    const key = JSON.stringify([tab, tab === "samples" ? [facts.samples, ALIVE.includes(facts.state)] : tab === "measured" ? [facts.plan, facts.phase_peaks, facts.end, facts.peak_bytes, facts.notes] : tab === "settings" ? [facts.settings, facts.command] : 0]);
     if (key === drawnTab) return;
     drawnTab = key;
     clearInterval(logTimer);
@@ -138,7 +139,7 @@ export function showRun(place, name) {
   }
 
   function drawSamples(body) {
-    if (!facts.samples.length) { body.append(h("p.soft", {}, t(ALIVE.includes(facts.state) ? "no_samples_yet" : "no_samples"))); return; }
+    if (!facts.samples.length) { body.append(h("p.soft", {}, t(ALIVE.includes(facts.state) || facts.state === "waiting" ? "no_samples_yet" : "no_samples"))); return; }
     const gaps = facts.samples.some((one) => one.prompt.includes("<extra_id_"));
     body.append(h("p.small.soft", {}, [t("samples_about"), gaps && t("samples_gap")].filter(Boolean).join(" ")));
     for (const one of facts.samples.slice().reverse()) body.append(h("dl.sample", {}, h("dt", {}, t("prompt")), h("dd", {}, one.prompt), h("dt", {}, t("answer")), h("dd.answer", {}, one.answer || "…"), one.reference && h("dt", {}, t("reference")), one.reference && h("dd.soft", {}, one.reference)));
@@ -189,12 +190,12 @@ export function showRun(place, name) {
   function drawNothing() {
     const none = !data || !data.steps.length;
     nothing.hidden = !none || facts.state === "failed";
-    if (none) nothing.replaceChildren(icon(facts.state === "waiting" ? "auto" : "runs", 36), h("h2", {}, t(facts.state === "waiting" ? "in_queue" : ALIVE.includes(facts.state) ? "getting_ready" : "no_steps_yet")), h("p", {}, t(facts.state === "waiting" ? "in_queue_about" : "getting_ready_about")));
+    if (none) nothing.replaceChildren(icon(facts.state === "waiting" ? "auto" : "runs", 36), h("h2", {}, t(facts.state === "waiting" ? "in_queue" : ALIVE.includes(facts.state) ? "getting_ready" : "no_steps_yet")), facts.state === "waiting" || ALIVE.includes(facts.state) ? h("p", {}, t(facts.state === "waiting" ? "in_queue_about" : "getting_ready_about")) : "");
   }
   const stop = listen(`${path}/stream`, {
     chart: (change) => { data = merged(data, change); if (!zoomed) drawCharts(); if (facts) drawNothing(); },
     facts: (told) => { facts = told; drawHead(); drawStats(); drawTabs(); drawNothing(); if (!zoomed) drawCharts(); },
-    gone: () => { toast(t("gone")); go("/"); },
+    gone: () => { toast(t(facts?.state === "starting" ? "gone_early" : "gone")); go("/"); },
   });
   drawSegments();
   return () => { stop(); clearInterval(logTimer); charts.forEach((one) => one.end()); };

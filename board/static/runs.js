@@ -1,5 +1,5 @@
 // Part one: every run, how it stands, and several in one picture.
-import { ask, bytes, button, confirmed, count, duration, figure, go, h, icon, link, listen, memoryBar, pill, state, t, toast, when } from "./core.js";
+import { ask, bytes, button, confirmed, count, duration, figure, go, h, icon, link, listen, memoryBar, pill, state, t, toast, when, work } from "./core.js";
 import { COLOURS, comparison } from "./charts.js";
 
 export function showRuns(place) {
@@ -23,7 +23,7 @@ export function showRuns(place) {
     return h("div.run-row", { "data-run": run.name },
       run.step ? box : h("span"),
       h("div", {}, link(`/run/${encodeURIComponent(run.name)}`, { class: "name" }, run.name),
-        h("div.sub", {}, pill(run.state), run.model && h("span", {}, `${run.model} · ${t(`kind_${run.kind}`)}`))),
+        h("div.sub", {}, pill(run.state), run.model && h("span", {}, `${run.model} · ${work(run)}`))),
       h("div.where", {}, h(`div.progress${alive ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${share * 100}%` } })),
         h("div.sub", {}, run.max_steps ? t("steps_of", { n: count(run.step), most: count(run.max_steps) }) : run.doing?.rows ? t("rows_so_far", { n: count(run.doing.rows) }) : t(run.state === "starting" ? "preparing" : run.state === "waiting" ? "queued" : "no_steps"))),
       h("div.lossy", {}, h("div.big-number", {}, run.loss_is_number ? figure(run.loss) : "NaN"), h("div.sub", {}, t("loss"))),

@@ -11,64 +11,28 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from data.packed.room import check_unpacked
+from data.packed.flat_tables import Table, described_bytes, pairs_bytes, within
+from data.packed.room import LEAST_ROOM, check_unpacked
 from data.sources.places import Place
 
-_HEADER_TYPE, _HEADER, _BODY_BYTES = 1, 2, 3  # fields of a Message
+_HEADER_TYPE, _HEADER, _BODY_BYTES, _PAIRS = 1, 2, 3, 4  # fields of a Message
 _BUFFERS, _COMPRESSION = 2, 3  # of a RecordBatch
 _DICTIONARY, _DICTIONARY_DATA, _IS_MORE = 0, 1, 2  # of a DictionaryBatch
-_DICTIONARIES, _BATCHES = 2, 3  # of a Footer
-DICTIONARY, BATCH = 2, 3  # types of a message
+_SCHEMA, _DICTIONARIES, _BATCHES, _FOOTER_PAIRS = 1, 2, 3, 4  # of a Footer
+SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # types of a message
 OLD_MARK = b"ARROW:experimental_compression"  # how the first versions said that a batch is packed
 CONTINUED = 0xFFFFFFFF
 MAGIC = b"ARROW1"
 LONGEST_DESCRIPTION = 64 * 1024**2
 FAR_BYTES = 64 * 1024  # of an address, read at once
 TIMES = 2  # the batch before may still be there
-Read = Callable[[int, int], bytes]
-
-
-class Table(NamedTuple):
-    """A table of a FlatBuffer: how its bytes are read, and where it begins."""
-
-    read: Read
-    at: int
-
-    def number(self, at: int, kind: str) -> int:
-        """The number at a place."""
-        return int(struct.unpack(f"<{kind}", self.read(at, struct.calcsize(kind)))[0])
-
-    def field(self, field: int) -> int:
-        """Where a field's value lies; 0 where it has none."""
-        vtable = self.at - self.number(self.at, "i")
-        if 4 + 2 * field + 2 > self.number(vtable, "H"):
-            return 0
-        offset = self.number(vtable + 4 + 2 * field, "H")
-        return self.at + offset if offset else 0
-
-    def value(self, field: int, kind: str) -> int:
-        """The number in a field; 0 where there is none."""
-        at = self.field(field)
-        return self.number(at, kind) if at else 0
-
-    def table(self, field: int) -> Table | None:
-        """The table in a field."""
-        at = self.field(field)
-        return Table(self.read, at + self.number(at, "I")) if at else None
-
-    def vector(self, field: int) -> tuple[int, int]:
-        """Where the members of a list lie, and how many there are."""
-        if not (at := self.field(field)):
-            return 0, 0
-        begin = at + self.number(at, "I")
-        return begin + 4, self.number(begin, "I")
 
 
 class Message(NamedTuple):
@@ -103,8 +67,10 @@ class PackedBatches:
         self._dictionaries: dict[int, int] = {}  # -> bytes
         self._batches: tuple[int, int] = (0, 0)
         self._at, self._number = 0, 0
-        if not is_stream:
-            with _broken():
+        with _broken():
+            if is_stream:
+                self._message(0)
+            else:
                 self._read_footer()
 
     def _read(self, at: int, size: int) -> bytes:
@@ -115,13 +81,27 @@ class PackedBatches:
 
     def _read_footer(self) -> None:
         end = self._size - 4 - len(MAGIC)
-        begin = end - struct.unpack("<I", self._read(end, 4))[0]
-        root = begin + struct.unpack("<I", self._read(begin, 4))[0]
-        footer = Table(self._read, root)
-        self._batches = footer.vector(_BATCHES)
+        length = struct.unpack("<I", self._read(end, 4))[0]
+        if length > LONGEST_DESCRIPTION:
+            raise pa.ArrowInvalid(f"the footer has {length:,} bytes")
+        footer, begin = Table.root(within(self._read(end - length, length))), end - length
+        if (schema := footer.table(_SCHEMA)) is not None:
+            self._check_described(described_bytes(schema))
+        self._check_described(pairs_bytes(footer, _FOOTER_PAIRS))
+        at, count = footer.vector(_BATCHES)
+        self._batches = begin + at, count
         at, count = footer.vector(_DICTIONARIES)
         for place in range(count):
-            self._take(self._block(at + 24 * place))
+            self._take(self._block(begin + at + 24 * place))
+
+    def _check_described(self, sizes: Iterable[int]) -> None:
+        """See that there is room for what a reader makes of a description: many fields may share one name."""
+        total, told = 0, LEAST_ROOM
+        for size in sizes:
+            total += size
+            if total > told:
+                check_unpacked(self.path, "its schema", total, total)
+                told = 2 * total
 
     def _block(self, at: int) -> Message:
         """The message that a footer names, if it is as long as the footer says."""
@@ -175,16 +155,13 @@ class PackedBatches:
         if length > LONGEST_DESCRIPTION:
             raise pa.ArrowInvalid(f"a batch is described in {length:,} bytes")
         raw = self._read(at + head, length)
-
-        def read(place: int, size: int) -> bytes:
-            if not 0 <= place <= place + size <= len(raw):
-                raise pa.ArrowInvalid("a description points outside of itself")
-            return raw[place : place + size]
-
-        message = Table(read, struct.unpack("<I", read(0, 4))[0])
+        message = Table.root(within(raw))
         body, size = at + head + length, message.value(_BODY_BYTES, "q")
         kind, described = message.value(_HEADER_TYPE, "B"), message.table(_HEADER)
         dictionary, is_more = 0, False
+        self._check_described(pairs_bytes(message, _PAIRS))
+        if kind == SCHEMA and described is not None:
+            self._check_described(described_bytes(described))
         if kind == DICTIONARY and described is not None:
             dictionary, is_more = described.value(_DICTIONARY, "q"), described.value(_IS_MORE, "B") != 0
             described = described.table(_DICTIONARY_DATA)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.packed.room import check_unpacked, fits
-from data.packed.thrift import I32, I64, NoThrift, read_struct
+from data.packed.thrift import I32, I64, Fields, NoThrift, Tally, read_struct
 from data.sources.places import Place
 
 # {number of a field: its type}, by parquet.thrift
@@ -34,7 +34,8 @@ DELTAS = frozenset((5, 6, 7))  # of Encoding: DELTA_BINARY_PACKED, DELTA_LENGTH_
 FIRST_BYTES, LONGEST_HEADER = 512, 16 * 1024**2
 PADDING = 100  # bytes that old writers left out of a chunk's length (PARQUET-816)
 FOOTER_TIMES = 12  # as large as a footer are the facts that are made of it, where it is written as usual
-CHUNK_FACTS, LEAST_CHUNK = 1024, 3  # bytes of the facts about a column of a row group, and of what may stand for them
+COLUMN_FACTS, CHUNK_FACTS = 1536, 1024  # bytes of the facts about a column, and about a column of a row group
+PAIR_FACTS, NAME_FACTS = 160, 32  # about a key and its value, and a name; of each any number lie in a few bytes
 TIMES = 4  # as large as a page is what reading it takes: packed values are copied out of it, and into arrays that grow
 
 FAR_READERS = 16
@@ -58,7 +59,7 @@ class Pages:
     Args:
         largest: bytes of its largest page, packed and unpacked. unpacked: bytes of all pages, and of the largest one.
         values, most_values: of all pages, and of one. widest: bytes of a value, on the average of the page where they are longest.
-        encodings: how values are told.
+        encodings: how values are told. in_lists: bytes that all values take beside what they are, where they lie in lists.
     """
 
     largest: int
@@ -67,6 +68,7 @@ class Pages:
     most_values: int
     widest: float
     encodings: frozenset[int]
+    in_lists: int = 0
 
     @property
     def in_delta(self) -> bool:
@@ -84,9 +86,9 @@ def check_footer(path: Place) -> None:
     with _opened(path) as file:
         length = _footer_bytes(file, state.st_size)
     check_unpacked(path, "its footer", length, FOOTER_TIMES * length)
-    if not fits(length * CHUNK_FACTS // LEAST_CHUNK):
-        chunks = sum(map(len, _chunks(path, state.st_size, state.st_mtime_ns)))
-        check_unpacked(path, f"its footer ({chunks:,} columns of row groups)", length, CHUNK_FACTS * chunks)
+    if not fits(length * COLUMN_FACTS):
+        columns, chunks, takes = _footer_facts(path, state.st_size, state.st_mtime_ns)
+        check_unpacked(path, f"its footer ({columns:,} columns, {chunks:,} of row groups)", length, takes)
 
 
 def check_groups(path: Place, file: pq.ParquetFile, columns: Sequence[str]) -> None:
@@ -113,8 +115,9 @@ def check_group(path: Place, file: pq.ParquetFile, number: int, columns: Sequenc
     state = path.stat()
     for place in wanted:
         pages = _pages(path, state.st_size, state.st_mtime_ns, number, place)
-        found[leaves.column(place).path] = pages
-        in_lists = LEVEL_BYTES * pages.most_values if leaves.column(place).max_repetition_level else 0
+        is_list = leaves.column(place).max_repetition_level > 0
+        found[leaves.column(place).path] = replace(pages, in_lists=LEVEL_BYTES * pages.values * is_list)
+        in_lists = LEVEL_BYTES * pages.most_values * is_list
         takes += TIMES * pages.largest + in_lists
         where = f"row group {number + 1}, column {leaves.column(place).path}, a page"
         check_unpacked(path, where, max(pages.unpacked[1], in_lists), takes)
@@ -174,14 +177,32 @@ def _header(file: Any, at: int, end: int) -> tuple[dict[int, Any], int]:
 @lru_cache(maxsize=4)
 def _chunks(path: Place, size: int, changed: int) -> list[list[Chunk | None]]:
     """The chunks of all columns of all row groups, as Arrow finds them."""
+    footer = _read_footer(path, size, _FOOTER)
+    try:
+        return [[_chunk(column.get(3, {}), size) for column in group[1]] for group in footer.get(4, [])]
+    except KeyError as error:
+        raise pa.ArrowInvalid(f"the footer is broken ({error})") from None
+
+
+@lru_cache(maxsize=64)
+def _footer_facts(path: Place, size: int, changed: int) -> tuple[int, int, int]:
+    """Columns, columns of row groups, and bytes of all facts that a reader makes of a footer. Memory: the footer."""
+    columns, pairs, names = Tally(), Tally(), Tally()  # pairs of the file and of all columns together
+    chunks = Tally({3: Tally({3: names, 8: pairs})})
+    _read_footer(path, size, Tally({2: columns, 4: Tally({1: chunks}), 5: pairs}))
+    takes = COLUMN_FACTS * columns.members + CHUNK_FACTS * chunks.members
+    return columns.members, chunks.members, takes + PAIR_FACTS * pairs.members + NAME_FACTS * names.members
+
+
+def _read_footer(path: Place, size: int, fields: Fields) -> dict[int, Any]:
+    """The wanted fields of a footer."""
     with _opened(path) as file:
         length = _footer_bytes(file, size)
         file.seek(size - 8 - length)
         raw = file.read(length)
     try:
-        footer = read_struct(raw, 0, _FOOTER)[0]
-        return [[_chunk(column.get(3, {}), size) for column in group[1]] for group in footer.get(4, [])]
-    except (NoThrift, IndexError, KeyError) as error:
+        return read_struct(raw, 0, fields)[0]
+    except (NoThrift, IndexError) as error:
         raise pa.ArrowInvalid(f"the footer is broken ({error})") from None
 
 

@@ -23,11 +23,18 @@ class NoThrift(ValueError):
     """These bytes are no struct."""
 
 
+class Tally(dict[int, "Tally"]):
+    """Fields of which nothing is built; the members of the list that it stands for are counted, in all places where it is."""
+
+    members = 0
+
+
 def read_struct(raw: bytes, at: int, fields: Fields, depth: int = 0) -> tuple[dict[int, Any], int]:
     """The wanted fields of the struct that begins at a byte, and where it ends.
 
     Args:
-        fields: `{1: I64, 4: {3: I32}}` asks for a whole number, and for the third field of each struct in a list (or of one).
+        fields: `{1: I64, 4: {3: I32}}` asks for a whole number, and for the third field of each struct in a list (or of one);
+            a `Tally` in the place of a struct's fields counts.
     Raises:
         NoThrift: it is none. IndexError: it goes on behind the end of `raw`.
     """
@@ -66,7 +73,7 @@ def _value(raw: bytes, at: int, kind: int, wanted: Any, depth: int) -> tuple[Any
     if kind == _STRUCT:
         is_wanted = isinstance(wanted, Mapping)
         found, at = read_struct(raw, at, wanted if is_wanted else {}, depth + 1)
-        return (found if is_wanted else None), at
+        return (found if is_wanted and not isinstance(wanted, Tally) else None), at
     if kind in (_LIST, _SET):
         return _list(raw, at, wanted, depth)
     if kind == _MAP:
@@ -82,6 +89,8 @@ def _list(raw: bytes, at: int, wanted: Any, depth: int) -> tuple[list[Any] | Non
     if size == 15:
         size, at = _varint(raw, at)
     _within(raw, at + size)  # each takes a byte at least
+    if isinstance(wanted, Tally):
+        wanted.members += size
     values = []
     for _ in range(size):
         value, at = _value(raw, at, kind, wanted, depth + 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,24 +51,54 @@ def _check(column: pa.Array) -> None:
 def unfolded_bytes(column: pa.Array) -> int:
     """About what the values of an array take as Python objects: what lies there once may be in any number of them.
 
-    Memory: numbers of its lists and codes.
+    Memory: numbers of its lists, codes and texts.
     """
     kind = column.type
     own = len(column) * OBJECT_BYTES
+    if isinstance(column, pa.ExtensionArray):
+        return unfolded_bytes(column.storage)
+    if pa.types.is_map(kind):  # which knows no `flatten`
+        return unfolded_bytes(column.view(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
     if pa.types.is_dictionary(kind):
-        if not (pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)):
-            return own
-        lengths = pc.binary_length(column.dictionary.view(_as_bytes(kind.value_type)))
+        if (lengths := _lengths(column.dictionary)) is None:
+            return own + _repeated(column, column.dictionary)
         return own + int(pc.sum(lengths.take(column.indices)).as_py() or 0)
-    if pa.types.is_map(kind):
-        entries = slice(column.offsets[0].as_py(), column.offsets[-1].as_py()) if len(column) else slice(0)
-        sides = column.keys[entries], column.items[entries]
-        return own + len(sides[0]) * OBJECT_BYTES + sum(map(unfolded_bytes, sides))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return own + unfolded_bytes(column.flatten())
-    if pa.types.is_struct(kind):
-        return own + sum(unfolded_bytes(field) for field in column.flatten())
+    if (lengths := _lengths(column)) is not None:
+        return own + int(pc.sum(lengths).as_py() or 0)
+    if pa.types.is_struct(kind) or _is_list(kind) or (_is_view_of_lists(kind) and len(column) == 1):
+        parts = column.flatten() if pa.types.is_struct(kind) else [column.flatten()]
+        return own + sum(map(unfolded_bytes, parts))
+    if pa.types.is_union(kind):
+        return own + sum(_repeated(column, column.field(place)) for place in range(kind.num_fields))
+    if pa.types.is_run_end_encoded(kind) or _is_view_of_lists(kind):
+        return own + _repeated(column, column.values)
     return own + int(column.nbytes)
+
+
+def _lengths(column: pa.Array) -> pa.Array | None:
+    """Bytes of each text; None where it holds none."""
+    kind = column.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        words = np.frombuffer(column.buffers()[1] or b"", np.int32)[4 * column.offset :][: 4 * len(column) : 4]
+        return pa.array(words.astype(np.int64), mask=column.is_null().to_numpy(zero_copy_only=False))
+    kind = _as_bytes(kind)
+    is_text = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return pc.binary_length(column.view(kind)).cast(pa.int64()) if is_text else None
+
+
+def _repeated(column: pa.Array, values: pa.Array) -> int:
+    """At most what values take of which each row may have any, or all."""
+    numbers = pa.types.is_primitive(values.type) and not _is_view_of_lists(column.type)
+    return 0 if numbers else len(column) * unfolded_bytes(values)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _is_view_of_lists(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:

@@ -130,7 +130,7 @@ def plain(column: pa.Array | pa.ChunkedArray, place: int) -> Any:
     """
     scalar, kind = column[place], column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not pa.types.is_nested(kind) or not scalar.is_valid:
+    if not _is_nested(kind) or not scalar.is_valid:
         return scalar.as_py()
     if is_list and is_number(kind.value_type) and not scalar.values.null_count:
         return scalar.values.to_numpy(zero_copy_only=False).copy()
@@ -138,3 +138,10 @@ def plain(column: pa.Array | pa.ChunkedArray, place: int) -> Any:
     if not fits(size := unfolded_bytes(row.chunk(0) if isinstance(row, pa.ChunkedArray) else row)):
         raise pa.ArrowInvalid(f"a cell takes {format_size(size)}, and there is room for {format_size(reading_room())}")
     return scalar.as_py()
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    """Whether a cell may hold many values."""
+    while isinstance(kind, (pa.DictionaryType, pa.RunEndEncodedType, pa.BaseExtensionType)):
+        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
+    return bool(pa.types.is_nested(kind))

@@ -84,7 +84,7 @@ def _schema(source: Source) -> pa.Schema:
             with open_parquet(source.path) as file:
                 schema = file.schema_arrow
         else:
-            with open_arrow(source.path) as file:
+            with open_arrow(source.path) as file, packed_batches(source.path, source.kind == ARROW_STREAM):
                 schema = (pa.ipc.open_stream(file) if source.kind == ARROW_STREAM else pa.ipc.open_file(file)).schema
         _ = schema.names  # which may be no UTF-8
         return schema
@@ -150,8 +150,8 @@ def _problem(cell: object) -> str:
 
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch so that a part holds about 1 MiB of text, or one row."""
-    if batch.nbytes <= PART_BYTES or batch.num_rows <= 1:
+    """Cut a batch so that a part holds about 1 MiB of text, or one row; a text that rows share counts in each."""
+    if batch.num_rows <= 1 or sum(map(unfolded_bytes, batch.columns)) <= PART_BYTES:
         yield batch
     else:
         half = batch.num_rows // 2
@@ -251,7 +251,7 @@ def parquet_batch_rows(
     for number in range(file.metadata.num_row_groups) if group is None else [group]:
         pages = check_group(path, file, number, columns).values()
         rows = max(1, min([file.metadata.row_group(number).num_rows, *(each.values for each in pages)]))
-        size = sum(each.unpacked[0] for each in pages)
+        size = sum(max(each.unpacked[0], each.in_lists) for each in pages)
         if size * min(enough, rows) > most:  # else every row may have all of it
             widest = max(widest, size / rows, sum(each.widest for each in pages))
             if most_bytes is None:

@@ -85,6 +85,15 @@ def test_one_that_was_asked_for_waits(tmp_path: Path) -> None:
     assert run_facts(where, "one")["reason"] == "other" and state(where) == "waiting"
 
 
+def test_one_that_has_told_nothing_yet_is_what_was_asked_for(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    launch(where, flags={"train_file": "a.jsonl", "model_preset": "t5-small", "is_finetune": "True", "objective": 5})
+    facts = run_facts(where, "one")
+    assert (facts["model"], facts["data"], facts["kind"]) == ("t5-small", "a.jsonl", "finetune")
+    write(where, "one", start())
+    assert run_facts(where, "one")["model"] == "tiny", "its own word counts"
+
+
 def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(tmp_path: Path) -> None:
     where = places(tmp_path)
     doing = {"what": "preparing train", "rows": 12000, "rows_per_second": 3000.0}
@@ -101,6 +110,40 @@ def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(tmp_path: Path) -
     assert "stop it first" in delete_run(where, "one")
     beat(where, "one", "starting", process=GONE)
     assert state(where, now=BEGAN + 31) == "died"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "data", "learns"),
+    [
+        ("pretrain", {"objective": "span"}, "a.txt", "text"),
+        ("pretrain", {"objective": "pairs"}, "a.jsonl", "answers"),
+        ("pretrain", {}, "a.jsonl", ""),
+        ("pretrain", {}, None, "text"),
+        ("finetune", {}, "a.jsonl", "answers"),
+        ("dpo", {"objective": "preferences"}, "a.jsonl", "preferences"),
+    ],
+)
+def test_what_a_run_learns_follows_from_its_rows(
+    tmp_path: Path, kind: str, told: dict[str, str], data: str | None, learns: str
+) -> None:
+    where = places(tmp_path)
+    beat(where, "one", "starting", kind=kind, data=data, objective="auto")
+    if told:
+        (where.output_dir / "one").mkdir()
+        (where.output_dir / "one" / "run.json").write_text(json.dumps({"kind": kind, **told}))
+    facts = run_facts(where, "one", BEGAN + 1)
+    assert (facts["kind"], facts["learns"]) == (kind, learns)
+
+
+def test_a_run_hears_wishes_from_its_own_first_sign_on(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    launch(where, process=os.getpid())
+    assert not run_facts(where, "one", BEGAN + 2)["hears"]
+    beat(where, "one", "starting", started=BEGAN + 2)
+    assert run_facts(where, "one", BEGAN + 3)["hears"]
+    assert not run_facts(where, "one", BEGAN + 99)["hears"], "its process is halted"
+    beat(where, "one", "stopped", started=BEGAN + 2)
+    assert not run_facts(where, "one", BEGAN + 3)["hears"]
 
 
 def test_one_whose_process_prepares_is_starting(tmp_path: Path) -> None:

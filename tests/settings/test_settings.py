@@ -42,11 +42,14 @@ def test_without_the_record_of_shipped_defaults_none_counts_as_edited(
     assert precedence._shipped.__wrapped__() == {}
 
 
-def test_a_package_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UserError, match=r"--format = gguf, needs the package no-such-package, which does not load here"
-    ):
+def test_a_package_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = r"--format = gguf, needs the package no-such-package, which is not installed; run: \S+ -m pip install no-such-package"
+    with pytest.raises(UserError, match=said):
         needs("no-such-package", "--format = gguf", module="no_such_package")
+    (tmp_path / "half_there.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"half-there, which does not load here \(No module named 'no_such_package'\)"):
+        needs("half-there", "--format = gguf", module="half_there")
 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)

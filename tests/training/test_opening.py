@@ -18,7 +18,7 @@ from tests.training.small_trained import SHAPE, save_trained
 from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run
-from training.opening import narrowed
+from training.opening import few_steps, narrowed
 from training.start.resuming import goes_on, resumed_config, unused_places
 
 
@@ -137,3 +137,26 @@ def test_a_checkpoint_that_is_narrowed_is_told(
     assert all("--mixed_precision=no" in text and str(base) in text for text in told)
     begin.is_resumed = True
     assert not narrowed(begin, spec), "once"
+
+
+@pytest.mark.parametrize(
+    ("steps", "flags", "begins", "is_told"),
+    [
+        (5, {}, {}, True),
+        (200, {}, {}, False),
+        (5, {"max_steps": "5"}, {}, False),
+        (5, {"epochs": "1"}, {}, False),
+        (5, {}, {"base": Path("model")}, False),
+        (5, {}, {"is_resumed": True}, False),
+    ],
+    ids=["few", "enough", "named", "epochs named", "trained before", "told before"],
+)
+def test_that_random_weights_get_few_steps_is_told(
+    steps: int, flags: dict[str, str], begins: dict[str, Any], is_told: bool
+) -> None:
+    begin: Any = SimpleNamespace(**{"base": None, "is_resumed": False, **begins})
+    spec: Any = SimpleNamespace(
+        asked=load("train", {"train_file": "a.jsonl", **flags}), counted=SimpleNamespace(max_steps=steps)
+    )
+    told = few_steps(begin, spec)
+    assert bool(told) is is_told and all("--max_steps=1000" in text for text in told)

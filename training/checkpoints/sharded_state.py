@@ -35,7 +35,7 @@ from training.checkpoints.pieces import INDEX, Pieces, write_index, write_rows
 from training.checkpoints.state import OPTIMIZER_FILE, TRAINING_FILE, TrainingState, take_state
 
 PIECES = "shards"
-ALIKE_EVERYWHERE = ("columns",)  # state of a sharded matrix that each process has whole
+ALIKE_EVERYWHERE = ("columns", "size")  # state of a sharded matrix that each process has whole
 DONE = -1
 
 

@@ -41,6 +41,17 @@ def ends_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+def interrupt_main_thread() -> None:
+    """Let the main thread take what SIGTERM does here; where nothing waits for that, as in a notebook, what Ctrl-C does."""
+    number = next((one for one in (signal.SIGTERM, signal.SIGINT) if callable(signal.getsignal(one))), None)
+    if number is None:
+        return
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)  # wakes it from what it waits for
+    else:
+        signal.raise_signal(number)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _leave_terminal(number)
     raise KeyboardInterrupt

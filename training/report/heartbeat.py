@@ -3,7 +3,8 @@
 `heartbeat.json` is written anew every two seconds by a thread of its own, so that a step of a minute is no silence, and
 once more at the end with how the run ended. `request` holds a word that somebody else wrote: `stop` ends the run behind
 its step, saved, and `save` has it write a checkpoint. It is looked for once a step, which costs one failed `open`.
-A run that still prepares its rows, or plans, beats too (`Beginning`); of one that is refused then, nothing is left.
+A run that still prepares its rows, or plans, beats too (`Beginning`); of one that is refused then, nothing is left. There
+`stop` is looked for at each beat, and ends the run as Ctrl-C does; `save` waits for the first step.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ class Heartbeat:
 
     def __enter__(self) -> Heartbeat:
         if self._is_main:
-            with suppress(OSError):
-                (self._folder / REQUEST_FILE).unlink(missing_ok=True)  # what was wished of an earlier part of the run
             self._start(RUNNING)
         return self
 
@@ -52,15 +51,18 @@ class Heartbeat:
 
     def wish(self) -> str:
         """What was asked for since the last call: STOP, SAVE, or nothing."""
-        if not self._is_main:
-            return ""
+        return self._take(STOP, SAVE) if self._is_main else ""
+
+    def _take(self, *heard: str) -> str:
+        """The wish that lies there, if it is one of these; another wish is left there, words that are none are removed."""
         try:
-            with open(self._folder / REQUEST_FILE, encoding="utf8") as file:
+            with open(self._folder / REQUEST_FILE, encoding="utf8", errors="replace") as file:
                 word = file.read(20).strip()
-            os.unlink(self._folder / REQUEST_FILE)
-        except (OSError, UnicodeDecodeError):
+            if word in heard or word not in (STOP, SAVE):
+                os.unlink(self._folder / REQUEST_FILE)
+        except OSError:
             return ""
-        return word if word in (STOP, SAVE) else ""
+        return word if word in heard else ""
 
     def _start(self, state: str) -> None:
         self._beat(state)
@@ -79,6 +81,10 @@ class Heartbeat:
     def _go_on(self, state: str) -> None:
         while not self._ended.wait(SECONDS):
             self._beat(state)
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear what is wished where no step asks for it."""
 
     def _beat(self, state: str, reason: str = "") -> None:
         record = {
@@ -96,10 +102,15 @@ class Beginning(Heartbeat):
 
     Unless it was left, its end takes the sign away, as nothing is written for a run that is refused; where an earlier part
     of the run had one, that is there again.
+
+    Args:
+        stop: lets the main thread end, where somebody has asked the run to stop; of one in another thread the wish waits
+            for its first step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Callable[[], object]) -> None:
         super().__init__(Path(), dict)
+        self._end_run, self._may_end = stop, False
         self._before: bytes | None = None
         self._made: list[Path] = []
 
@@ -114,8 +125,10 @@ class Beginning(Heartbeat):
         """
         self._folder, self._facts = folder, lambda: {**facts(), "doing": self._doing()}
         self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._may_end = threading.current_thread() is threading.main_thread()
         with suppress(OSError):  # what cannot be written is told where it is needed
             folder.mkdir(parents=True, exist_ok=True)
+            (folder / REQUEST_FILE).unlink(missing_ok=True)  # what was wished of an earlier part of the run
             with suppress(FileNotFoundError):
                 self._before = (folder / HEARTBEAT_FILE).read_bytes()
             self._start(STARTING)
@@ -129,13 +142,18 @@ class Beginning(Heartbeat):
         if not self._stop():
             return
         with suppress(OSError):
-            (self._folder / PREPARING_FILE).unlink(missing_ok=True)
+            for name in (PREPARING_FILE, REQUEST_FILE):
+                (self._folder / name).unlink(missing_ok=True)
             if self._before is None:
                 (self._folder / HEARTBEAT_FILE).unlink(missing_ok=True)
                 for folder in self._made:
                     folder.rmdir()  # unless there is more in it
             else:
                 (self._folder / HEARTBEAT_FILE).write_bytes(self._before)
+
+    def _listen(self) -> None:
+        if self._may_end and self._take(STOP):
+            self._end_run()
 
     def _doing(self) -> Any:
         try:

@@ -12,6 +12,7 @@ from language import join, say
 from memory.cost.prediction import Choice
 from memory.plan import Plan
 from settings.fields import counted
+from settings.program import program
 from training.report.history import history
 from training.report.wording import about, duration
 from units import MIB, format_size
@@ -131,7 +132,10 @@ def summary_rows(summary: Summary) -> Rows:
             )
         )
     if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        rows.insert(1, (say("evaluation loss"), f"{s.first_eval_loss:.3f} -> {s.best_eval_loss:.3f}"))
+        first, best = f"{s.first_eval_loss:.3f}", f"{s.best_eval_loss:.3f}"
+        no_lower = say("{loss} at the beginning, and no lower since", loss=first)
+        told = f"{first} -> {best}" if s.best_eval_loss < s.first_eval_loss else no_lower
+        rows.insert(1, (say("evaluation loss"), told))
     if s.skipped_batches or s.rate_factor < 1:
         rows.append((say("inf or nan"), _left_out(s)))
     return [*rows, (say("model"), s.model_dir)]
@@ -168,12 +172,12 @@ def _example(prompt: str) -> str:
 
 def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[str]:
     """What the user may type next."""
-    program = "python train_low_mem.py"
+    typed = program()
     lines = [
-        f"{program} generate --model={model_dir} --input='{_example(prompt)}'",
-        f"{program} evaluate --model={model_dir}",
+        f"{typed} generate --model={model_dir} --input='{_example(prompt)}'",
+        f"{typed} evaluate --model={model_dir}",
     ]
-    return lines if is_finetune else [*lines, f"{program} train --is_finetune=True --finetune_from={model_dir}"]
+    return lines if is_finetune else [*lines, f"{typed} train --is_finetune=True --finetune_from={model_dir}"]
 
 
 def resume_command(config: Config) -> str:
@@ -183,7 +187,7 @@ def resume_command(config: Config) -> str:
     values, defaults = config.as_dict(), Config().as_dict()
     named = [f"--{name}={shlex.quote(str(values[name]))}" for name in places if values[name] != defaults[name]]
     words = [
-        "python train_low_mem.py",
+        program(),
         command,
         "--is_keep_training=True",
         f"--run_name={shlex.quote(config.run.run_name)}",

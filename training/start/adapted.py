@@ -13,6 +13,7 @@ from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
 from model.shapes import adapter_weights, weights
 from settings.fields import AUTO, UserError
+from training.checkpoints.runs import near_folder
 
 
 def home_of(folder: Path, config: Config) -> Path:
@@ -52,6 +53,8 @@ def adapter_folders(folder: Path, named: str | None) -> list[Path]:
     words = [Path(word.strip()) for word in (named or "").split(",") if word.strip()]
     missing = [
         f"--adapter = {word}, holds no adapter_config.json; name an adapter's folder"
+        if word.exists()
+        else f"--adapter = {word}, no such folder; name an adapter's{near_folder(word)}"
         for word in words
         if not is_adapter(word)
     ]

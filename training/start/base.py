@@ -20,7 +20,7 @@ from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
 from settings.fields import AUTO
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, newest_run
+from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, near_folder, newest_run
 from training.start.adapted import home_of
 from training.start.download import MODELS_DIR, download, how_to_fetch
 
@@ -149,6 +149,8 @@ def _named_base(config: Config, named: str) -> Path:
             return download(named, fetched)
         if _holds_model(fetched):
             raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; name that")
+        if near := near_folder(named):  # misspelt, and not a checkpoint of the hub
+            raise UserError(f"--finetune_from = {named}, no such folder{near}")
         told = "--finetune_from = {folder}, no such folder; {how}"
         raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
     if folder.is_dir():
@@ -156,7 +158,7 @@ def _named_base(config: Config, named: str) -> Path:
         hint = f"; turn its pytorch_model.bin into it: {_convert(folder)}" if pickled else ""
         what = f"holds no {CONFIG_FILE}" + hint
     else:
-        what = "is a file" if folder.exists() else "no such folder"
+        what = "is a file" if folder.exists() else f"no such folder{near_folder(folder)}"
     raise UserError(
         f"--finetune_from = {folder}, {what}; name a folder with {CONFIG_FILE}, model.safetensors and "
         "tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"

@@ -25,8 +25,10 @@ ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
 
 # of a model that has learnt before, where steps are scaled by each weight's size: 1e-3 for adafactor, as in the T5 paper
-# (Raffel et al. 2020, section 3.1.3, constant at 0.001); weights that are random learn at the whole rate
-FINETUNE_RATE = 0.1
+# (Raffel et al. 2020, section 3.1.3, constant at 0.001), down to t5-small's 60M weights. Smaller ones have to move further:
+# with 3.2M and 0.5M weights a tenth left most of two tasks unlearnt that 1e-2 and 3e-2 learnt (docs/benchmarks.md, rates).
+# So it rises with the 0.8th power, to the whole rate at 3.4M; weights that are random learn at the whole rate
+FINETUNE_RATE, FINETUNE_WEIGHTS, FINETUNE_EXPONENT = 0.1, 60e6, 0.8
 # small models that start from random weights learn faster above T5's own 1e-2. Sweeps of 1.4M and 6M weights found 3e-2 and
 # more (docs/benchmarks.md, quality), words to phones with 3.2M weights too (docs/recipes.md), where 6e-2 diverged; so twice
 # T5's rate keeps a distance. It falls with the 0.3rd power of the weights, to T5's own at 390M
@@ -88,16 +90,16 @@ class Steps:
 
 
 def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> float:
-    train, adapts = config.train, config.lora.lora_rank > 0
+    train, adapts, dpo = config.train, config.lora.lora_rank > 0, config.data.objective == PREFERENCES
     if train.learning_rate != AUTO:
         return float(train.learning_rate)
     rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else OPTIMIZERS[train.optimizer].learning_rate
     is_relative, is_trained = train.optimizer != "adamw", train.is_finetune and train.finetune_from is not None
     if is_relative and is_trained and not adapts:
-        rate *= FINETUNE_RATE
-    elif is_relative and not is_trained and config.data.objective != PREFERENCES:
+        rate *= FINETUNE_RATE if dpo else finetuning_share(weight_counts(config.model)["total"])
+    elif is_relative and not is_trained and not dpo:
         rate = max(rate, min(SMALL_RATE, rate * small_model_factor(weight_counts(config.model)["total"])))
-    if config.data.objective == PREFERENCES:
+    if dpo:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
     return min(rate, long_run_rate(schedule, warmup, steps)) if is_relative else rate
 
@@ -121,6 +123,11 @@ def small_model_factor(weights: int) -> float:
     Only for optimizers that scale a step by each weight's size.
     """
     return max(1.0, (LARGE_WEIGHTS / max(1, weights)) ** RATE_EXPONENT)
+
+
+def finetuning_share(weights: int) -> float:
+    """Which part of its optimizer's rate a trained model of so many weights is finetuned at, 0.1 .. 1."""
+    return min(1.0, FINETUNE_RATE * max(1.0, (FINETUNE_WEIGHTS / max(1, weights)) ** FINETUNE_EXPONENT))
 
 
 def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:

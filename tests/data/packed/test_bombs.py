@@ -20,6 +20,7 @@ from data.packed.parquet_pages import CHUNK_FACTS
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
+from data.sources.tables import open_parquet, parquet_batch_rows
 from data.text.conversations import TurnsColumn
 from settings.fields import AUTO, UserError
 from tests.measuring import in_child
@@ -37,10 +38,11 @@ from settings.fields import UserError
 
 keep_to(400 * 2**20)
 refused = 0
+paths, shared = sys.argv[3:], sys.argv[1:3]
 
 def read():
     global refused
-    for path in sys.argv[2:]:
+    for path in paths:
         for way in (lambda: list(read_rows(find(path), ["text"], BadRows(skip=True))), lambda: LowMemDataset(path)[0]):
             try:
                 way()
@@ -49,11 +51,17 @@ def read():
 
 def prompts():
     global rows
-    for prompt in read_prompts(find(sys.argv[1]), "prompt", "text", BadRows()):
-        rows += len(prompt.text) == 4 * 2**20
+    for path in shared:
+        for prompt in read_prompts(find(path), "prompt", "text", BadRows()):
+            rows += len(prompt.text) > 900_000
+
+def read_shared():
+    global rows
+    for path in shared:
+        rows += sum(len(batch) for batch in read_rows(find(path), ["prompt"], BadRows()))
 
 rows = 0
-print(measure(read), refused, measure(prompts), rows)
+print(measure(read), refused, measure(prompts), measure(read_shared), rows)
 """
 
 
@@ -74,6 +82,11 @@ def write_arrow(path: Path, table: pa.Table, codec: str | None, stream: bool = F
     return path
 
 
+def sharing(size: int) -> pa.Table:
+    """A hundred rows of one text, which is there once."""
+    return pa.table({"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), pa.array(["a" * size]))})
+
+
 def test_a_packed_cell_of_any_kind_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     table, paths = long_text(), []
     for codec in ("zstd", "gzip"):
@@ -87,13 +100,11 @@ def test_a_packed_cell_of_any_kind_is_refused_before_it_is_unpacked(tmp_path: Pa
     coded = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a" * 2 * BIG]))})
     paths += [write_arrow(tmp_path / "codes.arrow", coded, "zstd")]
     paths = [path for path in paths if path.stat().st_size < 2 * MIB]
-    text, codes = pa.array(["a" * 4 * MIB]), pa.array([0] * 100, pa.int32())
-    prompts = pa.table({"prompt": pa.DictionaryArray.from_arrays(codes, text)})
-    shared = write_arrow(tmp_path / "prompts.arrow", prompts, "zstd")
-    taken, refused, more, rows = in_child(CHILD, shared, *paths)
+    shared = [write_arrow(tmp_path / f"prompts-{size}.arrow", sharing(size), "zstd") for size in (4 * MIB, 900_001)]
+    taken, refused, more, read, rows = in_child(CHILD, *shared, *paths)
     assert refused == 2 * len(paths) and len(paths) == 9
     assert taken < BIG // 4, "nothing was unpacked, by either way in"
-    assert rows == 100 and more < 100 * MIB, "prompts that share one text come one by one, and not as 400 MiB"
+    assert rows == 400 and max(more, read) < 100 * MIB, "rows that share one text come one by one, and not as 400 MiB"
 
 
 def test_what_there_is_room_for_is_read_and_the_rest_named_with_its_place(tmp_path: Path) -> None:
@@ -147,12 +158,45 @@ def test_a_footer_of_columns_without_number_is_refused(tmp_path: Path) -> None:
     """Three bytes stand for a column of a row group, of which a reader makes a kilobyte."""
     columns = 2**17
     assert columns * CHUNK_FACTS > 96 * MIB
-    root, leaf = b"\x48\x01r\x15\x02\x00", b"\x15\x0c\x25\x00\x18\x01a\x00"
     group = b"\x19\xfc" + _varint(columns) + b"\x26\x00\x00" * columns + b"\x16\x00\x16\x02\x00"
-    footer = b"\x15\x02\x19\x2c" + root + leaf + b"\x16\x02\x19\x1c" + group + b"\x00"
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    write_footer(tmp_path / "a.parquet", b"\x19\x2c" + ROOT + LEAF + b"\x16\x02\x19\x1c" + group)
     room.keep_to(300 * MIB)
-    with pytest.raises(UserError, match=r"its footer \(131,072 columns of row groups\) .* there is room for 96.0 MiB"):
+    with pytest.raises(
+        UserError, match=r"its footer \(2 columns, 131,072 of row groups\) .* there is room for 96.0 MiB"
+    ):
+        LowMemDataset(tmp_path / "a.parquet")
+
+
+ROOT, LEAF = b"\x48\x01r\x15\x02\x00", b"\x15\x0c\x25\x00\x18\x01a\x00"
+
+
+def write_footer(path: Path, fields: bytes) -> None:
+    footer = b"\x15\x02" + fields + b"\x00"
+    path.write_bytes(b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1")
+
+
+@pytest.mark.parametrize("what", ["columns", "pairs", "names"])
+def test_a_footer_of_other_facts_without_number_is_refused(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column of eight bytes becomes a kilobyte and a half, a name of one byte becomes 32."""
+    monkeypatch.setattr(room, "LEAST_ROOM", 4 * MIB)
+    columns, pairs, names = b"\x19\x2c" + ROOT + LEAF, b"\x16\x00\x19\x0c", 40_000
+    if what == "columns":
+        columns = b"\x19\xfc" + _varint(2**12) + ROOT + LEAF * (2**12 - 1)
+    elif what == "pairs":
+        pairs += b"\x19\xfc" + _varint(2**15) + b"\x18\x00\x00" * 2**15
+    else:
+        facts = (
+            b"\x15\x0c\x19\x05\x19\xf8"
+            + _varint(names)
+            + bytes(names)
+            + b"\x15\x00\x16\x00\x16\x00\x16\x00\x26\x00\x00"
+        )
+        pairs = b"\x16\x00\x19\x1c" + b"\x19\x4c" + (b"\x26\x08\x1c" + facts + b"\x00") * 4 + b"\x16\x00\x16\x00\x00"
+    write_footer(tmp_path / "a.parquet", columns + pairs)
+    room.keep_to(300 * MIB)
+    with pytest.raises(UserError, match=r"its footer \(.* there is room for 4.0 MiB"):
         LowMemDataset(tmp_path / "a.parquet")
 
 
@@ -172,6 +216,16 @@ def test_one_text_that_a_list_has_any_number_of_times_is_a_bad_row(tmp_path: Pat
     pq.write_table(pa.table({"text": cells}), tmp_path / "a.parquet", compression="zstd", store_schema=False)
     with pytest.raises(UserError, match=r"column text.list.element, a page unpacks to 128.0 MiB"):
         list(read_rows(find(str(tmp_path / "a.parquet")), [TurnsColumn("text")], bad))
+
+
+def test_rows_of_long_lists_come_few_at_a_time(tmp_path: Path) -> None:
+    """Any number of like values lie in few bytes of a page, which says how many they are."""
+    rows, values = 16, 2**17
+    short = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows * values, np.int8)), pa.array(["user"]))
+    cells = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1) * values, pa.int32()), short)
+    pq.write_table(pa.table({"text": cells}), tmp_path / "a.parquet", compression="zstd", store_schema=False)
+    with open_parquet(tmp_path / "a.parquet") as file:
+        assert parquet_batch_rows(tmp_path / "a.parquet", file, ["text"], 256) <= 4, "of 2 MiB each"
 
 
 def test_a_row_of_csv_that_does_not_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data.packed.thrift import BINARY, DEEPEST, I32, I64, NoThrift, read_struct
+from data.packed.thrift import BINARY, DEEPEST, I32, I64, NoThrift, Tally, read_struct
 
 
 def test_wanted_fields_of_their_type_and_none_else() -> None:
@@ -19,6 +19,14 @@ def test_structs_in_lists_and_maps() -> None:
     raw = b"\x19\x2c" + inner + inner + b"\x1b\x01\x58" + b"\x02\x01x" + b"\x1c" + inner + b"\x19\x12\x01" + b"\x00"
     found, end = read_struct(raw, 0, {1: {1: I32}, 3: {1: I32}})
     assert found == {1: [{1: 1}, {1: 1}], 3: {1: 1}} and end == len(raw)
+
+
+def test_members_of_lists_are_counted_and_not_built() -> None:
+    inner = b"\x19\x38\x00\x00\x00\x00"  # a struct with three names
+    names = Tally()
+    structs = Tally({1: names})
+    assert read_struct(b"\x19\x2c" + inner + inner + b"\x15\x08\x00", 0, {1: structs, 2: I32})[0] == {2: 4}
+    assert structs.members == 2 and names.members == 6
 
 
 def test_numbers_are_cut_off_as_thrift_does() -> None:

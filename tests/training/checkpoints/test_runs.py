@@ -19,6 +19,7 @@ from training.checkpoints.runs import (
     check_new_run,
     create_run,
     model_folder,
+    near_folder,
     new_run_name,
     newest_run,
     publish,
@@ -336,3 +337,10 @@ def test_a_run_on_a_disk_that_has_become_read_only_is_told(tmp_path: Path, monke
     with pytest.raises(UserError, match=f"--output_dir = {tmp_path}, cannot be written: Read-only file system"):
         resume_run(run)
     assert read_run(run) is not None, "the record of before"
+
+
+def test_a_folder_that_is_called_alike_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tunes.txt").touch()
+    assert near_folder(tmp_path / "tunde") == f"; did you mean {tmp_path / 'tuned'}?"
+    assert near_folder(tmp_path / "other") == near_folder(tmp_path / "nowhere" / "tuned") == ""

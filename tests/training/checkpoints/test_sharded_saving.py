@@ -27,7 +27,11 @@ def test_sharded_weights_are_saved_as_one_model_or_not_at_all(tmp_path: Path) ->
     expected = T5(small_model("t5").config).initialise(3)
     for (name, weight), reference in zip(model.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(weight, reference), name
-    alone = OPTIMIZERS["adafactor"](dict(model.named_parameters()), ROUNDINGS["stochastic"]())
-    load_optimizer_share(latest, alone, torch.device("cpu"), None)
+    for name in ("muon", "adafactor"):
+        alone = OPTIMIZERS[name](dict(model.named_parameters()), ROUNDINGS["stochastic"]())
+        written = latest if name == "adafactor" else Checkpoints(tmp_path / name, 2).intact()[0]
+        assert written is not None
+        load_optimizer_share(written, alone, torch.device("cpu"), None)
+        assert not alone.incomplete()
     rows = {key: tensor for key, tensor in alone.state.items() if key.endswith("/rows")}
     assert rows and all(len(tensor) == len(dict(model.named_parameters())[key[:-5]]) for key, tensor in rows.items())

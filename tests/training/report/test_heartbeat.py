@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from settings.fields import UserError
-from training.processes.interrupts import Interrupts
+from training.processes.interrupts import Interrupts, ends_like_ctrl_c, interrupt_main_thread
 from training.report import heartbeat
 from training.report.endings import SAVE, STOP, Interrupted
 from training.report.heartbeat import HEARTBEAT_FILE, PREPARING_FILE, REQUEST_FILE, Beginning, Heartbeat
@@ -69,8 +71,76 @@ def test_other_words_are_no_wish(tmp_path: Path, content: bytes) -> None:
 
 def test_what_was_wished_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / REQUEST_FILE).write_text("stop")
-    with Heartbeat(tmp_path, dict) as beating:
-        assert beating.wish() == ""
+    with Beginning(never) as sign:
+        sign.begin(tmp_path, dict)
+        assert not (tmp_path / REQUEST_FILE).exists()
+
+
+def never() -> None:
+    raise AssertionError("nobody has asked for it")
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "logs" / "one"
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
+    with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c(), Beginning(interrupt_main_thread) as sign:
+        sign.begin(folder, dict)
+        (folder / REQUEST_FILE).write_text("stop\n")
+        threading.Event().wait()  # as for a child that prepares
+    assert list(tmp_path.iterdir()) == [], "it had come to nothing that is kept"
+
+
+@pytest.mark.timeout(60)
+def test_while_it_prepares_a_wish_to_save_waits_for_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
+    beats: list[int] = []
+    with Beginning(never) as sign:
+        sign.begin(tmp_path, lambda: {"step": beats.append(1)})
+        (tmp_path / REQUEST_FILE).write_text("save")
+        while len(beats) < 4:
+            pass
+        sign.leave()
+        with Heartbeat(tmp_path, dict) as beating:
+            assert beating.wish() == SAVE
+
+
+@pytest.mark.timeout(60)
+def test_in_another_thread_a_wish_to_stop_waits_for_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
+    beats: list[int] = []
+
+    def work() -> None:
+        with Beginning(never) as sign:
+            sign.begin(tmp_path, lambda: {"step": beats.append(1)})
+            (tmp_path / REQUEST_FILE).write_text("stop")
+            while len(beats) < 4:
+                pass
+            sign.leave()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert Heartbeat(tmp_path, dict).wish() == STOP
+
+
+def test_where_nothing_waits_for_sigterm_it_is_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append(number))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt_main_thread()
+        with ends_like_ctrl_c():
+            interrupt_main_thread()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupt_main_thread()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sent == [signal.SIGINT, signal.SIGTERM]
 
 
 def test_only_the_main_process_writes_and_listens(tmp_path: Path) -> None:
@@ -92,7 +162,7 @@ def test_a_run_that_prepares_gives_signs_and_says_how_far_it_is(tmp_path: Path) 
     folder = tmp_path / "logs" / "one"
     folder.mkdir(parents=True)
     (folder / PREPARING_FILE).write_text('{"rows": 5}')
-    with Beginning() as sign:
+    with Beginning(never) as sign:
         sign.begin(folder, lambda: {"kind": "pretrain"})
         record = told(folder)
         assert (record["state"], record["kind"], record["doing"], record["process"]) == (
@@ -103,7 +173,7 @@ def test_a_run_that_prepares_gives_signs_and_says_how_far_it_is(tmp_path: Path) 
 
 
 def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path) -> None:
-    with pytest.raises(UserError), Beginning() as sign:
+    with pytest.raises(UserError), Beginning(never) as sign:
         sign.begin(tmp_path / "logs" / "one", dict)
         assert told(tmp_path / "logs" / "one")["doing"] is None
         raise UserError("seed = x, is wrong")
@@ -114,13 +184,13 @@ def test_an_earlier_sign_is_there_again(tmp_path: Path) -> None:
     with Heartbeat(tmp_path, dict):
         pass
     before = told(tmp_path)
-    with pytest.raises(KeyboardInterrupt), Beginning() as sign:
+    with pytest.raises(KeyboardInterrupt), Beginning(never) as sign:
         sign.begin(tmp_path, dict)
         raise KeyboardInterrupt
     assert told(tmp_path) == before and before["state"] == "done"
 
 
 def test_one_that_has_not_begun_leaves_everything(tmp_path: Path) -> None:
-    with Beginning() as sign:
+    with Beginning(never) as sign:
         sign.leave()
     assert list(tmp_path.iterdir()) == []

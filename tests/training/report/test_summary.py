@@ -64,3 +64,9 @@ def test_a_hint_to_resume_is_a_whole_command() -> None:
         "python train_low_mem.py train --is_keep_training=True --run_name='my run' --output_dir='else where'"
     )
     assert resume_command(load("dpo", {"train_file": "x", "run_name": "d"})).startswith("python train_low_mem.py dpo ")
+
+
+def test_a_run_that_got_no_better_says_so() -> None:
+    """Its model is that of the last step, whose loss is higher."""
+    rows = dict(summary_rows(replace(DONE, first_eval_loss=0.5, best_eval_loss=0.5)))
+    assert rows["evaluation loss"] == "0.500 at the beginning, and no lower since"

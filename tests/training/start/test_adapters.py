@@ -153,6 +153,7 @@ def test_an_adapter_belongs_to_its_base(base: Path, tmp_path: Path) -> None:
     (base / "config.json").unlink()
     assert "is not there; put it back" in problems_of(base_of, folder)
     assert "holds no adapter_config.json" in problems_of(adapter_folders, base, f"{folder},{base}")
+    assert "lost, no such folder" in problems_of(adapter_folders, base, str(tmp_path / "lost"))
 
 
 def test_the_fingerprint_is_of_the_weights(base: Path, tmp_path: Path) -> None:

@@ -148,3 +148,11 @@ def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=r"did not give it .*no route") as refused:
         download.download("google/flan-t5-small", tmp_path / "x")
     assert "hf download" in str(refused.value)
+
+
+def test_a_misspelt_folder_is_no_checkpoint_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "tuned").mkdir(parents=True)
+    with pytest.raises(UserError) as caught:
+        choose_base(settings(tmp_path, finetune_from="runs/tunde"), None)
+    assert caught.value.problems == ["--finetune_from = runs/tunde, no such folder; did you mean runs/tuned?"]

@@ -106,7 +106,11 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
         ({"max_steps": 30_000}, 2e-2),
         ({"max_steps": 1_000_000}, 3.8e-3),
         ({"max_steps": 1_000_000, "optimizer": "adamw"}, 3e-4),
-        ({"is_finetune": True, "finetune_from": "folder"}, 1e-3),
+        ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 1e-3),
+        ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-3b"}, 1e-3),
+        ({"is_finetune": True, "finetune_from": "folder"}, 6.5e-3),  # small ones have to move further
+        ({"is_finetune": True, "finetune_from": "folder", "d_model": 64}, 1e-2),
+        ({"objective": "preferences", "is_finetune": True, "finetune_from": "folder"}, 1e-5),
         ({"is_finetune": True, "finetune_from": None}, 2e-2),  # random weights, whatever they learn
     ],
 )

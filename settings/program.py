@@ -1,0 +1,58 @@
+"""What does one type to start this program? The Python that has its packages, as a shell here would find it.
+
+`make` puts them into `.venv`, which a shell does not know of unless it was activated; and some systems have no `python`, but
+`python3`. So a command that is shown may be typed as it stands, and who types another Python is told which one to take.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from language import say
+
+ROOT, VENV, FILE = Path(__file__).resolve().parent.parent, ".venv", "train_low_mem.py"
+IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV, "bin", "python")
+
+
+def python() -> str:
+    """The word for the Python that runs this, as it may be typed here."""
+    found = shutil.which("python")
+    is_active = found is not None and Path(found).parent == Path(sys.prefix, IN_VENV.parent.name)
+    with suppress(OSError):
+        if not is_active and Path(VENV).samefile(sys.prefix):
+            return str(IN_VENV)
+    return "python3" if found is None and shutil.which("python3") else "python"
+
+
+def program() -> str:
+    """The head of every command that is shown."""
+    return f"{python()} {FILE}"
+
+
+def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:
+    """What to do about a package that is not installed for this Python; empty where none is missing.
+
+    Args:
+        arguments: that this program was started with.
+    """
+    package = (error.name or "").partition(".")[0]
+    if not package or (ROOT / package).is_dir() or (ROOT / f"{package}.py").is_file():
+        return ""
+    other = ROOT / IN_VENV
+    facts = {"package": package, "python": sys.executable}
+    if other.is_file() and Path(sys.prefix) != ROOT / VENV:
+        is_here = Path.cwd() == ROOT
+        words = [str(IN_VENV if is_here else other), FILE if is_here else str(ROOT / FILE), *arguments]
+        told = "{package}, is not installed for {python}; everything is in {folder}: {command}"
+        return say(told, folder=other.parent.parent, command=shlex.join(words), **facts)
+    told = (
+        "{package}, is not installed for {python}; `make train` puts everything into .venv, or install it with "
+        "{python} -m pip install -r requirements.txt -c constraints.txt"
+    )
+    return say(told, **facts)
