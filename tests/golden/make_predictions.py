@@ -78,6 +78,7 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
     held = replace(CUT, micro_batches_per_pass=1, accumulation_passes=4, saved_blocks=5)
     few = replace(T5, vocab_size=300)  # of whose logits nothing comes above the blocks
     wide = replace(few, d_model=128, d_kv=64)  # as T5-11B: attention is wider than the model
+    short = Work(few, 64, 12, 6, True, "adafactor")
     few_words = replace(UNEVEN, model=few)
     trained = replace(EVEN, trained=adapters())
     return {
@@ -100,6 +101,9 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
         "few words, gated, compiled kernels": (replace(few_words, model=replace(few, feed_forward_proj="gated-gelu")), replace(CUT, kernels=True), CPU),
         "bfloat16 at rest, decoder saved": (UNEVEN, replace(SAVING, storage="bfloat16", saved_blocks=2), CPU),
         "wide attention, long answers": (replace(EVEN, model=wide, source_tokens=24, target_tokens=400, dropout=False), CUT, CPU),
+        "wide attention, compiled kernels": (replace(dry, model=wide), replace(CUT, kernels=True), CPU),
+        "many short rows": (short, replace(SAVING, batch_size_per_gpu=64), CPU),
+        "many short rows, compiled kernels": (short, replace(CUT, batch_size_per_gpu=16, kernels=True), CPU),
         "long answers": (replace(EVEN, source_tokens=24, target_tokens=500, dropout=False), replace(CUT, saved_blocks=2), CPU),
         "long answers, recomputed": (replace(gated, shapes=None, source_tokens=24, target_tokens=500), RECOMPUTING, CPU),
         "adapters": (trained, SAVING, CPU),
@@ -115,6 +119,7 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
         "GPU, long answers": (replace(EVEN, source_tokens=24, target_tokens=500), replace(ON_GPU, saved_blocks=1), CUDA),
         "GPU, few words": (few_words, ON_GPU, CUDA),
         "Mac, few words": (replace(few_words, shapes=None, evaluation=None), ON_GPU, MAC),
+        "GPU, many short rows": (replace(short, dropout=False), replace(ON_GPU, batch_size_per_gpu=64, micro_batches_per_pass=1), CUDA),
         "GPU, fp16": (EVEN, replace(SAVING, storage="float32", compute="float16", scores=1 << 16), CUDA),
         "GPU, shared out": (UNEVEN, replace(ON_GPU, shards=4), shards),
         "GPU, int8": (replace(trained, dropout=False), replace(ON_GPU, storage="int8"), CUDA),

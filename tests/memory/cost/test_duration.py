@@ -34,7 +34,8 @@ def test_what_is_left_of_a_run_is_counted() -> None:
     assert (whole.steps, whole.evaluations, whole.saves, whole.evaluation_rows) == (100, 5, 5, 64)
     later = schedule_of(settings_of(), 60, held_out=10, answer_tokens=64, num_processes=4)
     assert (later.steps, later.evaluations, later.saves, later.evaluation_rows) == (40, 2, 2, 3)
-    assert schedule_of(settings_of(), 0, held_out=0, answer_tokens=64).evaluations == 0
+    for rows, evaluations in ((0, 0), (1, 5)):
+        assert schedule_of(settings_of(), 0, held_out=rows, answer_tokens=64).evaluations == evaluations
     assert schedule_of(settings_of(), 100, held_out=9, answer_tokens=64).steps == 0
     asked = {"train_file": "x", "finetune_from": "y", "max_steps": 100}
     dpo, orpo = (
