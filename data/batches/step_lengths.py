@@ -19,10 +19,8 @@ from data.batches.loader import StepLoader
 from data.shards.store import COLUMNS, STREAM, Manifest
 
 MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
-MOST_PLACES, PLACES_AT_ONCE = (
-    1_000_000,
-    65_536,
-)  # of the order that are computed; a call for each step would take minutes
+MOST_PLACES = 1_000_000  # of the order that are computed
+PLACES_AT_ONCE = 65_536  # a call for each step would take minutes
 MOST_MADE_ROWS = 2_000  # that are read or made one by one
 MOST_DRAWN_STEPS, MOST_DRAWN_ROWS = 256, 65_536  # that are made up from a sample
 
