@@ -34,8 +34,8 @@ class Evaluator:
             )
         if not result.tokens:
             return False
-        is_best = live.evaluated(result.loss, {"loss": result.loss, **scores})
-        live.journal.evaluation(step, result, {**result.metrics, **scores}, samples)
+        is_best = live.evaluated(result.loss, {**result.figures(), **scores})
+        live.journal.evaluation(step, result, scores, samples)
         return is_best
 
     def _loss(self) -> Evaluation:

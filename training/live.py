@@ -110,12 +110,15 @@ class LiveRun:
         """An evaluation is done; returns whether it is the best so far.
 
         Args:
-            values: its numbers by name, the metric that counts among them.
+            values: its numbers by name, as the journal tells them; the metric that counts is among them.
         """
         is_best, state = self.best.is_best(self.state.step, values), self.state
         first = loss if state.first_eval_loss is None else state.first_eval_loss
         lowest = lowest_of(state.best_eval_loss, loss)
-        self.state = replace(state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state())
+        kept = {"step": state.step, **values} if lowest == loss else state.best_evaluation
+        self.state = replace(
+            state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state(), best_evaluation=kept
+        )
         return is_best
 
     def saved(self) -> None:

@@ -50,6 +50,7 @@ class Recorder:
         return Summary(
             steps=state.step, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
+            best_evaluation=state.best_evaluation,
             planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=self._peak_bytes(),
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),

@@ -43,7 +43,9 @@ def draw_memory(picture: Path, figures: dict[str, Any]) -> None:
         words = f"{NAMES[name]}: {format_size(figures[name]['peak_bytes'])}, {minutes[-1]:.0f} min"
         left = name == "ours"  # the shorter curve, whose words are longer than it
         place = (longest / 60 / 80 if left else minutes[-1] / 2, max(held) * WORDS_AT)
-        axes.annotate(words, place, ha="left" if left else "center", va="center", color=color, weight="bold", fontsize=11)
+        axes.annotate(
+            words, place, ha="left" if left else "center", va="center", color=color, weight="bold", fontsize=11
+        )
     budget = figures["budget_bytes"] / MIB
     most = max(figures[name]["peak_bytes"] for name in COLORS) / MIB
     if budget < 1.5 * most:  # a budget far above both would leave the curves flat

@@ -46,6 +46,7 @@ def test_the_state_of_a_run(trainer: LowMemTrainer) -> None:
     live.applied(3, 100)
     assert (live.state.step, live.state.tokens, live.last_good) == (3, begun.tokens + 100, 2)
     assert live.evaluated(0.5, {"loss": 0.5}) and not live.evaluated(0.75, {"loss": 0.75})
+    assert live.state.best_evaluation == {"step": 3, "loss": 0.5}, "of the lowest loss"
     assert live.state.best_eval_loss == 0.5 and live.state.first_eval_loss == begun.first_eval_loss
     live.saved()
     assert live.last_good == 3

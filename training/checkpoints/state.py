@@ -32,7 +32,9 @@ from training.evaluation.stopping import BestMetric
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 # fields with a default that came later: a checkpoint of before lacks them, and means that default
-LATER_FIELDS: tuple[str, ...] = ("divergence", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks")
+LATER_FIELDS: tuple[str, ...] = (
+    "divergence", "best_evaluation", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks",
+)  # fmt: skip
 NO_NAMES: Mapping[str, str] = {}
 NAMES = {
     "storage": REST_DTYPES,
@@ -53,6 +55,7 @@ class TrainingState:
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
         divergence: see `training.divergence`; None: every number was finite so far.
+        best_evaluation: step and numbers of the one with the lowest loss, for the model's card where the log is lost.
     """
 
     step: int = 0
@@ -63,6 +66,7 @@ class TrainingState:
     best_metric: dict[str, Any] | None = None
     first_eval_loss: float | None = None
     divergence: dict[str, Any] | None = None
+    best_evaluation: dict[str, Any] | None = None
 
 
 def write_checkpoint(

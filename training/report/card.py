@@ -152,7 +152,8 @@ def _training(settings: Mapping[str, Any], events: Mapping[str, Any]) -> list[st
 
 def _scores(events: Mapping[str, Any]) -> list[str]:
     """The numbers of the best evaluation, and the loss at the beginning."""
-    best, end = events.get("best"), events.get("end")
+    end = events.get("end")
+    best = (end or {}).get("best_evaluation") or events.get("best")  # the log may begin after it: on another machine
     if not best:
         return []
     first = end.get("first_eval_loss") if end else None

@@ -198,14 +198,11 @@ class Journal:
         )
 
     def evaluation(
-        self, step: int, result: Evaluation, extra: dict[str, float], samples: Sequence[Sample] = ()
+        self, step: int, result: Evaluation, scores: dict[str, float], samples: Sequence[Sample] = ()
     ) -> None:
-        """The loss on held-out rows; `extra` are further metrics, `samples` answers beside what the data says."""
-        self.metrics.write(
-            "eval", step=step, loss=result.loss, perplexity=result.perplexity, rows=result.rows, tokens=result.tokens,
-            **extra,
-        )  # fmt: skip
-        further = [f", {name} {value:.3f}" for name, value in extra.items()]
+        """The loss on held-out rows; `scores` are those of answers, `samples` answers beside what the data says."""
+        self.metrics.write("eval", step=step, **result.figures(), **scores)
+        further = [f", {name} {value:.3f}" for name, value in {**result.metrics, **scores}.items()]
         if not result.metrics:  # of tokens, not of preferences
             further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
         self.tell(

@@ -24,6 +24,11 @@ class Evaluation:
         """exp(loss), infinite where that overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
+    def figures(self) -> dict[str, float]:
+        """Name -> number, as metrics.jsonl tells it."""
+        told = {"loss": self.loss, "perplexity": self.perplexity, "rows": self.rows, "tokens": self.tokens}
+        return {**told, **self.metrics}
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -42,6 +42,7 @@ class Summary:
     skipped_batches: int = 0  # whose loss or gradient was not finite
     rate_factor: float = 1.0  # what is left of the learning rate
     metrics_file: str = ""
+    best_evaluation: dict[str, Any] | None = None  # step and numbers of the one with the lowest loss
     first_over: str | None = None  # when the budget was first exceeded; None: it was kept
 
     @property

@@ -1,0 +1,28 @@
+"""A model's card tells of the best evaluation, also where the log that told of it is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from training.report.card import card
+
+BEST = {"step": 8, "loss": 5.7406, "perplexity": 311.2627, "rows": 12, "tokens": 90}
+
+
+def test_the_scores_are_in_the_card_of_a_run_that_goes_on_without_its_log(tmp_path: Path) -> None:
+    run, log = tmp_path / "runs" / "r", tmp_path / "logs" / "r"
+    run.mkdir(parents=True), log.mkdir(parents=True)
+    (run / "settings.json").write_text(json.dumps({"log_dir": str(tmp_path / "logs")}))
+    end = {
+        "event": "end", "step": 8, "seconds": 1.0, "tokens_per_second": 10.0, "measured_peak_bytes": 2**20,
+        "first_eval_loss": 7.25, "best_evaluation": BEST,
+    }  # fmt: skip
+    worse = {"event": "eval", **BEST, "step": 4, "loss": 6.5}
+    told = {}
+    for name, events in {"whole": [worse, {"event": "eval", **BEST}, end], "torn": [worse, end], "lost": [end]}.items():
+        (log / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        told[name] = card(run)
+    assert "On 12 held-out rows, at step 8; loss before training 7.2500." in told["whole"]
+    assert "| loss | 5.7406 |\n| perplexity | 311.2627 |" in told["whole"]
+    assert told["lost"] == told["torn"] == told["whole"]
