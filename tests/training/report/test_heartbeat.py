@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +93,26 @@ def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == [], "it had come to nothing that is kept"
 
 
+@contextmanager
+def begun_while_asked(folder: Path, wish: str) -> Iterator[None]:
+    """A run that has prepared for four beats with a wish before it, and goes on to its first step."""
+    beats: list[int] = []
+    with Beginning(never) as sign:
+        sign.begin(folder, lambda: {"step": beats.append(1)})
+        (folder / REQUEST_FILE).write_text(wish)
+        while len(beats) < 4:
+            pass
+        sign.leave()
+        yield
+
+
 @pytest.mark.timeout(60)
 def test_while_it_prepares_a_wish_to_save_waits_for_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
-    beats: list[int] = []
-    with Beginning(never) as sign:
-        sign.begin(tmp_path, lambda: {"step": beats.append(1)})
-        (tmp_path / REQUEST_FILE).write_text("save")
-        while len(beats) < 4:
-            pass
-        sign.leave()
-        with Heartbeat(tmp_path, dict) as beating:
-            assert beating.wish() == SAVE
+    with begun_while_asked(tmp_path, "save"), Heartbeat(tmp_path, dict) as beating:
+        assert beating.wish() == SAVE
 
 
 @pytest.mark.timeout(60)
@@ -112,15 +120,10 @@ def test_in_another_thread_a_wish_to_stop_waits_for_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
-    beats: list[int] = []
 
     def work() -> None:
-        with Beginning(never) as sign:
-            sign.begin(tmp_path, lambda: {"step": beats.append(1)})
-            (tmp_path / REQUEST_FILE).write_text("stop")
-            while len(beats) < 4:
-                pass
-            sign.leave()
+        with begun_while_asked(tmp_path, "stop"):
+            pass
 
     worker = threading.Thread(target=work)
     worker.start()
