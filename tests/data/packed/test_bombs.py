@@ -22,7 +22,7 @@ from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.sources.tables import open_parquet, parquet_batch_rows
 from data.text.conversations import TurnsColumn
-from settings.fields import AUTO, UserError
+from settings.fields import UserError
 from tests.measuring import in_child
 from units import MIB
 
@@ -63,12 +63,6 @@ def read_shared():
 rows = 0
 print(measure(read), refused, measure(prompts), measure(read_shared), rows)
 """
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> object:
-    yield
-    room.keep_to(AUTO)
 
 
 def long_text() -> pa.Table:

@@ -14,16 +14,10 @@ from data.packed.flat_tables import FIELD_FACTS, Table, described_bytes, within
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
-from settings.fields import AUTO, UserError
+from settings.fields import UserError
 from units import MIB
 
 HEADER_OF_MESSAGE, SCHEMA_OF_FOOTER, FIELDS_OF_SCHEMA = 2, 1, 1
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> object:
-    yield
-    room.keep_to(AUTO)
 
 
 def written(path: Path, schema: pa.Schema, is_stream: bool) -> bytes:
