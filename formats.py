@@ -9,3 +9,6 @@ KIND_BY_SUFFIX = {
     ".csv": CSV, ".tsv": TSV, ".txt": TEXT, ".text": TEXT, ".md": TEXT,
 }  # fmt: skip
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
+ENCRYPTED = (
+    "is encrypted; write it again without encryption"  # of Parquet, which may encrypt a whole file or some columns
+)

@@ -22,9 +22,11 @@ import pyarrow.parquet as pq
 from data.packed.room import check_unpacked, fits
 from data.packed.thrift import I32, I64, Fields, NoThrift, Tally, read_struct
 from data.sources.places import Place
+from formats import ENCRYPTED
+from settings.fields import UserError
 
 # {number of a field: its type}, by parquet.thrift
-_FOOTER = {4: {1: {3: {5: I64, 7: I64, 9: I64, 11: I64}}}}  # row_groups: columns: meta_data
+_FOOTER = {4: {1: {3: {5: I64, 7: I64, 9: I64, 11: I64}, 8: {}}}}  # row_groups: columns: meta_data, crypto_metadata
 _VALUES, _CHUNK_BYTES, _DATA, _DICTIONARY = 5, 7, 9, 11
 _HEADER = {1: I32, 2: I32, 3: I32, 5: {1: I32, 2: I32}, 8: {1: I32, 4: I32}}  # data pages: num_values, encoding
 _TYPE, _UNPACKED, _PACKED = 1, 2, 3
@@ -45,11 +47,12 @@ LEVEL_BYTES = (
 
 
 class Chunk(NamedTuple):
-    """Where the pages of one column of one row group lie, and how many values they have."""
+    """Where the pages of one column of one row group lie, how many values they have, and whether a key is needed."""
 
     begin: int
     end: int
     values: int
+    is_encrypted: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ def _pages(path: Place, size: int, changed: int, group: int, column: int) -> Pag
         chunk = groups[group][column] if group < len(groups) and column < len(groups[group]) else None
         if chunk is None:
             raise pa.ArrowInvalid("a row group lacks a column")
+        if chunk.is_encrypted:
+            raise UserError(f"{path}: {ENCRYPTED}")
         largest = total = most = values = most_values = 0
         widest, encodings = 0.0, set()
         for header, count in _headers(file, chunk):
@@ -179,7 +184,7 @@ def _chunks(path: Place, size: int, changed: int) -> list[list[Chunk | None]]:
     """The chunks of all columns of all row groups, as Arrow finds them."""
     footer = _read_footer(path, size, _FOOTER)
     try:
-        return [[_chunk(column.get(3, {}), size) for column in group[1]] for group in footer.get(4, [])]
+        return [[_chunk(column.get(3, {}), size, 8 in column) for column in group[1]] for group in footer.get(4, [])]
     except KeyError as error:
         raise pa.ArrowInvalid(f"the footer is broken ({error})") from None
 
@@ -214,7 +219,9 @@ def _footer_bytes(file: Any, size: int) -> int:
     return length
 
 
-def _chunk(facts: dict[int, int], size: int) -> Chunk | None:
+def _chunk(facts: dict[int, int], size: int, is_encrypted: bool) -> Chunk | None:
+    if is_encrypted:
+        return Chunk(0, 0, 0, True)
     if not {_VALUES, _CHUNK_BYTES, _DATA} <= facts.keys():
         return None
     begin = facts[_DATA]

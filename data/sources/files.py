@@ -22,7 +22,18 @@ from typing import Any
 from bounded import read_text
 from data.cache import fingerprint
 from data.sources.places import Place, is_address, list_remote, local_path, public, readable
-from formats import ARROW_FILE, ARROW_STREAM, COMPRESSED_SUFFIXES, JSON, JSONL, KIND_BY_SUFFIX, PARQUET, TEXT, TSV
+from formats import (
+    ARROW_FILE,
+    ARROW_STREAM,
+    COMPRESSED_SUFFIXES,
+    ENCRYPTED,
+    JSON,
+    JSONL,
+    KIND_BY_SUFFIX,
+    PARQUET,
+    TEXT,
+    TSV,
+)
 from language import say
 from settings.fields import UserError, listed
 
@@ -213,6 +224,8 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
         return Source(path, ARROW_FILE, part=part)
     if start.startswith(b"\xff\xff\xff\xff") and len(start) >= 8:
         return Source(path, ARROW_STREAM, part=part)
+    if kind == PARQUET and start.startswith(b"PARE"):
+        raise UserError(f"{name} = {path}, {ENCRYPTED}")
     if kind in TABLES:
         raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it again")
     if kind == JSONL and start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":

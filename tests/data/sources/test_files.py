@@ -80,6 +80,7 @@ def test_a_comma_in_a_name_is_no_list(tmp_path: Path) -> None:
         ("missing.txt", None, "no such file"),
         ("empty.jsonl", b"", "is empty"),
         ("no.parquet", b"not parquet at all", "does not begin like parquet"),
+        ("locked.parquet", b"PARE" + bytes(64), "is encrypted; write it again"),
         ("no.arrow", b"not arrow at all", "does not begin like arrow"),
         ("a.parquet.gz", gzip.compress(b"x", mtime=0), "unpack it first"),
     ],
