@@ -11,12 +11,13 @@ from benchmarks.checks.slips import ROOT
 TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
 SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer
 QUICK = {"memory/cost/": "tests/memory/cost/test_kept_predictions.py"}  # looks at all files of a folder, at once
+CHILD = re.compile(r'"(\w+_child\.py)"')
 IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|.*)|import ([\w.]+))", re.MULTILINE)
 
 
 @cache
 def noticed_by(file: str, most: int) -> tuple[str, ...]:
-    """The files of tests to ask, the likeliest first and those that start other processes last."""
+    """The files of tests to ask, the likeliest first; of those that know the file alike, those that start other processes last."""
     module, wing = _module_of(ROOT / file), ROOT / file.split("/")[0]
     beside, package = ROOT / "tests" / Path(file).parent, module.rpartition(".")[0]
     mirrored = beside / f"test_{Path(file).stem}.py"
@@ -30,7 +31,7 @@ def noticed_by(file: str, most: int) -> tuple[str, ...]:
         known = imported(test)
         is_apart = beside not in test.parents
         return (
-            test not in quick, test != mirrored, test.parent != beside or not test.stem.startswith(mirrored.stem), not SLOW.isdisjoint(known), module not in known, test not in subjects,
+            test not in quick, test != mirrored, test.parent != beside or not test.stem.startswith(mirrored.stem), module not in known, not SLOW.isdisjoint(known), test not in subjects,
             is_apart and known.isdisjoint(through), is_apart,
         )  # fmt: skip
 
@@ -43,10 +44,13 @@ def noticed_by(file: str, most: int) -> tuple[str, ...]:
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """The modules that a file imports; what is imported from a package may be one."""
-    found = set()
-    for module, names, plain in IMPORT.findall(path.read_text(encoding="utf8")):
+    """The modules that a file imports, itself or by the scripts beside it that it starts; what comes from a package may be one."""
+    text = path.read_text(encoding="utf8")
+    found = set[str]()
+    for module, names, plain in IMPORT.findall(text):
         found |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))} if module else {plain}
+    for script in map(path.with_name, CHILD.findall(text)):
+        found |= imported(script) if script.is_file() else set()
     return frozenset(found)
 
 

@@ -17,6 +17,11 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "w.dtype.itemsize < self.compute_dtype.itemsize", "w.dtype.itemsize <= self.compute_dtype.itemsize",
     ): "weights of the compute dtype are the same in both",
     (
+        "engine/optimizers/rounding.py", "first = torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(word",
+        "torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(words))",
+        "torch.tensor(wrapped(key + stride(words))) if not is_host(values) else wrapped(key + stride(words))",
+    ): "the same number, as a tensor or as it is: which costs less differs",
+    (
         "memory/alternatives.py", "helpful = [change for change in priced if peak - change.peak_bytes > MIB]",
         "peak - change.peak_bytes > MIB", "peak - change.peak_bytes >= MIB",
     ): "a byte decides whether a change of about a mebibyte is worth a word",
@@ -49,6 +54,12 @@ SAME: dict[tuple[str, str, str, str], str] = {
     (
         "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
     ): "the facts stand in one order anyway; another name costs one probe",
+    (
+        "training/checkpoints/folder.py", "named = self.folder / name_of(number) if type(number) is int and number >= 0 else None", "0", "-1",
+    ): "no checkpoint has the name of step -1, and the next line wants one",
+    (
+        "training/checkpoints/runs.py", "replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + '\\n')", "1", "2",
+    ): "spaces",
     (
         "training/checkpoints/state.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
         "1", "2",

@@ -104,7 +104,7 @@ class Optimizer(ABC):
         return self.state[key]
 
     def _remainder(self, name: str, rows: slice, weight: Tensor) -> Tensor | None:
-        if not self.rounding.state_bytes_per_weight or weight.dtype != torch.bfloat16:
+        if not self.rounding.keeps_remainder or weight.dtype != torch.bfloat16:
             return None
         return self._state(f"{name}/{REMAINDER}", weight.shape, weight, torch.int8)[rows]
 

@@ -26,7 +26,7 @@ CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the las
 class Rounding(ABC):
     """Reads a slice of a weight as fp32, and writes updated values back."""
 
-    state_bytes_per_weight = 0  # of bf16 weights, beside their own 2
+    keeps_remainder = False  # of bf16 weights, a byte beside their own two
 
     def read(self, weight: Tensor, remainder: Tensor | None) -> Tensor:
         """fp32 values of a slice, to be overwritten and written back; of an fp32 weight, the slice itself."""
@@ -68,7 +68,7 @@ class Stochastic(Rounding):
 class Compensated(Rounding):
     """Rounds to nearest and keeps the remainder in 8 bits: about 16 bits of mantissa in all."""
 
-    state_bytes_per_weight = 1
+    keeps_remainder = True
 
     def read(self, weight: Tensor, remainder: Tensor | None) -> Tensor:
         """fp32 values, the remainder added."""

@@ -64,6 +64,7 @@ def test_the_tests_beside_a_file_are_asked_first(tmp_path: Path, monkeypatch: py
         "memory/cost.py": "", "memory/plan.py": "from memory import cost", "tests/memory/test_cost.py": "from memory.plan import plan",
         "tests/memory/test_plan.py": "from memory.plan import plan", "tests/memory/test_apart.py": "from memory.cost import x\nimport subprocess",
         "tests/data/test_cost.py": "import data.cost", "tests/data/test_uses.py": "from memory.cost import x",
+        "tests/memory/test_ranks.py": 'CHILD = "own_child.py"', "tests/memory/own_child.py": "import memory.cost\nimport tests.ranks",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +73,9 @@ def test_the_tests_beside_a_file_are_asked_first(tmp_path: Path, monkeypatch: py
     expected = [
         "tests/memory/test_cost.py",
         "tests/data/test_uses.py",
-        "tests/memory/test_plan.py",
         "tests/memory/test_apart.py",
+        "tests/memory/test_ranks.py",
+        "tests/memory/test_plan.py",
     ]
     assert list(asked.noticed_by("memory/cost.py", 9)) == expected
 

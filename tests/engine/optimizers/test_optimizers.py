@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from devices import ways
+from devices.kernels import calls
 from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
 from engine.optimizers.adamw import STATE_BLOCK, decode_first, decode_second, encode_first, encode_second
 from engine.optimizers.rounding import ROUNDINGS
@@ -123,6 +124,12 @@ def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPa
         tolerance = {"adamw_8bit": 2e-3, "muon": 1e-5}.get(name, 1e-6) if len(SHAPES[key]) == 2 else 1e-6
         assert torch.allclose(weights[key].double(), expected, rtol=1e-5, atol=tolerance)
         assert not torch.allclose(weights[key], before[key], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_follows_its_formula_without_compiled_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_is_used", False)
+    test_follows_its_formula(name, 50, monkeypatch)
 
 
 def test_moments_of_one_byte_are_kept_where_weights_are_updated_together() -> None:
@@ -252,6 +259,14 @@ def test_muon_leaves_an_empty_gradient_alone() -> None:
     weight.grad = torch.zeros(12, 9)
     OPTIMIZERS["muon"]({"wi": weight}).update(weight, Step(1, 0.01))
     assert torch.equal(weight, torch.full((12, 9), 0.5))
+
+
+def test_sinkgd_turns_as_often_as_its_paper() -> None:
+    """A triangle comes near its limit so slowly that one turn more or less shows."""
+    weight, grad = nn.Parameter(torch.zeros(8, 8)), torch.ones(8, 8).triu()
+    weight.grad = grad.clone()
+    OPTIMIZERS["sinkgd"]({"wi": weight}).update(weight, Step(1, 0.02))
+    assert torch.allclose(weight.double(), sinkgd(torch.zeros(8, 8).double(), [grad.double()], 0.02, 0.0), rtol=1e-4)
 
 
 def test_sinkgd_leaves_empty_rows_and_columns_alone() -> None:
