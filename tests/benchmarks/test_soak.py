@@ -59,8 +59,13 @@ def test_what_noise_hides_is_not_told_as_growth() -> None:
 )  # fmt: skip
 def test_what_grows_is_told(name: str, more: int, told: str) -> None:
     found = samples()
-    grown = [*found[:-5], *(replace(sample, **{name: getattr(sample, name) + more}) for sample in found[-5:])]
+    grown = [*found[:-6], *(replace(sample, **{name: getattr(sample, name) + more}) for sample in found[-6:])]
     assert problems_of(quarters_of(grown)) == [told]
+
+
+def test_a_file_that_is_open_for_a_moment_is_not_growth() -> None:
+    found = samples()
+    assert problems_of(quarters_of([*found[:-6], replace(found[-6], open_files=12), *found[-5:]])) == []
 
 
 def test_what_is_left_behind_is_named(tmp_path: Path) -> None:
