@@ -117,7 +117,7 @@ class LowMemTrainer:
                 attach_reference(start, self.steps, plan.choice, device, accelerator, journal.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
-        stack.callback(lambda: self.live.engine.close())
+        stack.callback(lambda: self.live.close())
         self.saver = Saver(self.live, opening.mirror)
         self.recovery = Recovery(self.live, self.saver)
         self.evaluator = Evaluator(self.live, self.recovery.give_up)

@@ -2,7 +2,7 @@
 
 Each case is a whole run in a control group with a hard limit that counts anonymous memory and pages of files: weights drawn,
 evaluated, a few steps over rows of 512 + 114 tokens, evaluated and saved. Told are the group's own highest use, the most
-anonymous memory of the process, seconds a step, what went to and came from the disk, and what the products alone would take
+anonymous memory of the process, seconds a step and what of them goes where, what went to and came from the disk, and what the products alone would take
 at the measured rate. Threads are those of OMP_NUM_THREADS, else all cores. Beside it what Hugging Face with AdamW holds for the same model: 16 bytes a weight in fp32, before any
 activation; with --peers=780M it is measured too, for the cases named, on as many rows as a case has. Cases are noted as they end;
 --fresh begins anew.
@@ -86,6 +86,7 @@ def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
         "case": name, "rows": rows, "limit_bytes": int(gib * GIB), "exit": child.returncode, "peak_bytes": peak, "threads": threads_of_run(),
         "group_bytes": used, "load": os.getloadavg()[1], "seconds": time.monotonic() - began, "disk": moved,
         "steps": [event["seconds"] for event in events if event["event"] == "step"],
+        "parts": [[event.get("weights_wait_seconds", 0.0), event["update_seconds"]] for event in events if event["event"] == "step"],
         "plan": next((event for event in events if event["event"] == "plan"), {}),
     }  # fmt: skip
 
@@ -109,6 +110,15 @@ def _peer_cell(peer: dict[str, float] | None) -> str:
 def _base_of(name: str) -> str:
     """The case whose model a case has, or adapts."""
     return name.partition("-")[0]
+
+
+def _shares(case: dict[str, Any]) -> str:
+    """Of the same steps that the seconds are told of: computing, waiting for the disk, updating."""
+    steps, parts = (case.get(name, [])[1:] or case.get(name, []) for name in ("steps", "parts"))
+    if not parts:
+        return ""
+    waiting, updating = (100 * sum(column) / sum(steps) for column in zip(*parts, strict=True))
+    return f"{100 - waiting - updating:.0f} / {waiting:.0f} / {updating:.0f}%"
 
 
 def _moved(pid: int) -> dict[str, int]:
@@ -149,7 +159,7 @@ def body(cases: list[dict[str, Any]]) -> str:
                 format_size(case["group_bytes"]) if case["exit"] == 0 else f"exit code {case['exit']}",
                 format_size(case["peak_bytes"]), format_size(case["plan"].get("peak_bytes", 0)),
                 f"{choice.get('away_blocks', 0)} of {case['plan'].get('num_blocks', 0)}", f"{seconds:.1f}",
-                f"{case['plan'].get('seconds', 0.0):.1f}", f"{case['load']:.0f}", f"{products:.1f}" if products else "-",
+                f"{case['plan'].get('seconds', 0.0):.1f}", f"{case['load']:.0f}", f"{products:.1f}" if products else "-", _shares(case),
                 f"{format_size(case['disk'].get('read', 0))} / {format_size(case['disk'].get('written', 0))}",
                 format_size(PEER_BYTES * count),
                 _peer_cell(case.get("peer")),
@@ -160,7 +170,7 @@ def body(cases: list[dict[str, Any]]) -> str:
         "Where the load of the machine is above its cores, seconds tell of the others.\n\n"
         + markdown(
             ["case", "rows a step", "threads", "hard limit", "group, files counted", "anonymous", "planned", "blocks in the file", "s a step",
-             "planned", "load of the machine", "products alone", "disk read / written", "Hugging Face with AdamW, weights and state", "whole, measured"],
+             "planned", "load of the machine", "products alone", "computing / waiting for the disk / updating", "disk read / written", "Hugging Face with AdamW, weights and state", "whole, measured"],
             rows,
         )
     )  # fmt: skip

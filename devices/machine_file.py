@@ -1,6 +1,7 @@
 """How fast was this machine when it was measured? A small file of speeds, for estimates of time and for nothing else.
 
-Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it. No choice reads it: a
+Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it, and that of a disk every run
+whose weights rest on it. No choice reads it: a
 file that is missing, old or wrong changes what is told of the time, and nothing that is computed.
 Source: XDG Base Directory Specification (XDG_CACHE_HOME).
 """
@@ -19,6 +20,7 @@ from typing import Any
 FOLDER, NAME = "frugalt5", "machine.json"
 DISK_RATES = ("read", "write")
 DISK_WAY = "one file written, flushed and read again, page cache left out"
+RUN_WAY = "weights that a run read and wrote while it computed"
 WAY = "square products of growing side, the best of several times"
 
 
@@ -80,17 +82,17 @@ def disk_key(folder: Path) -> str:
 
 
 def disk_rates(folder: Path) -> tuple[float, float] | None:
-    """Bytes a second that were read from and written to a folder's disk when `doctor` measured it; None: it did not."""
+    """Bytes a second that were last read from and written to a folder's disk; None: nobody has measured it."""
     found = read(disk_key(folder))
     rates = [] if found is None else [found.rates[name] for name in DISK_RATES if name in found.rates]
     return (rates[0], rates[1]) if len(rates) == len(DISK_RATES) else None
 
 
-def keep_disk(folder: Path, read_rate: float, write_rate: float) -> Measured:
+def keep_disk(folder: Path, read_rate: float, write_rate: float, way: str = DISK_WAY) -> Measured:
     """Keep what was measured of a folder's disk."""
     key = disk_key(folder)
     rates = dict(zip(DISK_RATES, (read_rate, write_rate), strict=True))
-    return keep(key, key, 1, rates, DISK_WAY)
+    return keep(key, key, 1, rates, way)
 
 
 def keep(key: str, processor: str, threads: int, rates: Mapping[str, float], way: str = WAY) -> Measured:

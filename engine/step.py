@@ -88,6 +88,7 @@ class Engine:
         self.walk, self.update, self.device, self.choice, self.shards = walk, update, device, choice, shards
         self.checks, self._sum_over = checks or StepChecks(shards), sum_over
         self.checks.is_late = update.holds_all
+        self.waited_seconds = 0.0  # in the last step, for weights that rest elsewhere
         self._reducer = Reducer(update.ready, num_processes, shards, hosts)
 
     @property
@@ -126,6 +127,7 @@ class Engine:
         Memory: the walk's, over the micro-batches of one accumulation pass.
         """
         failure, loss, is_lost, is_changed = None, 0.0, False, False
+        waited = self.walk.weight_store.waited_seconds()
         try:
             self.update.begin(step)
             total = self.attempt([self.micro_batch(batch) for batch in batches], total_labels)
@@ -140,6 +142,7 @@ class Engine:
             self._abandon(error)
             failure = None if is_lost else error
             is_changed = isinstance(error, Lost)
+        self.waited_seconds = self.walk.weight_store.waited_seconds() - waited
         has_failed, has_begun = failure is not None, self.update.has_begun or is_changed
         loss, failed, begun, lost = self._sum_over(loss, float(has_failed), float(has_begun), float(is_lost))
         if failed or lost:
@@ -156,7 +159,10 @@ class Engine:
         self.checks.begin()
         self._reducer.begin()
         on_ready = self.checks.watching(self._reducer.ready)
-        total = accumulate(self.walk, micro_batches, total_labels, self.choice.accumulation_passes, on_ready)
+        passes = self.choice.accumulation_passes
+        if passes > 1:  # where tokens bound a micro-batch there are more of them, and a pass has room for so many
+            passes = max(passes, -(-len(micro_batches) // self.choice.micro_batches_per_pass))
+        total = accumulate(self.walk, micro_batches, total_labels, passes, on_ready)
         self._reducer.finish()
         self.update.finish(self._held_norm())
         self.checks.earlier, self.update.unseen_norm = self.update.unseen_norm, None

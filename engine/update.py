@@ -7,6 +7,7 @@ need all gradients, so they keep them, and the plan prices them.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -44,6 +45,7 @@ class Update:
         self.has_begun = False  # whether any weight was changed in this step: then it cannot be run again
         self.is_skipped = False  # whether the last step was left out because a gradient was not finite
         self.is_finite = True  # whether all gradients of the last step were; if not, `has_begun` tells what is lost
+        self.seconds = 0.0  # that the last step's updates took on the host, without waiting for weights
         self.unseen_norm: Tensor | None = None  # of the last step's gradients, on a GPU: nobody has waited for it
         self._held: list[nn.Parameter] = []
         self._vectors: list[nn.Parameter] = []  # on a GPU, until the walk has ended
@@ -61,6 +63,7 @@ class Update:
         self._vectors = []
         if self.optimizer.rates:
             self.optimizer.rates = []  # of a step that was aborted
+        self.seconds = 0.0
         self._held, self._norms, self.has_begun, self.is_skipped, self.is_finite = [], [], False, False, True
 
     def ready(self, weights: Sequence[nn.Parameter]) -> None:
@@ -126,12 +129,14 @@ class Update:
         self.has_begun = self.has_begun or bool(weights)
         for part in self.weight_store.parted(weight for weight in weights if weight.grad is not None):
             with self.weight_store.held(part, is_changed=True):
+                began = time.perf_counter()
                 for group in self.optimizer.together(part):
                     if factor != 1.0:
                         _multiply(group, factor)
                     self.optimizer.update_all(group, self.step)
                     for weight in group:
                         weight.grad = None
+                self.seconds += time.perf_counter() - began
 
 
 def _multiply(weights: Sequence[nn.Parameter], factor: float) -> None:

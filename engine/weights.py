@@ -37,6 +37,10 @@ class WeightStore:
         """Whole `weights` in the rest dtype, until the context ends."""
         yield
 
+    def waited_seconds(self) -> float:
+        """How long uses of weights have waited so far for those that were not here yet."""
+        return 0.0
+
     def expect(self, weights: Iterable[nn.Parameter]) -> None:
         """These are asked for next: whatever takes time to bring may begin."""
 

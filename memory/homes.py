@@ -64,8 +64,7 @@ def ways_at(
         count = total if settled is None else settled[1]
         moved = [replace(way, weights_in=home, away_blocks=count) for way in whole]
     else:
-        passes = min((way.accumulation_passes for way in whole), default=1)  # more hold the gradients of all weights
-        few = (way for way in whole if (way.saved_blocks, way.accumulation_passes) == (fewest, passes))
+        few = (way for way in whole if way.saved_blocks == fewest)
         moved = [_fewest_away(replace(way, weights_in=home), work, machine, total) for way in few]
     return [way for way in moved if _is_beside(way, work, machine)]
 

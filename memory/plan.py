@@ -101,14 +101,22 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     )  # fmt: skip
 
 
-def choices(config: Config, machine: Machine, work: Work, settled: Precision | None = None) -> Iterator[Choice]:
-    """All ways to run the step that the settings allow; `settled`: in this precision alone."""
+def choices(
+    config: Config, machine: Machine, work: Work, settled: Precision | None = None, *, parted: bool = False
+) -> Iterator[Choice]:
+    """All ways to run the step that the settings allow.
+
+    Args:
+        settled: in this precision alone. parted: those of several accumulation passes that save as few blocks as may be. They
+            hold the gradients of all weights and ask for each weight once more a pass, and the checkpointed activations of
+            a part of the rows alone: what adapters need, whose gradients are small, where the rows are many.
+    """
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     for storage, compute, _ in [settled] if settled else precisions(config, machine.multiplies_fast):
         for batch_size in _micro_batches(config, work):
             count, sizes = math.ceil(work.rows / batch_size), work.step_shapes.sizes(batch_size)
-            for accumulation_passes, shards in _passes_and_shards(config, machine, count):
-                for saved in _saved_blocks(config, total_blocks, accumulation_passes):
+            for accumulation_passes, shards in _passes_and_shards(config, machine, count, parted):
+                for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
                         evaluation = _evaluation_batch(config, machine, batch_size)
                         choice = Choice(
@@ -157,7 +165,7 @@ def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) 
         yield moved
 
 
-def _passes_and_shards(config: Config, machine: Machine, count: int) -> list[tuple[int, int]]:
+def _passes_and_shards(config: Config, machine: Machine, count: int, parted: bool = False) -> list[tuple[int, int]]:
     """Accumulation passes of one step, and processes that share the weights; sharded weights pass by once a step."""
     asked, processes = config.memory.shard_weights, machine.num_processes
     if asked is True and processes == 1:
@@ -169,6 +177,12 @@ def _passes_and_shards(config: Config, machine: Machine, count: int) -> list[tup
     holds_all = config.train.max_grad_norm > 0 or config.memory.mixed_precision == "fp16"  # sharded gradients never are
     can_shard = processes > 1 and not holds_all and not apart
     sharded = [(1, processes)] if can_shard and asked in (True, AUTO) else []
+    if parted:
+        return (
+            []
+            if asked is True and can_shard
+            else [(passes, 1) for passes in range(2, count + 1) if count % passes == 0]
+        )
     whole = [] if asked is True and can_shard else [(passes, 1) for passes in sorted({1, count})]
     return [*whole, *sharded]
 
@@ -188,16 +202,16 @@ def _micro_batches(config: Config, work: Work) -> list[int]:
     return sorted({math.ceil(work.rows / parts) for parts in range(1, work.rows + 1)})
 
 
-def _saved_blocks(config: Config, total: int, accumulation_passes: int) -> list[int]:
+def _saved_blocks(config: Config, total: int, accumulation_passes: int, parted: bool) -> list[int]:
     if config.memory.gradient_checkpointing is True or config.memory.memory_mode == "ultra":
         return [0]
     if (
         config.memory.gradient_checkpointing is False
-        or accumulation_passes > 1
+        or (accumulation_passes > 1 and not parted)
         or config.memory.memory_mode == "standard"
     ):
         return [total]
-    return list(range(0, total + 1))
+    return [0] if parted else list(range(0, total + 1))
 
 
 def _evaluation_batch(config: Config, machine: Machine, batch_size: int) -> int:
@@ -236,8 +250,13 @@ def plan(
         earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
     bases = [[earlier]] if earlier and began and _goes_on(config, machine, work, earlier) else []
-    bases += [list(choices(config, machine, work, each)) for each in ([began, None] if began else [precision])]
+    kinds = [began, None] if began else [precision]
+    bases += [list(choices(config, machine, work, kind)) for kind in kinds]
     ways, fastest = _first_that_fits(config, machine, work, bases, homes)
+    if fastest is None:  # only then in parts: who can take a step as a whole, wherever weights rest, does
+        bases = [list(choices(config, machine, work, kind, parted=True)) for kind in kinds]
+        parted, fastest = _first_that_fits(config, machine, work, bases, homes)
+        ways = [*ways, *parted] if fastest is None else parted
     if fastest is None:
         least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
         raise DoesNotFit(*refusal(config, work, machine, least))
@@ -261,14 +280,17 @@ def plan(
 def _first_that_fits(
     config: Config, machine: Machine, work: Work, bases: list[list[Choice]], homes: Homes | None
 ) -> tuple[list[Choice], Choice | None]:
-    """The first home and list of ways of which one fits, with the fastest of them; else the last ones tried, and None."""
-    ways: list[Choice] = []
+    """The first home and list of ways of which one fits, with the fastest of them; else all of the last home, and None."""
+    tried: list[Choice] = []
     for home in homes_to_try(config, machine, homes):
+        here: list[Choice] = []
         for base in bases:
-            ways = ways_at(home, config, machine, work, base, homes) or ways
+            ways = ways_at(home, config, machine, work, base, homes)
             if (fastest := _fastest(work, machine, ways)) is not None:
                 return ways, fastest
-    return ways, None
+            here += ways
+        tried = here or tried
+    return tried, None
 
 
 def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:

@@ -23,7 +23,8 @@ def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[s
     if choice.accumulation_passes == 1:
         yield say("planned: {micro} x {times}, through each block together", **sizes)
     else:
-        yield say("planned: {micro} x {times}, one after the other, gradients held", **sizes)
+        told = "planned: {micro} x {times}, in {passes} passes over the model, gradients held between them"
+        yield say(told, passes=choice.accumulation_passes, **sizes)
 
 
 def home_reasons(choice: Choice, total: int) -> Iterator[str]:

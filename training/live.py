@@ -80,11 +80,16 @@ class LiveRun:
         """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
         latest = agree_on(self.accelerator, self.checkpoints.latest())
         self.start = rolled_back(self._beginning, latest, self.checkpoint_state())
-        self.engine.close()  # the disk has no room for two files of weights
+        self.close()  # the disk has no room for two files of weights
         del self.engine
         self.keeper.before("rolling back", self.start.state.step)
         self._build()
         self.journal.rolled_back(self.state.step, reason)
+
+    def close(self) -> None:
+        """Give back what is held outside of memory, where there is an engine: one may have failed to be built again."""
+        if hasattr(self, "engine"):
+            self.engine.close()
 
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""

@@ -37,6 +37,9 @@ class Recorder:
         update = live.engine.update
         if update.is_skipped and update.scaling is not None:
             figures["skipped_at_loss_scale"] = update.scaling.scale
+        if live.device.name == "cpu":  # elsewhere the host is done before the device is, or waits for it in a move
+            figures["update_seconds"] = round(update.seconds, 4)
+            figures |= {"weights_wait_seconds": round(live.engine.waited_seconds, 4)} if plan.choice.away_blocks else {}
         mean, speed = loss / max(labels, 1), tokens / seconds
         reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
         live.journal.step(reading, tokens, seconds, plan.choice, figures)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import uuid
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -42,6 +44,26 @@ def aligned_buffer(size: int, make: Callable[[int], Tensor] = bytes_of) -> Tenso
     return raw[first : first + aligned(size)]
 
 
+@dataclass
+class Moved:
+    """What has gone one way: bytes, and the seconds that it took."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.bytes / max(self.seconds, 1e-9)
+
+    @contextmanager
+    def counting(self, size: int) -> Iterator[None]:
+        """So many bytes go while the context lasts."""
+        began = time.perf_counter()
+        yield
+        self.bytes, self.seconds = self.bytes + size, self.seconds + time.perf_counter() - began
+
+
 class NamelessFile:
     """A file of a fixed size that goes with its process.
 
@@ -53,6 +75,7 @@ class NamelessFile:
 
     def __init__(self, folder: Path, size: int) -> None:
         self.size = aligned(size)
+        self.was_read, self.was_written = Moved(), Moved()
         flags = getattr(os, "O_TEMPORARY", 0) | getattr(os, "O_BINARY", 0)  # Windows removes it when it is closed
         path = folder / f".weights-{uuid.uuid4().hex}"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
@@ -76,14 +99,9 @@ class NamelessFile:
         Raises:
             OSError: the disk failed.
         """
-        for start, part in _parts(target):
-            self._file.seek(first + start)
-            view, done = memoryview(part.numpy().data), 0
-            while done < len(view):
-                count = self._file.readinto(view[done:])
-                if not count:
-                    raise OSError(errno.EIO, "the file of weights ended early")
-                done += count
+        with self.was_read.counting(len(target)):
+            for start, part in _parts(target):
+                self._read_part(first + start, memoryview(part.numpy().data))
         if not self.is_direct:
             self._drop(first, len(target))
 
@@ -93,15 +111,33 @@ class NamelessFile:
         Raises:
             OSError: the disk failed.
         """
-        for start, part in _parts(source):
-            self._file.seek(first + start)
-            view, done = memoryview(part.numpy().data), 0
-            while done < len(view):
-                done += self._file.write(view[done:]) or 0
-            if not self.is_direct:
-                os.fsync(self._file.fileno())  # pages that wait to be written cannot be dropped
+        with self.was_written.counting(len(source)):
+            for start, part in _parts(source):
+                self._write_part(first + start, memoryview(part.numpy().data))
         if not self.is_direct:
             self._drop(first, len(source))
+
+    def _read_part(self, first: int, view: memoryview) -> None:
+        self._file.seek(first)
+        done = 0
+        while done < len(view):
+            count = self._file.readinto(view[done:])
+            if not count:
+                raise OSError(errno.EIO, "the file of weights ended early")
+            done += count
+
+    def _write_part(self, first: int, view: memoryview) -> None:
+        self._file.seek(first)
+        done = 0
+        while done < len(view):
+            done += self._file.write(view[done:]) or 0
+        if not self.is_direct:
+            os.fsync(self._file.fileno())  # pages that wait to be written cannot be dropped
+
+    @property
+    def passes_by_cache(self) -> bool:
+        """Whether what is read comes from the disk, and not out of the system's cache."""
+        return self.is_direct or hasattr(os, "posix_fadvise")
 
     def close(self) -> None:
         """Give its room on the disk back."""

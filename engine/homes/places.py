@@ -9,12 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from devices.copies import Carrier
+from devices.machine_file import RUN_WAY, keep_disk
 from engine.homes.files import NamelessFile, aligned_buffer
+from units import GIB
+
+TELLING_BYTES = GIB  # both ways, before what they took says how fast a disk is
 
 
 class Home(ABC):
@@ -41,7 +46,7 @@ class FileHome(Home):
     """
 
     def __init__(self, folder: Path, size: int, largest: int, carrier: Carrier | None) -> None:
-        self._file, self._carrier = NamelessFile(folder, size), carrier
+        self._folder, self._file, self._carrier = folder, NamelessFile(folder, size), carrier
         self._buffer = None if carrier is None else aligned_buffer(largest, carrier.host_bytes)
 
     def bring(self, first: int, slot: Tensor) -> None:
@@ -57,7 +62,14 @@ class FileHome(Home):
         self._file.write(first, self._buffer[: len(slot)])
 
     def close(self) -> None:
+        """Give the file back, and keep how fast the disk was beside the computation: the next plan tells its time by that."""
         self._file.close()
+        read, written = self._file.was_read, self._file.was_written
+        if min(read.bytes, written.bytes) >= TELLING_BYTES and self._file.passes_by_cache:
+            with suppress(
+                OSError, RuntimeError
+            ):  # no home of the user, no folder any more: the next run measures again
+                keep_disk(self._folder, read.rate, written.rate, RUN_WAY)
 
 
 class RamHome(Home):

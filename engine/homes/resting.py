@@ -183,6 +183,9 @@ class RestingWeightStore(WeightStore):
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
         return self.inner.dtype_of(weight)
 
+    def waited_seconds(self) -> float:
+        return self.slots.waited_seconds
+
     def close(self) -> None:
         self.slots.close()
 

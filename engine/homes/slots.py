@@ -9,6 +9,7 @@ one reading and changes nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class Slots:
         self._way: tuple[int | None, int | None] = (None, None)  # the last two pieces
         self._after: dict[tuple[int | None, int | None], int] = {}
         self.read_bytes = self.written_bytes = 0
+        self.waited_seconds = 0.0  # in `use`: what moving took longer than the computation beside it
 
     def use(self, piece: int) -> Tensor:
         """The bytes of a piece, here until `release`; and begin to bring the one that is likely next.
@@ -60,8 +62,9 @@ class Slots:
         Raises:
             UserError: the disk failed.
         """
-        slot = self._bring(piece)
+        slot, began = self._bring(piece), time.perf_counter()
         _wait(slot)
+        self.waited_seconds += time.perf_counter() - began
         slot.used += 1
         self._slots.remove(slot)
         self._slots.append(slot)

@@ -111,7 +111,7 @@ class Shapes:
 
     @remembered
     def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
-        """Tokens of at most `count` micro-batches of one step, filled up."""
+        """Tokens of at most `count` micro-batches of one step, filled up; where tokens bound one, all rows may pass in more of them."""
         largest = self.largest_micro_batch(batch_size, sizes)
         found = []
         for most, part, filled in zip(
@@ -120,7 +120,8 @@ class Shapes:
             values, places = np.unique(self._sums(part, batch_size), return_inverse=True)
             values = np.array([filled_tokens(int(value), filled) if value else 0 for value in values])
             sums = values[places.reshape(part.shape[0], -1)]
-            found.append(min(most * count, self._largest(sums.sum(1), sums, sums.shape[1])))
+            whole, is_one_pass = self._largest(sums.sum(1), sums, sums.shape[1]), count >= sums.shape[1]
+            found.append(whole if is_one_pass and self.max_tokens is not None else min(most * count, whole))
         return Tokens(*found)
 
     def _sums(self, part: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
@@ -133,11 +134,16 @@ class Shapes:
             return largest
         return min(largest + int(SCATTER * float(sums.std())), int(part.max()) * rows)
 
-    def worst_steps(self, batch_size: int) -> list[list[MicroBatchRows]]:
-        """The micro-batches of the step with the most tokens, and of the one with the largest micro-batch."""
+    def worst_steps(self, batch_size: int, together: int = 1) -> list[list[MicroBatchRows]]:
+        """The micro-batches of the step with the most tokens, of the one with the largest micro-batch, and with the largest pass.
+
+        Args:
+            together: micro-batches of a pass.
+        """
         both = self.sources + self.targets
-        starts = np.arange(0, self.rows, batch_size)
-        places = (int(both.sum(1).argmax()), int(np.add.reduceat(both, starts, axis=1).max(1).argmax()))
+        parts = (self.rows, batch_size, batch_size * together)
+        sums = (np.add.reduceat(both, np.arange(0, self.rows, rows), axis=1).max(1) for rows in parts)
+        places = [int(most.argmax()) for most in sums]
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
 
     @remembered

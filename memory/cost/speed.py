@@ -207,6 +207,7 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
 def _waiting_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, forward: float, busy: float) -> float:
     """How long a step waits for weights that rest elsewhere: forward and back, each beside what it computes."""
     bringing, taking = moving_seconds(work, choice, machine, pace.copy_rate)
+    bringing *= choice.accumulation_passes
     return max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
 
 

@@ -146,6 +146,8 @@ def test_a_kill_costs_nothing_but_the_steps_since_the_last_checkpoint(
         runs / name / "model.safetensors" for runs, name in ((place.runs, "cut"), (pretrained.place.runs, "whole"))
     )
     assert one.read_bytes() == other.read_bytes()
+    for event in (event for event in place.events("cut") if event["event"] == "step"):
+        assert 0.0 < event["update_seconds"] + event["weights_wait_seconds"] < event["seconds"]
 
 
 def test_a_run_may_go_on_with_its_weights_elsewhere(pretrained: World, tmp_path: Path) -> None:

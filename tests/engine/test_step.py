@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,3 +147,18 @@ def test_only_the_last_of_several_walks_hands_over(accumulation_passes: int, siz
     assert [row for members in passes for row in members] == list(range(5)) and not micro_batches
     assert float(total) == 10.0 and handed_over == [len(sizes)]
     assert float(accumulate(walk, [], 7, accumulation_passes, handed_over.append)) == 0.0, "a rank without rows"
+
+
+@pytest.mark.parametrize(
+    ("together", "planned", "sizes"), [(2, 2, [2, 2, 1]), (1, 4, [1] * 5), (5, 1, [5]), (2, 1, [5])]
+)
+def test_a_pass_takes_no_more_micro_batches_than_were_priced(
+    together: int, planned: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where tokens bound micro-batches there are more of them; in one pass all are, and are priced."""
+    engine, seen = engine_of(), list[int]()
+    engine.choice = replace(CHOICE, micro_batches_per_pass=together, accumulation_passes=planned)
+    plain = engine.walk.gradients
+    monkeypatch.setattr(engine.walk, "gradients", lambda part, *args: seen.append(len(part)) or plain(part, *args))
+    assert engine.step(Step(1, 1e-2), [rows(seed) for seed in range(5)], 50).is_done
+    assert seen == sizes

@@ -13,6 +13,7 @@ from config import Config, DoesNotFit, UserError, load
 from engine.homes.making import resting_store
 from memory.cost.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes, taken_bytes
 from memory.cost.prediction import BASE_BYTES, Machine
+from memory.cost.speed import predict_seconds
 from memory.cost.work import DEVICE, FILE, RAM
 from memory.plan import Plan, make_work, plan
 from model import hf_format
@@ -121,3 +122,34 @@ def test_adapters_only_read_their_base() -> None:
         work = make_work(config, machine, 64, 32)
         assert away_bytes(work, chosen.choice) > slots_bytes(work, chosen.choice, machine) > 0
         assert (taken_bytes(work, chosen.choice) > 0) == is_written
+
+
+def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:
+    flags = {"is_finetune": True, "lora_rank": 2, "lora_base": "int8", "weights_in": FILE}
+    together = planned(BASE_BYTES + 300 * MIB, **flags)
+    many = [planned(together.peak_bytes, **{**flags, "effective_batch_size": rows}) for rows in (128, 1024)]
+    assert together.choice.accumulation_passes == 1 and together.choice.away_blocks == 24
+    for chosen, rows in zip(many, (128, 1024), strict=True):
+        assert chosen.peak_bytes <= chosen.budget_bytes, "a part of the rows passes at a time"
+        assert chosen.choice.batch_size_per_gpu * chosen.choice.gradient_accumulation_steps >= rows
+        assert 1 < chosen.choice.accumulation_passes < rows, "as few times as may be"
+        assert any("passes over the model" in reason for reason in chosen.reasons)
+
+
+def test_a_pass_more_is_a_way_more_for_weights_that_rest_elsewhere() -> None:
+    config = settings_of(is_finetune=True, lora_rank=2, lora_base="int8", weights_in=FILE)
+    slow = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES, disk_rates=(1e6, 1e6))
+    one = plan(config, slow, source_tokens=64, target_tokens=32).choice
+    work = make_work(config, slow, 64, 32)
+    two = replace(one, batch_size_per_gpu=2, accumulation_passes=2)
+    assert predict_seconds(work, two, slow) == pytest.approx(2 * predict_seconds(work, one, slow), rel=0.05)
+
+
+def test_who_can_take_a_step_as_a_whole_does_so_wherever_weights_rest() -> None:
+    """Parts come last: what fitted without them is planned as it was, and a run that is resumed keeps its numbers."""
+    flags = {"is_finetune": True, "lora_rank": 8, "lora_base": "auto", "effective_batch_size": 16, "max_seq_len": 512}
+    machine = Machine(BASE_BYTES + 400 * MIB, 16 * GIB, BASE_BYTES, RATES)
+    chosen = plan(settings_of(**flags), machine, source_tokens=512, target_tokens=114).choice
+    assert (chosen.storage, chosen.weights_in, chosen.accumulation_passes) == ("bfloat16", FILE, 1)
+    again = plan(settings_of(**flags), machine, source_tokens=512, target_tokens=114, earlier=chosen).choice
+    assert (again.storage, again.weights_in, again.accumulation_passes) == ("bfloat16", FILE, 1)

@@ -187,7 +187,7 @@ class _Planner:
         choice = chosen.choice
         lengths, evaluated = self.rows.lengths, self.rows.evaluation
         assert lengths is not None and evaluated is not None, "a run has looked at its rows"
-        steps = lengths.worst_steps(choice.batch_size_per_gpu)
+        steps = lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
         evaluation = evaluated.worst_steps(choice.eval_batch_size_per_gpu)[-1]
         request = ProbeRequest(
             self.begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),

@@ -6,17 +6,20 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from devices.copies import Carrier
+from devices.machine_file import disk_rates
 from engine.checkpointing import Checkpointing
 from engine.homes.files import NamelessFile, aligned_buffer
 from engine.homes.places import FileHome, Home, RamHome
 from engine.homes.resting import RestingWeightStore
 from engine.optimizers import OPTIMIZERS, Step
+from engine.step import accumulate
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
@@ -61,14 +64,16 @@ def resting(
     return made[-1]
 
 
-def trained(model: T5, store: WeightStore, saved: int = 0, norm: float = 0.0, optimizer: str = "adafactor") -> Trained:
+def trained(
+    model: T5, store: WeightStore, saved: int = 0, norm: float = 0.0, optimizer: str = "adafactor", passes: int = 1
+) -> Trained:
     """Losses of a few steps, an evaluation among them, and the weights at the end."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     update = Update(OPTIMIZERS[optimizer](weights), norm, weight_store=store)
     walk, batch, losses = Walk(model, Checkpointing(saved), store, LossSettings(), 0.1), Rectangle(), list[float]()
     for number in range(1, STEPS + 1):
         update.begin(Step(number, 1e-2, 1e-3, seed=5))
-        losses.append(float(walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)))
+        losses.append(float(accumulate(walk, batch.micro_batches(model, CUTS), batch.num_labels, passes, update.ready)))
         update.finish()
         losses.append(float(walk.loss(batch.micro_batches(model, CUTS))))
     names = {id(weight): name for name, weight in model.named_parameters()}
@@ -108,9 +113,12 @@ def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[Resti
     assert_same(trained(here, weight_store_for(BF16, FP32)), trained(model, store))
 
 
-@pytest.mark.parametrize(("base", "dora"), [(INT8, False), (INT4, False), (INT4, True), (BF16, False), (BF16, True)])
+@pytest.mark.parametrize(
+    ("base", "dora", "passes"),
+    [(INT8, False, 1), (INT4, False, 2), (INT4, True, 1), (BF16, False, 3), (BF16, True, 1)],
+)
 def test_adapters_over_a_base_in_a_file(
-    base: torch.dtype, dora: bool, tmp_path: Path, stores: list[RestingWeightStore]
+    base: torch.dtype, dora: bool, passes: int, tmp_path: Path, stores: list[RestingWeightStore]
 ) -> None:
     hf_format.save(small_model(), tmp_path / "base")
     (tmp_path / "disk").mkdir()
@@ -122,7 +130,9 @@ def test_adapters_over_a_base_in_a_file(
     add_adapters(model, settings, seed=3, held=store.held)
     written = store.slots.written_bytes
     plain = weight_store_for(base, FP32, (here.embedding, here.output_weight))
-    assert_same(trained(here, plain, optimizer="adamw"), trained(model, store, optimizer="adamw"))
+    assert_same(
+        trained(here, plain, optimizer="adamw", passes=passes), trained(model, store, optimizer="adamw", passes=passes)
+    )
     assert adapters_of(model) and store.slots.written_bytes == written, "a frozen base is only read"
     save_adapters(here, settings, tmp_path / "adapter", "base", "")
     for path, adapter in load_adapters(model, tmp_path / "adapter").items():
@@ -218,3 +228,33 @@ def test_blocks_that_rest_elsewhere_are_spread_evenly() -> None:
         places = [block for block in range(total) if is_away(block, total, away)]
         gaps = {after - before for before, after in itertools.pairwise(places)}
         assert len(places) == away and len(gaps) <= 2
+
+
+def test_tells_how_long_weights_were_waited_for(
+    tmp_path: Path, stores: list[RestingWeightStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, model, clock = (
+        resting(tmp_path, stores, (FP32, FP32), 5),
+        T5(small_model().config, "meta"),
+        itertools.count(),
+    )
+    model.initialise(2, store.make(model), store.filling)
+    a_second_a_look = SimpleNamespace(perf_counter=lambda: float(next(clock)))
+    monkeypatch.setattr("engine.homes.slots.time", a_second_a_look)
+    assert store.waited_seconds() == 0.0 == weight_store_for(FP32, FP32, ()).waited_seconds()
+    with store.in_compute_dtype(list(model.encoder.blocks[0].parameters())):
+        assert store.waited_seconds() == 1.0
+
+
+def test_a_file_tells_the_next_plan_how_fast_its_disk_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    clock = itertools.count()
+    monkeypatch.setattr("engine.homes.files.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    for least, known in ((12288, None), (8192, (8192.0, 4096.0))):
+        monkeypatch.setattr("engine.homes.places.TELLING_BYTES", least)
+        home, slot = FileHome(tmp_path, 8192, 8192, None), aligned_buffer(8192)
+        home.take(0, slot[:4096])
+        home.take(4096, slot[4096:])
+        home.bring(0, slot)
+        home.close()
+        assert disk_rates(tmp_path) == known, "a second from look to look"

@@ -59,6 +59,17 @@ def test_the_largest_micro_batch_may_lie_in_a_smaller_step() -> None:
     assert len(shapes.worst_steps(4)) == 1
 
 
+def test_the_largest_pass_may_lie_in_neither() -> None:
+    shapes = Shapes(np.array([[6, 6, 6, 6], [10, 10, 1, 1], [12, 1, 1, 1]]), np.ones((3, 4), int))
+    assert [step[0] for step in shapes.worst_steps(1, 2)] == [((6, 1),), ((12, 1),), ((10, 1),)]
+
+
+def test_a_bound_of_tokens_makes_more_micro_batches_and_no_fewer_tokens() -> None:
+    shapes = Shapes(np.full((2, 64), 400), np.full((2, 64), 50), max_tokens=1000)
+    assert shapes.together(16, 4, ((), ())).source >= 64 * 400
+    assert shapes.together(16, 2, ((), ())).source <= 2 * 1024
+
+
 def test_rows_as_the_loader_cuts_them() -> None:
     shapes = Shapes(SOURCES, TARGETS, max_tokens=14)
     assert shapes.worst_steps(2) == [[((2, 1), (3, 1)), ((9, 2),), ((10, 5),)]]
