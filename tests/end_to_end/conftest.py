@@ -19,6 +19,9 @@ WORK = (
     "--max_seq_len=64", f"--max_steps={STEPS}", "--save_steps=5", "--eval_steps=12", "--effective_batch_size=7",
     "--dropout_rate=0.1", "--mixed_precision=no", "--seed=5", "--sample_rows=1",
 )  # fmt: skip
+# Sums in another order differ by 1e-7. Where that puts one unit of one token on the other side of ReLU's kink, its gradient is
+# another, which made 1.5e-5 in 24 steps (a processor with AVX2); 1e-4 more of dropout already makes 2e-3.
+SAME = 1e-4
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,12 @@ class World:
     def beside(self, folder: Path) -> Place:
         """Empty folders of another test, with the same cache."""
         return Place(folder, self.place.cache)
+
+    def difference(self, place: Place, name: str) -> float:
+        """Largest relative difference of a run's losses to those of the undisturbed run, `whole`."""
+        ours, theirs = place.losses(name), self.place.losses("whole")
+        assert ours.keys() == theirs.keys()
+        return max(abs(ours[step] / theirs[step] - 1) for step in ours)
 
 
 @pytest.fixture(scope="session")

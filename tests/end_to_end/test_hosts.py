@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.two_hosts import STEPS, can_make_hosts, rehearse
-from tests.end_to_end.conftest import World
+from tests.end_to_end.conftest import SAME, World
 
 
 @pytest.mark.slow
@@ -16,6 +16,6 @@ def test_a_lost_host_rejoins(world: World, tmp_path: Path) -> None:
         pytest.skip("network namespaces take Linux, ip and root")
     expected, found = rehearse(tmp_path, world.text, world.place.cache)
     assert list(found) == list(range(1, STEPS + 1)) == list(expected)
-    assert max(abs(found[step] / expected[step] - 1) for step in expected) < 1e-5
+    assert max(abs(found[step] / expected[step] - 1) for step in expected) < SAME
     messages = (tmp_path / "host_0.txt").read_text("utf8", errors="replace")
     assert "process 1 of 2 is gone without a word" in messages or "process 0 or the launcher" in messages, messages

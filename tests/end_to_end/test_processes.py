@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import STEPS, World
-from tests.end_to_end.running import ENVIRONMENT, Place
+from tests.end_to_end.conftest import SAME, STEPS, World
+from tests.end_to_end.running import ENVIRONMENT
 
 CUT = 10  # the step that runs are resumed after
 slow = pytest.mark.slow
@@ -21,13 +21,6 @@ def launcher(count: int) -> tuple[str, ...]:
     if count == 1:
         return (sys.executable,)
     return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count))
-
-
-def difference(place: Place, name: str, world: World) -> float:
-    """Largest relative difference to the losses of the undisturbed run of one process."""
-    ours, theirs = place.losses(name), world.place.losses("whole")
-    assert ours.keys() == theirs.keys()
-    return max(abs(ours[step] / theirs[step] - 1) for step in ours)
 
 
 def cut_back(run: Path) -> None:
@@ -59,7 +52,7 @@ def test_sharded_weights_give_the_losses_of_whole_ones(
         world.place.folder.mkdir()
         world.place.do("train", *flags, "--run_name=whole")
     place.do("train", *flags, "--run_name=sharded", "--shard_weights=True", launcher=launcher(count))
-    assert difference(place, "sharded", world) < 1e-5
+    assert world.difference(place, "sharded") < SAME
     plan = next(event for event in place.events("sharded") if event["event"] == "plan")
     assert plan["choice"]["shards"] == count
     answer = place.do("generate", f"--model={place.runs / 'sharded'}", "--input=the river", "--max_new_tokens=3")
@@ -83,7 +76,7 @@ def test_a_resume_in_another_number_of_processes(pretrained: World, tmp_path: Pa
     cut_back(place.runs / "cut")
     go(after, "--is_keep_training=True", "--run_name=cut")
     assert max(place.losses("cut")) == STEPS
-    assert difference(place, "cut", pretrained) < 1e-5
+    assert pretrained.difference(place, "cut") < SAME
 
 
 @slow
@@ -128,7 +121,7 @@ def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_p
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weights were changed already" in done.stdout, "at least one of the two failures came after an update"
-    assert difference(place, "short", pretrained) < 1e-5
+    assert pretrained.difference(place, "short") < SAME
 
 
 @pytest.mark.parametrize("shards", ["False", pytest.param("True", marks=slow)])

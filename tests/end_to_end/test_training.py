@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memory.cost.duration import RENEWED_STEPS
-from tests.end_to_end.conftest import STEPS, World
+from tests.end_to_end.conftest import SAME, STEPS, World
 from tests.end_to_end.running import Place
 
 LAUNCHER = {
@@ -130,19 +130,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(pretrained: World, tmp_path: Pat
     assert f"{max(place.losses('cut'))}, all done before" in again and "of the run" not in again
 
 
-def difference(place: Place, name: str, pretrained: World) -> float:
-    """Largest relative difference to the losses of the undisturbed run."""
-    ours, theirs = place.losses(name), pretrained.place.losses("whole")
-    assert ours.keys() == theirs.keys()
-    return max(abs(ours[step] / theirs[step] - 1) for step in ours)
-
-
 @pytest.mark.parametrize("launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_two_processes_give_the_losses_of_one(pretrained: World, tmp_path: Path, launcher: str) -> None:
     """Seven rows: one process has three, the other four; and each row drops the same activations."""
     place = pretrained.beside(tmp_path)
     place.do("train", *pretrained.train_flags, "--run_name=two", launcher=LAUNCHER[launcher])
-    assert difference(place, "two", pretrained) < 1e-5
+    assert pretrained.difference(place, "two") < SAME
     ends = [event for event in place.events("two") if event["event"] == "end"]
     assert len(ends) == 1 and len(list(place.logs.glob("chat_trainer_low_mem_*.log"))) == 1
 
@@ -161,7 +154,7 @@ WAYS = {
 def test_no_way_to_save_memory_changes_the_numbers(pretrained: World, tmp_path: Path, way: str) -> None:
     place = pretrained.beside(tmp_path)
     place.do("train", *pretrained.train_flags, *WAYS[way], "--run_name=way")
-    assert difference(place, "way", pretrained) < 1e-5
+    assert pretrained.difference(place, "way") < SAME
     plan = next(event for event in place.events("way") if event["event"] == "plan")
     step = next(event for event in place.events("way") if event["event"] == "step")
     assert plan["effective_batch_size"] == 7
