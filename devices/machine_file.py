@@ -1,8 +1,8 @@
 """How fast was this machine when it was measured? A small file of speeds, for estimates of time and for nothing else.
 
-Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it, and that of a disk every run
-whose weights rest on it. No choice reads it: a
-file that is missing, old or wrong changes what is told of the time, and nothing that is computed.
+Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it, and that of a disk also a
+run that has read and written enough of its weights there. No choice reads it: a file that is missing, old or wrong changes
+what is told of the time, and nothing that is computed.
 Source: XDG Base Directory Specification (XDG_CACHE_HOME).
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 FOLDER, NAME = "frugalt5", "machine.json"
 DISK_RATES = ("read", "write")
 DISK_WAY = "one file written, flushed and read again, page cache left out"
-RUN_WAY = "weights that a run read and wrote while it computed"
+RUN_WAY = "weights that a run wrote and read, page cache left out"
 WAY = "square products of growing side, the best of several times"
 
 

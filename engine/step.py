@@ -159,10 +159,8 @@ class Engine:
         self.checks.begin()
         self._reducer.begin()
         on_ready = self.checks.watching(self._reducer.ready)
-        passes = self.choice.accumulation_passes
-        if passes > 1:  # where tokens bound a micro-batch there are more of them, and a pass has room for so many
-            passes = max(passes, -(-len(micro_batches) // self.choice.micro_batches_per_pass))
-        total = accumulate(self.walk, micro_batches, total_labels, passes, on_ready)
+        together = len(micro_batches) if self.choice.accumulation_passes == 1 else self.choice.micro_batches_per_pass
+        total = accumulate(self.walk, micro_batches, total_labels, together, on_ready)
         self._reducer.finish()
         self.update.finish(self._held_norm())
         self.checks.earlier, self.update.unseen_norm = self.update.unseen_norm, None
@@ -194,23 +192,22 @@ class Engine:
 
 
 def accumulate(
-    walk: Walk, micro_batches: list[MicroBatch], total_labels: int, accumulation_passes: int, on_ready: OnReady
+    walk: Walk, micro_batches: list[MicroBatch], total_labels: int, together: int, on_ready: OnReady
 ) -> Tensor:
     """Form the gradients of one step: in one accumulation pass over all micro-batches, or in several.
 
     Args:
         micro_batches: is emptied, so that those of a pass are freed before the next one.
         total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and processes.
-        accumulation_passes: at most this many. on_ready: as of `Walk.gradients`; only the last pass hands over.
+        together: most micro-batches of a pass. on_ready: as of `Walk.gradients`; only the last pass hands over.
     Returns:
         the summed loss, a fp32 scalar on the device.
     Memory: that of one pass; from the second on, beside the gradients of all weights.
     """
-    size = max(1, -(-len(micro_batches) // accumulation_passes))
     total = torch.zeros((), device=walk.model.embedding.device)
     while micro_batches:
-        members = micro_batches[:size]
-        del micro_batches[:size]
+        members = micro_batches[:together]
+        del micro_batches[:together]
         total += walk.gradients(members, total_labels, _hold_back if micro_batches else on_ready)
     return total
 

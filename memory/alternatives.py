@@ -70,9 +70,11 @@ def _micro_batches(work: Work, choice: Choice) -> list[int]:
 
 
 def _cut(work: Work, choice: Choice, rows: int) -> Choice:
-    """The choice with other micro-batches; what passed through a block together still does."""
-    count = math.ceil(work.rows / rows)
-    together, passes = (count, 1) if choice.accumulation_passes == 1 else (1, count)
+    """The choice with other micro-batches; as many rows as before pass through a block together."""
+    together = count = work.step_shapes.count(rows)
+    if choice.accumulation_passes > 1:
+        together = min(count, max(1, choice.batch_size_per_gpu * choice.micro_batches_per_pass // rows))
+    passes = math.ceil(count / together)
     return _with_sizes(
         work, replace(choice, batch_size_per_gpu=rows, micro_batches_per_pass=together, accumulation_passes=passes)
     )
@@ -113,8 +115,7 @@ def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choic
 
 def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
     """Changes of one flag: its text, the way to run and the work that it leads to."""
-    row_by_row = replace(choice, batch_size_per_gpu=1, micro_batches_per_pass=work.rows, eval_batch_size_per_gpu=1)
-    one = replace(row_by_row, accumulation_passes=1, saved_blocks=0, malloc="small")
+    one = replace(_cut(work, choice, 1), eval_batch_size_per_gpu=1, saved_blocks=0, malloc="small")
     yield "batch_size_per_gpu=1", one, work
     if config.memory.memory_mode != "ultra":
         yield "memory_mode=ultra", replace(choice, saved_blocks=0, malloc="small"), work
@@ -139,13 +140,9 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
         shorter = replace(work, source_tokens=source, target_tokens=target, shapes=None, evaluation=None)
         yield f"max_seq_len={half}", choice, shorter
     if work.rows > 1:
-        fewer = max(1, work.rows // 2)
-        micro_batches = math.ceil(fewer / choice.batch_size_per_gpu)
-        yield (
-            f"effective_batch_size={fewer}",
-            replace(choice, micro_batches_per_pass=micro_batches, accumulation_passes=1),
-            replace(work, rows=fewer, shapes=None),
-        )
+        fewer = replace(work, rows=max(1, work.rows // 2), shapes=None)
+        rows = min(fewer.rows, choice.batch_size_per_gpu)
+        yield f"effective_batch_size={fewer.rows}", _cut(fewer, choice, rows), fewer
 
 
 def refusal(config: Config, work: Work, machine: Machine, least: Choice) -> list[str]:

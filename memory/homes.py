@@ -43,21 +43,30 @@ def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None)
 
 
 def ways_at(
-    home: str, config: Config, machine: Machine, work: Work, ways: list[Choice], settled: Homes | None = None
+    home: str,
+    config: Config,
+    machine: Machine,
+    work: Work,
+    ways: list[Choice],
+    settled: Homes | None = None,
+    *,
+    parted: bool = False,
 ) -> list[Choice]:
     """The same ways with weights resting there.
 
     Args:
         ways: whatever they say of homes. settled: as of `homes_to_try`.
+        parted: those of several accumulation passes too; each asks for the weights elsewhere once more.
     """
     here = dict.fromkeys(replace(way, weights_in=DEVICE, away_blocks=0) for way in ways)
     if home == DEVICE:
         return list(here)
-    whole = [way for way in here if way.shards == 1]
-    if not whole and here:
+    unshared = [way for way in here if way.shards == 1]
+    if not unshared and here:
         raise UserError(
             f"--weights_in = {config.memory.weights_in}, is for weights that are whole on each process; leave out shard_weights"
         )
+    whole = [way for way in unshared if parted or way.accumulation_passes == 1]
     fewest = min((way.saved_blocks for way in whole), default=0)
     total = work.model.num_layers + work.model.num_decoder_layers
     if settled is not None or config.memory.weights_in != AUTO:

@@ -114,7 +114,7 @@ def choices(
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     for storage, compute, _ in [settled] if settled else precisions(config, machine.multiplies_fast):
         for batch_size in _micro_batches(config, work):
-            count, sizes = math.ceil(work.rows / batch_size), work.step_shapes.sizes(batch_size)
+            count, sizes = work.step_shapes.count(batch_size), work.step_shapes.sizes(batch_size)
             for accumulation_passes, shards in _passes_and_shards(config, machine, count, parted):
                 for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
@@ -249,17 +249,8 @@ def plan(
         scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0
         earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
-    bases = [[earlier]] if earlier and began and _goes_on(config, machine, work, earlier) else []
-    kinds = [began, None] if began else [precision]
-    bases += [list(choices(config, machine, work, kind)) for kind in kinds]
-    ways, fastest = _first_that_fits(config, machine, work, bases, homes)
-    if fastest is None:  # only then in parts: who can take a step as a whole, wherever weights rest, does
-        bases = [list(choices(config, machine, work, kind, parted=True)) for kind in kinds]
-        parted, fastest = _first_that_fits(config, machine, work, bases, homes)
-        ways = [*ways, *parted] if fastest is None else parted
-    if fastest is None:
-        least = min(_smallest(ways), key=lambda choice: peak_of(predict(work, choice, machine))[1])
-        raise DoesNotFit(*refusal(config, work, machine, least))
+    kept = [earlier] if earlier and began and _goes_on(config, machine, work, earlier) else []
+    ways, fastest = _found(config, machine, work, [began, None] if began else [precision], kept, homes)
     slower = SLOWER.get(config.memory.memory_mode, 1.0)
     chosen = _smallest_of_fast(work, machine, ways, fastest, slower) if slower > 1 else fastest
     best = _priced(config, machine, work, chosen)
@@ -277,15 +268,45 @@ def plan(
     )
 
 
+def _found(
+    config: Config,
+    machine: Machine,
+    work: Work,
+    precisions: list[Precision | None],
+    kept: list[Choice],
+    homes: Homes | None,
+) -> tuple[list[Choice], Choice]:
+    """The ways among which the fastest that fits was found, and that one.
+
+    Args:
+        precisions: each is left, and a step taken in parts, only where nothing else fits in any home. kept: tried first.
+    Raises:
+        DoesNotFit: none fits.
+    """
+    tried: list[Choice] = []
+    for precision, parted in product(precisions, (False, True)):
+        ways = list(choices(config, machine, work, precision, parted=parted))
+        found, fastest = _first_that_fits(config, machine, work, [(kept, True), (ways, parted)], homes)
+        if fastest is not None:
+            return found, fastest
+        tried, kept = tried + found, []
+    least = min(_smallest(tried), key=lambda choice: peak_of(predict(work, choice, machine))[1])
+    raise DoesNotFit(*refusal(config, work, machine, least))
+
+
 def _first_that_fits(
-    config: Config, machine: Machine, work: Work, bases: list[list[Choice]], homes: Homes | None
+    config: Config, machine: Machine, work: Work, bases: list[tuple[list[Choice], bool]], homes: Homes | None
 ) -> tuple[list[Choice], Choice | None]:
-    """The first home and list of ways of which one fits, with the fastest of them; else all of the last home, and None."""
+    """The first home and list of ways of which one fits, with the fastest of them; else all of the last home, and None.
+
+    Args:
+        bases: lists of ways; of each whether weights may rest elsewhere in those of several accumulation passes.
+    """
     tried: list[Choice] = []
     for home in homes_to_try(config, machine, homes):
         here: list[Choice] = []
-        for base in bases:
-            ways = ways_at(home, config, machine, work, base, homes)
+        for base, parted in bases:
+            ways = ways_at(home, config, machine, work, base, homes, parted=parted)
             if (fastest := _fastest(work, machine, ways)) is not None:
                 return ways, fastest
             here += ways
@@ -369,7 +390,8 @@ def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bo
     """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
-    is_all = rows >= work.rows > rows - choice.batch_size_per_gpu
+    is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
+    is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
     return is_beside and is_all and _shares_as_asked(config, machine, choice)
 
 

@@ -123,7 +123,7 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
         except DoesNotFit as error:
             yield Result(trial.kind, trial.label, outcome=say("does not fit: {need}", need=_need_of(error)))
             continue
-        expected = planned.seconds * STEPS_OF_A_TRIAL * planned.choice.accumulation_passes
+        expected = planned.seconds * STEPS_OF_A_TRIAL
         if expected > TRIAL_SECONDS:
             outcome = say("not tried: a step would take about {seconds} s", seconds=f"{planned.seconds:.0f}")
             yield Result(trial.kind, trial.label, planned.peak_bytes, None, planned.seconds, outcome=outcome)
@@ -131,9 +131,10 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
         told = "  {number} of {count}: {trial}, {time} and the start of its process"
         name, time = trial_name(trial.kind, trial.label), about(expected, expected, expected)
         tell(say(told, number=number, count=len(trials), trial=name, time=time))
-        steps = tuple(tuple(step) for step in shapes.worst_steps(planned.choice.batch_size_per_gpu))
-        evaluation = shapes.worst_steps(planned.choice.eval_batch_size_per_gpu)[0][0]
-        measured = probe(ProbeRequest(trial.config, planned.choice, steps, evaluation), None, TRIAL_SECONDS)
+        choice = planned.choice
+        worst = shapes.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
+        steps, evaluation = tuple(map(tuple, worst)), shapes.worst_steps(choice.eval_batch_size_per_gpu)[0][0]
+        measured = probe(ProbeRequest(trial.config, choice, steps, evaluation), None, TRIAL_SECONDS)
         if not has_loaded:
             has_loaded = True
             yield _loaded(planned, measured)

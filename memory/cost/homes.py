@@ -2,8 +2,8 @@
 
 The matrices of such a block are in a file, or in the RAM beside a device, and here only while the block works: in one of
 a few slots, each as large as the largest block. A step brings each of them twice, and takes it back once where it learns,
-however many rows pass through it, as long as one accumulation pass takes them all; that runs beside the computation. Speeds of the disk are nominal where ways are
-compared, and measured (`doctor`) where times are told.
+however many rows pass through it, as long as one accumulation pass takes them all; that runs beside the computation.
+Speeds of the disk are nominal where ways are compared, and measured (`devices.machine_file`) where times are told.
 """
 
 from __future__ import annotations

@@ -109,10 +109,14 @@ class Shapes:
             found = [min(size, max(self.max_tokens, bound)) for size, bound in zip(found, bounds, strict=True)]
         return Tokens(*(found if sizes is None else map(filled_tokens, found, sizes)))
 
+    def count(self, batch_size: int) -> int:
+        """Micro-batches of the step that has the most of them; more than its rows alone ask for where tokens bound one."""
+        return self._sums(self.sources, batch_size).shape[1]
+
     @remembered
     def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
-        """Tokens of at most `count` micro-batches of one step, filled up; where tokens bound one, all rows may pass in more of them."""
-        largest = self.largest_micro_batch(batch_size, sizes)
+        """Tokens of at most `count` micro-batches of one step, filled up; of all, where there are so many by their rows."""
+        largest, is_all = self.largest_micro_batch(batch_size, sizes), count * batch_size >= self.rows
         found = []
         for most, part, filled in zip(
             (largest.source, largest.target), (self.sources, self.targets), sizes, strict=True
@@ -120,13 +124,38 @@ class Shapes:
             values, places = np.unique(self._sums(part, batch_size), return_inverse=True)
             values = np.array([filled_tokens(int(value), filled) if value else 0 for value in values])
             sums = values[places.reshape(part.shape[0], -1)]
-            whole, is_one_pass = self._largest(sums.sum(1), sums, sums.shape[1]), count >= sums.shape[1]
-            found.append(whole if is_one_pass and self.max_tokens is not None else min(most * count, whole))
+            whole = self._largest(sums.sum(1), sums, sums.shape[1])
+            found.append(whole if is_all else min(most * count, whole))
         return Tokens(*found)
 
     def _sums(self, part: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-        """Tokens of each micro-batch of each step."""
-        return np.add.reduceat(part, np.arange(0, self.rows, batch_size), axis=1)
+        """Tokens of each micro-batch of each step, of which some may have none."""
+        if self.max_tokens is None:
+            return np.add.reduceat(part, np.arange(0, self.rows, batch_size), axis=1)
+        groups = self._micro_batch_of_rows(min(batch_size, self._most_rows))
+        sums = np.zeros((len(part), int(groups.max()) + 1), np.int64)
+        np.add.at(sums, (np.arange(len(part))[:, None], groups), part)
+        return sums
+
+    @cached_property
+    def _most_rows(self) -> int:
+        """Rows of the micro-batch that has the most of them, where tokens alone bound one."""
+        groups = self._micro_batch_of_rows(self.rows) + self.rows * np.arange(len(self.sources))[:, None]
+        return int(np.bincount(groups[self.sources > 0]).max())
+
+    @remembered
+    def _micro_batch_of_rows(self, batch_size: int) -> NDArray[np.int64]:
+        """(S, R): in which micro-batch of its step each row is, where tokens bound one; as `_filled` cuts a step."""
+        group, rows, tokens = (np.zeros(len(self.sources), np.int64) for _ in range(3))
+        found = np.zeros_like(self.sources)
+        for place in range(self.rows):
+            here = self.sources[:, place] > 0
+            size = np.where(here, self.sources[:, place] + self.targets[:, place], 0)
+            is_next = here & (rows > 0) & ((rows == batch_size) | (tokens + size > (self.max_tokens or 0)))
+            group += is_next
+            rows, tokens = np.where(is_next, 0, rows) + here, np.where(is_next, 0, tokens) + size
+            found[:, place] = group
+        return found
 
     def _largest(self, sums: NDArray[np.int64], part: NDArray[np.int64], rows: int) -> int:
         largest = int(sums.max())
@@ -140,10 +169,9 @@ class Shapes:
         Args:
             together: micro-batches of a pass.
         """
-        both = self.sources + self.targets
-        parts = (self.rows, batch_size, batch_size * together)
-        sums = (np.add.reduceat(both, np.arange(0, self.rows, rows), axis=1).max(1) for rows in parts)
-        places = [int(most.argmax()) for most in sums]
+        sums = self._sums(self.sources + self.targets, batch_size)
+        passes = np.add.reduceat(sums, np.arange(0, sums.shape[1], together), axis=1)
+        places = [int(most.argmax()) for most in (sums.sum(1), sums.max(1), passes.max(1))]
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
 
     @remembered

@@ -128,10 +128,8 @@ def test_what_happens_elsewhere_counts_here() -> None:
     assert outcome.is_out_of_memory and outcome.is_changed and outcome.failure is None and outcome.loss > 5.0
 
 
-@pytest.mark.parametrize(
-    ("accumulation_passes", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (4, [2, 2, 1]), (9, [1] * 5)]
-)
-def test_only_the_last_of_several_walks_hands_over(accumulation_passes: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(("together", "sizes"), [(5, [5]), (9, [5]), (3, [3, 2]), (2, [2, 2, 1]), (1, [1] * 5)])
+def test_only_the_last_of_several_walks_hands_over(together: int, sizes: list[int]) -> None:
     micro_batches, passes, handed_over = list(range(5)), [], []
 
     def gradients(members: list[int], total_labels: int, on_ready: OnReady) -> torch.Tensor:
@@ -142,11 +140,11 @@ def test_only_the_last_of_several_walks_hands_over(accumulation_passes: int, siz
 
     walk: Any = SimpleNamespace(model=small_model(), gradients=gradients)
     done: Any = micro_batches
-    total = accumulate(walk, done, 7, accumulation_passes, lambda weights: handed_over.append(len(passes)))
+    total = accumulate(walk, done, 7, together, lambda weights: handed_over.append(len(passes)))
     assert [len(members) for members in passes] == sizes
     assert [row for members in passes for row in members] == list(range(5)) and not micro_batches
     assert float(total) == 10.0 and handed_over == [len(sizes)]
-    assert float(accumulate(walk, [], 7, accumulation_passes, handed_over.append)) == 0.0, "a rank without rows"
+    assert float(accumulate(walk, [], 7, together, handed_over.append)) == 0.0, "a rank without rows"
 
 
 @pytest.mark.parametrize(

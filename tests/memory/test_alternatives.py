@@ -9,8 +9,9 @@ import pytest
 
 from config import Config, load
 from devices import processor
-from memory.alternatives import cheapest_changes, other_ways
+from memory.alternatives import _cut, cheapest_changes, other_ways
 from memory.cost.prediction import Machine, peak_of, predict
+from memory.cost.work import Choice
 from memory.machines import DTYPES
 from memory.plan import make_work, plan
 from units import GIB, MIB
@@ -67,3 +68,17 @@ def test_muon_squares_the_columns_where_rows_are_cut() -> None:
     taken = [predict(work, replace(choice, shards=shards), where)["block update"]["one update"] for shards in (1, 2)]
     e = 2 if choice.compute == "bfloat16" else 4
     assert taken[1] - taken[0] == 3 * e * (3072**2 - 768**2)
+
+
+def test_other_micro_batches_pass_with_as_many_rows_together() -> None:
+    config = settings_of(model_preset="t5-base", effective_batch_size=64, max_seq_len=64)
+    work = make_work(config, machine(GIB), None, None)
+    whole = Choice(8, 8, 1, 0, 4, "bfloat16", "float32", 8 * MIB)
+    for choice, rows_of_a_pass in ((whole, 64), (replace(whole, micro_batches_per_pass=2, accumulation_passes=4), 16)):
+        for rows in (1, 4, 16):
+            other = _cut(work, choice, rows)
+            assert (other.batch_size_per_gpu, other.batch_size_per_gpu * other.micro_batches_per_pass) == (
+                rows,
+                rows_of_a_pass,
+            )
+            assert other.batch_size_per_gpu * other.gradient_accumulation_steps == 64

@@ -14,7 +14,7 @@ from engine.homes.making import resting_store
 from memory.cost.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes, taken_bytes
 from memory.cost.prediction import BASE_BYTES, Machine
 from memory.cost.speed import predict_seconds
-from memory.cost.work import DEVICE, FILE, RAM
+from memory.cost.work import DEVICE, FILE, RAM, Choice
 from memory.plan import Plan, make_work, plan
 from model import hf_format
 from model.shapes import weight_counts
@@ -145,11 +145,35 @@ def test_a_pass_more_is_a_way_more_for_weights_that_rest_elsewhere() -> None:
     assert predict_seconds(work, two, slow) == pytest.approx(2 * predict_seconds(work, one, slow), rel=0.05)
 
 
+ADAPTERS = {"is_finetune": True, "lora_rank": 8, "effective_batch_size": 16, "max_seq_len": 512}
+
+
+def with_adapters(room: int, earlier: Choice | None = None, **flags: object) -> Choice:
+    config, machine = settings_of(**ADAPTERS, **flags), Machine(BASE_BYTES + room, 16 * GIB, BASE_BYTES, RATES)
+    return plan(config, machine, source_tokens=512, target_tokens=114, earlier=earlier).choice
+
+
 def test_who_can_take_a_step_as_a_whole_does_so_wherever_weights_rest() -> None:
-    """Parts come last: what fitted without them is planned as it was, and a run that is resumed keeps its numbers."""
-    flags = {"is_finetune": True, "lora_rank": 8, "lora_base": "auto", "effective_batch_size": 16, "max_seq_len": 512}
-    machine = Machine(BASE_BYTES + 400 * MIB, 16 * GIB, BASE_BYTES, RATES)
-    chosen = plan(settings_of(**flags), machine, source_tokens=512, target_tokens=114).choice
+    """Parts come last: what fitted without them is planned as it was."""
+    chosen = with_adapters(400 * MIB, lora_base="auto")
     assert (chosen.storage, chosen.weights_in, chosen.accumulation_passes) == ("bfloat16", FILE, 1)
-    again = plan(settings_of(**flags), machine, source_tokens=512, target_tokens=114, earlier=chosen).choice
-    assert (again.storage, again.weights_in, again.accumulation_passes) == ("bfloat16", FILE, 1)
+
+
+@pytest.mark.parametrize("flags", [{"memory_mode": "ultra"}, {"gradient_checkpointing": True}])
+def test_who_asks_for_the_least_memory_asks_for_no_parts(flags: dict[str, object]) -> None:
+    for room in (400, 360):
+        chosen = with_adapters(room * MIB, lora_base="bf16", **flags)
+        assert (chosen.weights_in, chosen.accumulation_passes) == (FILE, 1), "each pass asks for the file once more"
+
+
+@pytest.mark.parametrize("room", [320, 340, 400, 500, 600])
+def test_a_run_that_is_resumed_keeps_its_precision_with_less_memory_and_with_more(room: int) -> None:
+    began = with_adapters(400 * MIB, lora_base="auto")
+    assert with_adapters(room * MIB, began, lora_base="auto").precision == began.precision
+
+
+def test_what_is_taken_in_parts_is_resumed_in_the_same() -> None:
+    began = with_adapters(320 * MIB, lora_base="bf16")
+    assert began.accumulation_passes > 1 and began.weights_in == FILE
+    again = with_adapters(500 * MIB, began, lora_base="bf16")
+    assert replace(again, away_blocks=0) == replace(began, away_blocks=0), "the same order of sums"

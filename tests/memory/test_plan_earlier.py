@@ -67,7 +67,7 @@ def test_a_run_computes_in_what_it_began_with_on_any_processor(
 
 
 def test_a_run_that_fits_in_no_way_of_its_own_says_what_it_goes_on_in() -> None:
-    found = on(SLOW, WIDE, 520 * MIB)
+    found = on(SLOW, WIDE, 520 * MIB, weights_in="device")
     assert (found.choice.storage, found.choice.compute) == MIXED
     (sentence,) = [reason for reason in found.reasons if reason.startswith("the run was")]
     assert "in which nothing fits here now: it continues, stored in bfloat16" in sentence

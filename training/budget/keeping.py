@@ -279,4 +279,10 @@ class Keeper:
 
 def _runs_smaller(choice: Choice, than: Choice) -> bool:
     """Whether the walk itself holds less, not only what surrounds it."""
-    return choice.saved_blocks < than.saved_blocks or choice.batch_size_per_gpu < than.batch_size_per_gpu
+    fewer_rows = any(ours < theirs for ours, theirs in zip(_rows(choice), _rows(than), strict=True))
+    return choice.saved_blocks < than.saved_blocks or fewer_rows
+
+
+def _rows(choice: Choice) -> tuple[int, int]:
+    """Of a micro-batch, and of all that pass through a block together."""
+    return choice.batch_size_per_gpu, choice.batch_size_per_gpu * choice.micro_batches_per_pass

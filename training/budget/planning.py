@@ -67,12 +67,11 @@ def resolve_here(
     asked = begin.config.memory.probe
     # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
+    if asked is False or (asked == AUTO and not is_near):
+        return spec
     # the child counts to the same budget and the same limits of the system
     beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
-    fits_beside = beside is None or spec.plan.peak_bytes <= beside
-    if asked is True or (asked == AUTO and is_near and fits_beside):
-        return planner.probed(spec, beside)
-    return spec
+    return planner.probed(spec, beside)
 
 
 def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int) -> Rows:

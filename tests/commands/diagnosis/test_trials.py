@@ -85,6 +85,16 @@ def test_what_would_take_too_long_is_told_and_not_tried(machine: Machine, asked:
     assert result.predicted_bytes is not None and result.predicted_bytes > 0
 
 
+def test_the_time_of_a_step_holds_all_its_passes(
+    machine: Machine, asked: list[ProbeRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, shapes = planned_for(settings(), machine)
+    parts = replace(planned, choice=replace(planned.choice, accumulation_passes=64), seconds=trials.TRIAL_SECONDS / 50)
+    monkeypatch.setattr(trials, "planned_for", lambda *given: (parts, shapes))
+    (_, result) = run_trials([Trial("step", "as planned", settings())], machine, print)
+    assert result.outcome == "" and len(asked) == 1
+
+
 def test_a_killed_trial_is_a_row_and_the_next_one_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [ProbeResult(failed="killed by the system for its memory"), ProbeResult(1, {"step": GIB}, 2.0)]
     monkeypatch.setattr(trials, "probe", lambda *asked: answers.pop(0))

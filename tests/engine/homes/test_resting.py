@@ -65,7 +65,12 @@ def resting(
 
 
 def trained(
-    model: T5, store: WeightStore, saved: int = 0, norm: float = 0.0, optimizer: str = "adafactor", passes: int = 1
+    model: T5,
+    store: WeightStore,
+    saved: int = 0,
+    norm: float = 0.0,
+    optimizer: str = "adafactor",
+    together: int = len(CUTS),
 ) -> Trained:
     """Losses of a few steps, an evaluation among them, and the weights at the end."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -73,7 +78,9 @@ def trained(
     walk, batch, losses = Walk(model, Checkpointing(saved), store, LossSettings(), 0.1), Rectangle(), list[float]()
     for number in range(1, STEPS + 1):
         update.begin(Step(number, 1e-2, 1e-3, seed=5))
-        losses.append(float(accumulate(walk, batch.micro_batches(model, CUTS), batch.num_labels, passes, update.ready)))
+        losses.append(
+            float(accumulate(walk, batch.micro_batches(model, CUTS), batch.num_labels, together, update.ready))
+        )
         update.finish()
         losses.append(float(walk.loss(batch.micro_batches(model, CUTS))))
     names = {id(weight): name for name, weight in model.named_parameters()}
@@ -114,11 +121,11 @@ def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[Resti
 
 
 @pytest.mark.parametrize(
-    ("base", "dora", "passes"),
-    [(INT8, False, 1), (INT4, False, 2), (INT4, True, 1), (BF16, False, 3), (BF16, True, 1)],
+    ("base", "dora", "together"),
+    [(INT8, False, 3), (INT4, False, 2), (INT4, True, 3), (BF16, False, 1), (BF16, True, 3)],
 )
 def test_adapters_over_a_base_in_a_file(
-    base: torch.dtype, dora: bool, passes: int, tmp_path: Path, stores: list[RestingWeightStore]
+    base: torch.dtype, dora: bool, together: int, tmp_path: Path, stores: list[RestingWeightStore]
 ) -> None:
     hf_format.save(small_model(), tmp_path / "base")
     (tmp_path / "disk").mkdir()
@@ -131,7 +138,8 @@ def test_adapters_over_a_base_in_a_file(
     written = store.slots.written_bytes
     plain = weight_store_for(base, FP32, (here.embedding, here.output_weight))
     assert_same(
-        trained(here, plain, optimizer="adamw", passes=passes), trained(model, store, optimizer="adamw", passes=passes)
+        trained(here, plain, optimizer="adamw", together=together),
+        trained(model, store, optimizer="adamw", together=together),
     )
     assert adapters_of(model) and store.slots.written_bytes == written, "a frozen base is only read"
     save_adapters(here, settings, tmp_path / "adapter", "base", "")

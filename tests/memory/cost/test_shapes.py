@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from data.batches.loader import filled
+from limits import filled_tokens
 from memory.cost.shapes import Shapes, Tokens, few_sizes
 
 SOURCES = np.array([[2, 3, 9, 10], [4, 4, 4, 8]])
@@ -64,10 +68,29 @@ def test_the_largest_pass_may_lie_in_neither() -> None:
     assert [step[0] for step in shapes.worst_steps(1, 2)] == [((6, 1),), ((12, 1),), ((10, 1),)]
 
 
-def test_a_bound_of_tokens_makes_more_micro_batches_and_no_fewer_tokens() -> None:
-    shapes = Shapes(np.full((2, 64), 400), np.full((2, 64), 50), max_tokens=1000)
-    assert shapes.together(16, 4, ((), ())).source >= 64 * 400
-    assert shapes.together(16, 2, ((), ())).source <= 2 * 1024
+@pytest.mark.parametrize("most", [500, 2000, 100_000])
+@pytest.mark.parametrize("batch_size", [1, 6, 64])
+def test_a_bound_of_tokens_is_priced_as_the_loader_cuts(most: int, batch_size: int) -> None:
+    draw = np.random.default_rng(0)
+    sources, targets = draw.integers(20, 500, (9, 64)), draw.integers(10, 114, (9, 64))
+    sources[4, 50:], targets[4, 50:] = 0, 0  # the last step of an epoch
+    shapes = Shapes(sources, targets, max_tokens=most)
+    sizes, seen = shapes.sizes(batch_size), []
+    for step in zip(sources, targets, strict=True):
+        rows: list[Any] = [SimpleNamespace(lengths=pair) for pair in np.stack(step, 1)[step[0] > 0]]
+        sums = np.array([sum(row.lengths for row in group) for group in filled(rows, batch_size, most)])
+        seen.append([[filled_tokens(int(size), up_to) for size in sums[:, side]] for side, up_to in enumerate(sizes)])
+    held = Tokens(*(max(sum(step[side]) for step in seen) for side in (0, 1)))
+    assert shapes.count(batch_size) == max(len(step[0]) for step in seen)
+    assert shapes.together(batch_size, shapes.count(batch_size), sizes) == held
+    assert shapes.largest_micro_batch(batch_size, sizes) == Tokens(
+        *(max(map(max, side)) for side in zip(*seen, strict=True))
+    )
+    parts = shapes.together(batch_size, 2, sizes)
+    of_two = (
+        max(sum(step[side][at : at + 2]) for step in seen for at in range(0, len(step[side]), 2)) for side in (0, 1)
+    )
+    assert all(ours >= theirs for ours, theirs in zip((parts.source, parts.target), of_two, strict=True))
 
 
 def test_rows_as_the_loader_cuts_them() -> None:

@@ -10,6 +10,7 @@ import pytest
 from config import DoesNotFit
 from engine.walk import Walk
 from memory.cost import prediction
+from memory.cost.work import Choice
 from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY
 from tests.training.small_runs import configuration, events
@@ -124,6 +125,13 @@ def test_an_evaluation_that_does_not_fit_goes_on_with_fewer_rows(folder, undistu
     assert records[-1]["phase"] == "evaluation" and records[-1]["batch_size"] == 1
     ours, theirs = ([e["loss"] for e in events(folder, name, "eval")] for name in ("evaluation", "undisturbed"))
     assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_fewer_rows_in_a_pass_are_a_smaller_way():
+    whole = Choice(1, 16, 1, 0, 4, "int8", "bfloat16", 8 * 2**20)
+    parts = replace(whole, batch_size_per_gpu=3, micro_batches_per_pass=2, accumulation_passes=3)
+    assert keeping._runs_smaller(parts, whole)
+    assert not keeping._runs_smaller(replace(whole, malloc="small"), whole), "the walk holds what it held"
 
 
 def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeypatch):

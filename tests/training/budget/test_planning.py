@@ -116,15 +116,8 @@ def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.Mon
     assert len(probe.asked) == 1
 
 
-def test_where_the_probe_would_break_the_budget_the_plan_stands(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = measured(60 * MIB)
-    monkeypatch.setattr(planning, "probe", probe)
-    budget = int(plan_of(begin, GIB).peak_bytes * 1.15)
-    assert plan_of(begin, budget, may_probe=True).choice == plan_of(begin, budget).choice
-    assert not probe.asked
-
-
-def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked_for", [True, "auto"])
+def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPatch, asked_for: bool | str) -> None:
     asked: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
@@ -132,7 +125,7 @@ def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch
         return ProbeResult(failed="not run")
 
     monkeypatch.setattr(planning, "probe", probe)
-    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
+    begin = changed(begin, probe=asked_for, num_layers=12, num_decoder_layers=12)
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     budget = plain.peak_bytes + MIB
@@ -143,10 +136,13 @@ def test_a_probe_that_is_asked_for_keeps_to_the_budget(begin: Start, monkeypatch
     assert request.choice == plan_of(begin, budget - base, base).choice  # what fits beside this process
 
 
-def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked_for", [True, "auto"])
+def test_a_probe_that_fits_nowhere_is_told(
+    begin: Start, monkeypatch: pytest.MonkeyPatch, asked_for: bool | str
+) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
-    begin = changed(begin, probe=True)
+    begin = changed(begin, probe=asked_for)
     told = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
     assert not probe.asked
     assert any(reason.startswith("not probed") for reason in told.reasons)
