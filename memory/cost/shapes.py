@@ -111,7 +111,7 @@ class Shapes:
 
     def count(self, batch_size: int) -> int:
         """Micro-batches of the step that has the most of them; more than its rows alone ask for where tokens bound one."""
-        return self._sums(self.sources, batch_size).shape[1]
+        return int(self._sums(self.sources, batch_size).shape[1])
 
     @remembered
     def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
