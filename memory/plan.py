@@ -18,9 +18,9 @@ from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english, say
-from limits import LEAST_SCORES, MOST_SCORES
 from memory.alternatives import refusal
-from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision, precisions
+from memory.choices import choices, kernels_of, passes_and_shards, scores_of
+from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.cost.prediction import (
     Choice,
     Machine,
@@ -33,15 +33,12 @@ from memory.cost.prediction import (
 )
 from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
-from memory.first_guess import effective_batch, table_guess
+from memory.first_guess import effective_batch
 from memory.homes import Homes, homes_to_try, ways_at
 from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, size_reasons
 from settings.fields import AUTO
-from units import MIB
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
-LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
-SCORES_SHARE = 256  # bytes of the budget for each score: some 12 of them are in use, while they are computed with
 # of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
 SLOWER = {"low": 1.05, "ultra": 1.05}
 
@@ -101,124 +98,6 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     )  # fmt: skip
 
 
-def choices(
-    config: Config, machine: Machine, work: Work, settled: Precision | None = None, *, parted: bool = False
-) -> Iterator[Choice]:
-    """All ways to run the step that the settings allow.
-
-    Args:
-        settled: in this precision alone. parted: those of several accumulation passes that save as few blocks as may be. They
-            hold the gradients of all weights and ask for each weight once more a pass, and the checkpointed activations of
-            a part of the rows alone: what adapters need, whose gradients are small, where the rows are many.
-    """
-    total_blocks = work.model.num_layers + work.model.num_decoder_layers
-    for storage, compute, _ in [settled] if settled else precisions(config, machine.multiplies_fast):
-        for batch_size in _micro_batches(config, work):
-            count, sizes = work.step_shapes.count(batch_size), work.step_shapes.sizes(batch_size)
-            for accumulation_passes, shards in _passes_and_shards(config, machine, count, parted):
-                for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
-                    for chunk, malloc in product(LOSS_CHUNKS_BYTES, ("fast", "small")):
-                        evaluation = _evaluation_batch(config, machine, batch_size)
-                        choice = Choice(
-                            batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
-                            source_sizes=sizes[0], target_sizes=sizes[1], kernels=_kernels(config, machine),
-                            scores=scores_of(machine),
-                        )  # fmt: skip
-                        yield from _with_offload(config, machine, work, choice)
-
-
-def scores_of(machine: Machine) -> int:
-    """Scores of attention that a GPU forms at a time, a power of two: with all that goes with them 5% of the budget; 0: a CPU."""
-    if not machine.pads_attention:
-        return 0
-    most = max(1, machine.budget_bytes // SCORES_SHARE)
-    return min(MOST_SCORES, max(LEAST_SCORES, 1 << most.bit_length() - 1))
-
-
-def _kernels(config: Config, machine: Machine) -> bool:
-    """Whether compiled kernels compute; a fact of machine and settings, never of a stopwatch."""
-    if config.run.compiled_kernels is True and not machine.has_kernels:
-        raise UserError(
-            "--compiled_kernels = True, there are none here; allowed: auto or False, or a CPU with AVX2 under Linux and a C "
-            "compiler (apt install gcc); `doctor` says what is missing"
-        )
-    return machine.has_kernels and config.run.compiled_kernels is not False
-
-
-def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) -> Iterator[Choice]:
-    """The choice as it is, and with checkpointed activations in the host's memory, where that is wanted and possible."""
-    asked = config.memory.offload_boundaries
-    if asked is True and not machine.host_bytes:
-        raise UserError(
-            "--offload_boundaries = True, moves checkpointed activations from a GPU into the RAM beside it; this device computes in the "
-            "RAM itself or cannot copy while it computes; allowed here: auto or False"
-        )
-    recomputes = choice.saved_blocks < work.model.num_layers + work.model.num_decoder_layers
-    if asked is not True:
-        yield choice
-    moved = replace(choice, offload_boundaries=True)
-    if asked is True and recomputes:
-        yield moved
-    elif not machine.host_bytes or asked is False or choice.saved_blocks:
-        return
-    elif offloaded_bytes(work, moved, machine) <= machine.host_bytes:
-        yield moved
-
-
-def _passes_and_shards(config: Config, machine: Machine, count: int, parted: bool = False) -> list[tuple[int, int]]:
-    """Accumulation passes of one step, and processes that share the weights; sharded weights pass by once a step."""
-    asked, processes = config.memory.shard_weights, machine.num_processes
-    if asked is True and processes == 1:
-        raise UserError(
-            "--shard_weights = True, shares the weights out over processes, and there is one; start several, as with "
-            "torchrun --nproc_per_node=2 train_low_mem.py ..., or leave it out"
-        )
-    apart = config.lora.lora_rank or config.data.objective == PREFERENCES  # ways of training that have not learned it
-    holds_all = config.train.max_grad_norm > 0 or config.memory.mixed_precision == "fp16"  # sharded gradients never are
-    can_shard = processes > 1 and not holds_all and not apart
-    sharded = [(1, processes)] if can_shard and asked in (True, AUTO) else []
-    if parted:
-        return (
-            []
-            if asked is True and can_shard
-            else [(passes, 1) for passes in range(2, count + 1) if count % passes == 0]
-        )
-    whole = [] if asked is True and can_shard else [(passes, 1) for passes in sorted({1, count})]
-    return [*whole, *sharded]
-
-
-def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:
-    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
-        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
-        yield say(told, compute=choice.compute)
-
-
-def _micro_batches(config: Config, work: Work) -> list[int]:
-    train = config.train
-    if train.batch_size_per_gpu != AUTO:
-        return [min(int(train.batch_size_per_gpu), work.rows)]
-    if train.gradient_accumulation_steps != AUTO:
-        return [math.ceil(work.rows / int(train.gradient_accumulation_steps))]
-    return sorted({math.ceil(work.rows / parts) for parts in range(1, work.rows + 1)})
-
-
-def _saved_blocks(config: Config, total: int, accumulation_passes: int, parted: bool) -> list[int]:
-    if config.memory.gradient_checkpointing is True or config.memory.memory_mode == "ultra":
-        return [0]
-    if (
-        config.memory.gradient_checkpointing is False
-        or (accumulation_passes > 1 and not parted)
-        or config.memory.memory_mode == "standard"
-    ):
-        return [total]
-    return [0] if parted else list(range(0, total + 1))
-
-
-def _evaluation_batch(config: Config, machine: Machine, batch_size: int) -> int:
-    given = config.train.eval_batch_size_per_gpu
-    return max(batch_size, table_guess(machine.available_bytes)[1]) if given == AUTO else int(given)
-
-
 def plan(
     config: Config,
     machine: Machine,
@@ -247,7 +126,7 @@ def plan(
     had_kernels = earlier is not None and earlier.kernels
     if earlier is not None:
         scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0
-        earlier = replace(earlier, kernels=had_kernels and _kernels(config, machine), scores=scores)
+        earlier = replace(earlier, kernels=had_kernels and kernels_of(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
     kept = [earlier] if earlier and began and _goes_on(config, machine, work, earlier) else []
     ways, fastest = _found(config, machine, work, [began, None] if began else [precision], kept, homes)
@@ -386,6 +265,12 @@ def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
+def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:
+    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
+        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
+        yield say(told, compute=choice.compute)
+
+
 def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
     """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
@@ -412,4 +297,4 @@ def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precisio
 def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
     """Whether an earlier choice shares weights out as is asked for now."""
     is_whole = earlier.shards == 1 or earlier.compute != "float16"
-    return is_whole and earlier.shards in {shards for _, shards in _passes_and_shards(config, machine, 1)}
+    return is_whole and earlier.shards in {shards for _, shards in passes_and_shards(config, machine, 1)}

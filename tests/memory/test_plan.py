@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from config import Config, DoesNotFit, T5ModelConfig, UserError, load
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
+from memory.choices import choices
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds
 from memory.first_guess import effective_batch, table_guess
-from memory.plan import SLOWER, choices, make_work, plan
+from memory.plan import SLOWER, make_work, plan
 from units import GIB, MIB
 
 GB = 1000**3

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from config import Config, load
+from memory.choices import choices
 from memory.cost import disk
 from memory.cost.disk import BESIDE_BYTES, bytes_below, disk_need, free_bytes, too_full
 from memory.cost.prediction import Machine
 from memory.cost.work import FILE
 from memory.homes import ways_at
-from memory.plan import choices, make_work
+from memory.plan import make_work
 from units import MIB
 
 
