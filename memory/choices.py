@@ -98,15 +98,11 @@ def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool
     apart = config.lora.lora_rank or config.data.objective == PREFERENCES  # ways of training that have not learned it
     holds_all = config.train.max_grad_norm > 0 or config.memory.mixed_precision == "fp16"  # sharded gradients never are
     can_shard = processes > 1 and not holds_all and not apart
-    sharded = [(1, processes)] if can_shard and asked in (True, AUTO) else []
-    if parted:
-        return (
-            []
-            if asked is True and can_shard
-            else [(passes, 1) for passes in range(2, count + 1) if count % passes == 0]
-        )
-    whole = [] if asked is True and can_shard else [(passes, 1) for passes in sorted({1, count})]
-    return [*whole, *sharded]
+    passes: list[int] = []
+    if asked is not True or not can_shard:
+        passes = [n for n in range(2, count + 1) if count % n == 0] if parted else sorted({1, count})
+    sharded = [(1, processes)] if can_shard and asked in (True, AUTO) and not parted else []
+    return [*((number, 1) for number in passes), *sharded]
 
 
 def _micro_batches(config: Config, work: Work) -> list[int]:

@@ -170,5 +170,5 @@ settings = LossSettings(chunk_bytes=8 * 2**20)
 loss_and_gradients(hidden[:16], head, labels[:16], 1.0, settings, grad_head)
 print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, grad_head)))
 """)
-    # the logits of a chunk and its softmax, and a piece of the head in fp32: 10, 18 or 24 MiB as threads meet; all of the head: 64 MiB
+    # the logits of a chunk and its softmax, and a piece of the head in fp32: 10, 18 and 24 MiB were seen; all of the head: 64 MiB
     assert used < 32 * 2**20
