@@ -11,24 +11,30 @@ held-out rows and their answers, unchosen, go into docs/recipes.md. Other flags 
 
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
 --peer_micro_batch: rows of one of its forwards; 8, for words 256.
---equal_time=False: without the second run of the peer.
+--equal_rows=False, --equal_time=False: without that run of the peer. How many steps it makes in equal time is told by its
+run on equal rows; without that, by two short runs.
+--finished=LOG_FOLDER: of a run that has ended, such as logs/summarise; it stands for this project's, which is not run anew.
+Its peak and its time are those that it told itself, without a curve, so no picture is drawn.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.parts import children
 from benchmarks.parts.children import Child
-from benchmarks.parts.memory_picture import draw_memory, thinned
+from benchmarks.parts.memory_picture import COLORS, draw_memory, thinned
 from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, markdown, picture_place, write_section
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import events_of
+from config import flags_of, load
+from data.prepare.preparing import find_prepared
 from units import format_size
 
 RECIPES = {
@@ -36,6 +42,7 @@ RECIPES = {
     "g2p_ten": "identical", "g2p_english": "identical",
 }  # fmt: skip
 WER = "wer"  # of the recipes for words
+LENGTHS = ("max_seq_len", "max_target_len")
 PROGRAM = str(ROOT / "train_low_mem.py")
 ANSWERS, LONGEST_CELL = 10, 160
 TOLD = ("model_preset", "d_model", "d_ff", "num_layers", "num_decoder_layers", "vocab_size", "max_seq_len", "max_target_len",
@@ -48,8 +55,21 @@ OWN = {
     "peer_optimizer": "adamw_torch",
     "peer_learning_rate": "1e-3",
     "peer_micro_batch": "",
+    "equal_rows": "True",
     "equal_time": "True",
+    "finished": "",
 }
+SHORT_RUNS = (5, 25)  # steps of the peer that tell how long one takes, and how long it takes to begin
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model that a run has left, and what that run took."""
+
+    folder: Path
+    seconds: float
+    peak_bytes: int
+    curve: Sequence[tuple[float, int]] = ()
 
 
 def run(words: list[str], cwd: Path) -> Child:
@@ -60,11 +80,11 @@ def run(words: list[str], cwd: Path) -> Child:
     return child
 
 
-def scores(model: Path, recipe: str, validation: str, eval_rows: str, work: Path) -> dict[str, float]:
+def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -> dict[str, float]:
     """What `evaluate` says of a folder: loss, perplexity and the recipe's scores."""
-    flags = [f"--model={model}", f"--validation_file={validation}", f"--eval_rows={eval_rows}",
-             f"--eval_generate_rows={eval_rows}", f"--metrics={RECIPES[recipe]}", f"--cache_dir={work / 'cache'}",
-             "--objective=pairs", *_lengths(work)]  # fmt: skip
+    alike = [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir", "objective", *LENGTHS)]
+    flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
+             f"--metrics={RECIPES[recipe]}", *alike]  # fmt: skip
     child = run([PROGRAM, "evaluate", *flags], ROOT)
     told = child.output + child.messages
     found = {}
@@ -73,58 +93,92 @@ def scores(model: Path, recipe: str, validation: str, eval_rows: str, work: Path
         if match:
             found[name] = float(match[1].replace(",", ""))
     if recipe.startswith("g2p"):
-        told = run(
-            ["-m", "benchmarks.parts.pronunciation", "score", str(model), validation, "--max_seq_len=64"], ROOT
-        ).output
+        words = ["score", str(model), settings["validation_file"], "--max_seq_len=64"]
+        told = run(["-m", "benchmarks.parts.pronunciation", *words], ROOT).output
         found[WER] = float(told.split()[-1])  # the mean stands last
     return found
 
 
-def _lengths(work: Path) -> list[str]:
-    settings = json.loads((work / "runs" / "ours" / "settings.json").read_text(encoding="utf8"))
-    return [f"--{name}={settings[name]}" for name in ("max_seq_len", "max_target_len")]
+def _our_run(
+    recipe: str, options: dict[str, str], flags: list[str], work: Path
+) -> tuple[Trained, list[dict[str, Any]]]:
+    """Train by the preset, unless a finished run is named; with the events of its log."""
+    if options["finished"]:
+        events = events_of(Path(options["finished"]) / "metrics.jsonl")
+        end = next(event for event in reversed(events) if event["event"] == "end")
+        return Trained(Path(end["model_dir"]), end["watched_seconds"], end["measured_peak_bytes"]), events
+    folders = [f"--output_dir={work / 'runs'}", f"--log_dir={work / 'logs'}", f"--cache_dir={work / 'cache'}"]
+    more = [f"--max_steps={options['steps']}"] if options["steps"] else []
+    more += [f"--effective_batch_size={options['rows']}"] if options["rows"] else []
+    flags = [*folders, *more, *flags]
+    child = run([PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *flags], ROOT)
+    events = events_of(work / "logs" / "ours" / "metrics.jsonl")
+    return Trained(work / "runs" / "ours", child.seconds, child.peak_bytes, thinned(child.curve)), events
+
+
+class Peer:
+    """Seq2SeqTrainer, on the rows of a run of ours.
+
+    Args:
+        settings: of that run.
+        ours: its model, whose shape and tokenizer are taken.
+        options: of this program.
+        work: where the models go.
+    """
+
+    def __init__(self, recipe: str, settings: dict[str, Any], ours: Path, options: dict[str, str], work: Path) -> None:
+        taken = {name: settings[name] for name in flags_of("train")}
+        prepared = find_prepared(load("train", taken))
+        if prepared is None:
+            sys.exit(f"the rows that {ours} was trained on are no longer in {settings['cache_dir']}")
+        micro_batch = options["peer_micro_batch"] or ("256" if recipe.startswith("g2p") else "8")
+        self._rows, self._ours, self._work = prepared.train_dir, ours, work
+        self._words = [str(settings["effective_batch_size"]), options["peer_optimizer"], options["peer_learning_rate"],
+                       str(settings["seed"]), micro_batch]  # fmt: skip
+
+    def train(self, steps: int, name: str) -> Trained:
+        """Train from random weights, into the folder `name`."""
+        words = ["-m", "benchmarks.parts.recipe_peer", str(self._rows), str(self._ours), str(self._work / name)]
+        child = run([*words, str(steps), *self._words], ROOT)
+        return Trained(self._work / name, child.seconds, child.peak_bytes, thinned(child.curve))
+
+    def steps_in(self, seconds: float) -> int:
+        """How many steps it makes in that time, by two short runs."""
+        return steps_in(seconds, *(self.train(steps, "peer_short").seconds for steps in SHORT_RUNS))
+
+
+def steps_in(seconds: float, shorter: float, longer: float) -> int:
+    """How many steps fit into `seconds`, where the runs of SHORT_RUNS took `shorter` and `longer`; at least 1."""
+    few, more = SHORT_RUNS
+    return max(1, few + round((seconds - shorter) / (longer - shorter) * (more - few)))
 
 
 def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
     """Run ours and the peer; the figures of both."""
-    folders = [f"--output_dir={work / 'runs'}", f"--log_dir={work / 'logs'}", f"--cache_dir={work / 'cache'}"]
-    more = [f"--max_steps={options['steps']}"] if options["steps"] else []
-    more += [f"--effective_batch_size={options['rows']}"] if options["rows"] else []
-    ours = run(
-        [PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *folders, *more, *flags],
-        ROOT,
-    )
-    events = events_of(work / "logs" / "ours" / "metrics.jsonl")
-    end = next(event for event in events if event["event"] == "end")
+    ours, events = _our_run(recipe, options, flags, work)
+    end = next(event for event in reversed(events) if event["event"] == "end")
     settings = next(event for event in events if event["event"] == "start")["settings"]
-    shards = max((work / "cache").glob("shards-*"), key=lambda path: path.stat().st_mtime)
-    micro_batch = options["peer_micro_batch"] or ("256" if recipe.startswith("g2p") else "8")
-
-    def peer(steps: int, folder: Path) -> Child:
-        words = ["-m", "benchmarks.parts.recipe_peer", str(shards / "train"), str(work / "runs" / "ours"), str(folder),
-                 str(steps), str(settings["effective_batch_size"]), options["peer_optimizer"],
-                 options["peer_learning_rate"], str(settings["seed"]), micro_batch]  # fmt: skip
-        return run(words, ROOT)
-
-    runs = {"ours": (ours, work / "runs" / "ours"), "peer": (peer(end["step"], work / "peer"), work / "peer")}
+    runs, peer = {"ours": ours}, Peer(recipe, settings, ours.folder, options, work)
     told = {name: settings[name] for name in TOLD}
     result: dict[str, Any] = {"steps": end["step"], "rows": settings["effective_batch_size"], "settings": told}
+    if options["equal_rows"] == "True":
+        runs["peer"] = peer.train(end["step"], "peer")
     if options["equal_time"] == "True":
-        result["peer_steps"] = max(1, round(end["step"] * ours.seconds / runs["peer"][0].seconds))
-        runs["peer_equal_time"] = peer(result["peer_steps"], work / "peer_equal_time"), work / "peer_equal_time"
-    for name, (child, folder) in runs.items():
-        found = scores(folder, recipe, str(settings["validation_file"]), options["eval_rows"], work)
-        result[name] = {
-            "seconds": child.seconds,
-            "peak_bytes": child.peak_bytes,
-            "curve": thinned(child.curve),
-            **found,
-        }
+        at_equal_rows = runs.get("peer")
+        result["peer_steps"] = (
+            max(1, round(end["step"] * ours.seconds / at_equal_rows.seconds))
+            if at_equal_rows
+            else peer.steps_in(ours.seconds)
+        )
+        runs["peer_equal_time"] = peer.train(result["peer_steps"], "peer_equal_time")
+    for name, one in runs.items():
+        found = scores(one.folder, recipe, settings, options["eval_rows"])
+        result[name] = {"seconds": one.seconds, "peak_bytes": one.peak_bytes, "curve": one.curve, **found}
     plan = next(event for event in events if event["event"] == "plan")
     files, held_out, rows = str(settings["train_file"]), str(settings["validation_file"]), int(options["eval_rows"])
     result["simple"] = simple_scores(recipe, files, held_out, RECIPES[recipe], rows)
     length = [f"--max_seq_len={settings['max_seq_len']}", f"--max_new_tokens={settings['max_target_len']}"]
-    result["answers"] = first_answers(work / "runs" / "ours", recipe, held_out, length)
+    result["answers"] = first_answers(ours.folder, recipe, held_out, length)
     return {**result, "planned_peak_bytes": end["planned_peak_bytes"], "budget_bytes": plan["budget_bytes"]}
 
 
@@ -151,7 +205,9 @@ def answers_table(answers: list[dict[str, str]]) -> str:
 def table(recipe: str, figures: dict[str, Any]) -> str:
     """Both sides beside each other."""
     names = ["loss", *(name for name in RECIPES[recipe].split(",")), WER]
-    sides = {"ours": "this project", "peer": "Seq2SeqTrainer, equal rows"}
+    sides = {"ours": "this project"}
+    if "peer" in figures:
+        sides["peer"] = "Seq2SeqTrainer, equal rows"
     if "peer_equal_time" in figures:
         sides["peer_equal_time"] = f"Seq2SeqTrainer, equal time ({figures['peer_steps']:,} steps)"
     rows = []
@@ -163,9 +219,11 @@ def table(recipe: str, figures: dict[str, Any]) -> str:
     for name, side in figures.get("simple", {}).items():
         rows.append([name, "", "", *(f"{side[key]:.1f}" if key in side else "" for key in given)])
     head = markdown(["trained by", "peak", "time", *given], rows)
+    made = figures["settings"]
     setup = (
-        f"{figures['steps']} steps of {figures['rows']} rows, from random weights, shape "
-        f"`{figures['settings']['model_preset']}`; planned peak {format_size(figures['planned_peak_bytes'])}. "
+        f"{figures['steps']} steps of {figures['rows']} rows, from random weights, {made['d_model']} wide, "
+        f"{made['num_layers']} + {made['num_decoder_layers']} blocks, {made['vocab_size']:,} tokens, "
+        f"{made['optimizer']}; planned peak {format_size(figures['planned_peak_bytes'])}. "
         "Scores in percent, greedy answers. The time includes preparing the data and, for this project, its evaluations."
     )
     return f"{setup}\n\n{head}"
@@ -188,8 +246,9 @@ def main(arguments: list[str]) -> None:
     figures = measure(names[0], options, flags, work)
     body = table(names[0], figures)
     print(body, flush=True)
-    body += f"\n\n![memory over time]({picture_place(f'recipe-{names[0]}')[1]})"
-    draw_memory(picture_place(f"recipe-{names[0]}")[0], figures)
+    if all(figures.get(name, {}).get("curve") for name in COLORS):
+        body += f"\n\n![memory over time]({picture_place(f'recipe-{names[0]}')[1]})"
+        draw_memory(picture_place(f"recipe-{names[0]}")[0], figures)
     answers = figures.pop("answers")
     write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}, beside Seq2SeqTrainer on equal tokens", body, figures)
     told = f"The first {len(answers)} held-out rows, unchosen.\n\n{answers_table(answers)}"

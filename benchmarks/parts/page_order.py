@@ -126,7 +126,10 @@ def _finetuning(name: str, runs: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def _recipe(name: str, figures: dict[str, Any]) -> Iterator[Row]:
-    ours, peer, work = figures["ours"], figures["peer"], f"recipe {name.removeprefix('recipe-')}"
+    ours, work = figures["ours"], f"recipe {name.removeprefix('recipe-')}"
+    peer = figures.get("peer") or figures.get("peer_equal_time")
+    if peer is None:
+        return
     score = next(word for word in ("wer", "rouge_l", "chrf", "char_bleu", "exact_match") if word in ours)
     yield "memory", work, format_size(ours["peak_bytes"]), format_size(peer["peak_bytes"])
     yield (

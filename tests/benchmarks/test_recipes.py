@@ -9,7 +9,7 @@ from benchmarks.parts.memory_picture import draw_memory, thinned
 from benchmarks.parts.recipe_data import description, page_lines, write
 from benchmarks.parts.recipe_peer import collate
 from benchmarks.parts.simple_answers import first_sentence, nearest, simple_scores, words
-from benchmarks.recipes import RECIPES, answers_table, table
+from benchmarks.recipes import RECIPES, SHORT_RUNS, answers_table, steps_in, table
 from config import load
 
 STANZA = """Package: river
@@ -57,20 +57,35 @@ def test_the_peer_sees_padded_rows() -> None:
     assert torch.equal(batch["labels"], torch.tensor([[7, -100], [8, 1]]))
 
 
+SHAPE = {"d_model": 192, "num_layers": 3, "num_decoder_layers": 2, "vocab_size": 8000, "optimizer": "muon"}
+
+
 def test_the_table_shows_both_sides() -> None:
     side = {"seconds": 90.0, "peak_bytes": 2**30, "loss": 1.5, "rouge_l": 20.0, "rouge_1": 21.0, "exact_match": 0.5}
     figures = json.loads(json.dumps({
-        "steps": 10, "rows": 8, "settings": {"model_preset": "tiny"}, "planned_peak_bytes": 2**30,
+        "steps": 10, "rows": 8, "settings": SHAPE, "planned_peak_bytes": 2**30,
         "ours": side, "peer": {**side, "rouge_l": 10.0},
     }))  # fmt: skip
     text = table("summarise", figures)
     assert "| this project | 1.00 GiB | 1.5 min | 1.500 | 20.0 | 21.0 | 0.5 |" in text
     assert "| Seq2SeqTrainer, equal rows | 1.00 GiB | 1.5 min | 1.500 | 10.0 | 21.0 | 0.5 |" in text
+    assert text.startswith(
+        "10 steps of 8 rows, from random weights, 192 wide, 3 + 2 blocks, 8,000 tokens, muon; planned"
+    )
+    del figures["peer"]
+    assert "Seq2SeqTrainer" not in table("summarise", figures)
+
+
+def test_equal_time_is_told_by_two_short_runs() -> None:
+    few, more = SHORT_RUNS
+    began, step = 10.0, 2.0
+    assert steps_in(began + 400 * step, began + few * step, began + more * step) == 400
+    assert steps_in(1.0, began + few * step, began + more * step) == 1
 
 
 def test_the_table_has_the_peer_at_equal_time_and_word_errors() -> None:
     side = {"seconds": 90.0, "peak_bytes": 2**30, "loss": 1.5, "identical": 80.0, "wer": 20.0}
-    figures = {"steps": 10, "rows": 8, "settings": {"model_preset": "tiny"}, "planned_peak_bytes": 2**30, "ours": side,
+    figures = {"steps": 10, "rows": 8, "settings": SHAPE, "planned_peak_bytes": 2**30, "ours": side,
                "peer": side, "peer_equal_time": {**side, "wer": 25.0}, "peer_steps": 1234}  # fmt: skip
     text = table("g2p_ten", figures)
     assert "| trained by | peak | time | loss | identical | wer |" in text

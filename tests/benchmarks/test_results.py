@@ -73,3 +73,15 @@ def test_the_page_answers_in_the_order_a_reader_asks_and_folds_what_is_long(tmp_
     assert "| memory | a step of tiny | 1.0 MiB (low) | 1.00 GiB (shipped) | fp32-products |" in text
     assert "median error 10.0%" in text[: text.index("# Memory")]
     assert arranged(text, results.TITLE, tmp_path / "benchmarks") == text
+
+
+def test_a_recipe_stands_beside_the_peer_that_was_run(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    ours, peer = ({"peak_bytes": size, "seconds": 60.0, "chrf": chrf} for size, chrf in ((2**20, 44.0), (2**30, 12.0)))
+    for name, others in (("translate", {"peer_equal_time": peer}), ("alone", {})):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processor, "here", lambda *_: AVX2)
+            results.write_section(f"recipe-{name}", "A recipe", "", {"ours": ours, **others}, page)
+    summary = page.read_text(encoding="utf8")
+    assert "| quality | recipe translate, chrf | 44.0 in 1 min | 12.0 in 1 min | fp32-products |" in summary
+    assert "recipe alone" not in summary
