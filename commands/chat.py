@@ -184,6 +184,7 @@ class Session:
 
     def ask(self, text: str, show: Callable[[str], None]) -> str:
         """Answer a question piece by piece, and remember both. An answer that is stopped is remembered as far as it went."""
+        text = text.encode("utf8", "replace").decode("utf8")  # of half a surrogate pair no tokens can be made
         seen = self.turns[-2 * self.history_turns :] if self.history_turns else []
         pieces: list[str] = []
         try:

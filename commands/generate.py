@@ -24,7 +24,9 @@ from data.cache import fingerprint
 from data.packed.room import keep_to
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
+from data.sources.places import Place
 from data.sources.prompts import PROMPT, Prompt, read_prompts
+from data.sources.reading import is_encodable
 from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
@@ -165,6 +167,8 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     if not is_file(given):
         if names_file(given):
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
+        if not is_encodable(given):
+            raise UserError("--input, is not UTF-8; set LANG to a UTF-8 locale, or name a file of prompts")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     keep_to(config.memory.memory_budget)
@@ -175,9 +179,10 @@ def _typed(lines: TextIO) -> Iterator[Prompt]:
     """A prompt a line, as they come; blank lines are passed over."""
     try:
         for number, line in enumerate(lines, 1):
+            line.encode("utf8")  # in the locale C, bytes that are not UTF-8 come as halves of surrogate pairs
             if text := line.strip():
                 yield Prompt(f"standard input, line {number}", text, {PROMPT: text})
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
 
 
@@ -199,7 +204,7 @@ class Output:
     Args:
         folders: of weights; model, input and settings must be those that the output was begun with.
     Raises:
-        UserError: it exists and is complete, belongs to other settings, or cannot be written.
+        UserError: it exists and is complete, belongs to other settings, is what is read, or cannot be written.
     """
 
     def __init__(self, config: Config, folders: list[Path], given: str) -> None:
@@ -207,6 +212,8 @@ class Output:
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, folders, given)
         self.rows = 0
+        if is_file(given) and any(_is_same(source.path, self.path) for source in find(given, "--input")):
+            raise UserError(f"--output = {self.path}, is a file that is read; name another one")
         if problems := check_writable("output", self.path.parent):
             raise UserError(*problems)
         if self.path.exists() and not config.run.overwrite:
@@ -243,18 +250,24 @@ class Output:
     def write(self, prompt: Prompt, answer: str) -> None:
         """Append one answer: the row's columns, `response`, and what was there as `reference`."""
         row: dict[str, Any] = {REFERENCE if name == ANSWER else name: value for name, value in prompt.columns.items()}
-        self._file.write(json.dumps({**row, ANSWER: answer}, ensure_ascii=False) + "\n")
+        line = json.dumps({**row, ANSWER: answer}, ensure_ascii=False)
+        self._file.write((line if is_encodable(line) else json.dumps({**row, ANSWER: answer})) + "\n")
         self._file.flush()
 
 
+def _is_same(source: Place, output: Path) -> bool:
+    with suppress(OSError):  # it is not there yet
+        return isinstance(source, Path) and source.samefile(output)
+    return False
+
+
 def _identity(config: Config, folders: list[Path], given: str) -> str:
-    """Everything that shapes the answers."""
+    """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
     files = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
     if given == STANDARD_INPUT:  # which nobody can read again: such an output is never continued
         source = secrets.token_hex(8)
-    data, answer = config.data, config.answer
+    data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
-    columns = [data.prompt_column, data.text_column, data.skip_bad_rows, answer.long_prompts]
-    return fingerprint([weights, source, settings, columns])
+    return fingerprint([weights, source, settings, [data.prompt_column, data.text_column]])

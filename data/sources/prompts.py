@@ -18,7 +18,7 @@ from data.sources.files import OBJECTS, TABLES, Source
 from data.sources.json_rows import objects
 from data.sources.layouts import Table, is_made, made, stored, table_text
 from data.sources.lines import BadRows, too_long
-from data.sources.reading import column_names, read_source, recognised_columns
+from data.sources.reading import column_names, is_encodable, read_source, recognised_columns
 from data.sources.tables import (
     LARGEST_CELL_BYTES,
     broken_file_is_user_error,
@@ -53,7 +53,7 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
 
     Args:
         column: which holds the prompt; where a file has none of that name, `other`.
-        bad_rows: told about rows without a prompt, or with an empty one.
+        bad_rows: told about rows without a prompt, or with one that is empty or no UTF-8.
     Raises:
         UserError: a file is broken, or has neither column.
     Memory: one batch of 256 rows.
@@ -66,6 +66,8 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
                 bad_rows.add(source.path, place, f"has no text in {name}")
             elif not text.strip():
                 bad_rows.add(source.path, place, f"{name} is empty, there is nothing to answer")
+            elif not is_encodable(text):
+                bad_rows.add(source.path, place, f"{name} holds half of a surrogate pair")
             else:
                 yield Prompt(f"{source.path}, {place}", text, columns)
 

@@ -232,7 +232,7 @@ def _cell(value: dict[str, Any], name: str) -> str:
         return _worded_cell(cell, name)
     if not isinstance(cell, str):
         raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
-    if not _encodable(cell):
+    if not is_encodable(cell):
         raise ValueError(f"{name} holds half of a surrogate pair")
     return cell
 
@@ -245,7 +245,8 @@ def _worded_cell(cell: object, name: str) -> str:
         raise ValueError(f"{name} {error}") from None
 
 
-def _encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a text holds no half of a surrogate pair, which is in no UTF-8."""
     try:
         text.encode("utf8")
     except UnicodeEncodeError:
@@ -329,7 +330,7 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
                 say("line {number}", number=number),
                 f"has {counted(len(cells), 'cell')}, the header has {len(header)}",
             )
-        elif not all(_encodable(cells[place]) for place in places):
+        elif not all(is_encodable(cells[place]) for place in places):
             bad_rows.add(source.path, say("line {number}", number=number), _not_utf8(cells))
         else:
             named = zip(columns, (cells[place] for place in places), strict=True)

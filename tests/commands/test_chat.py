@@ -23,7 +23,7 @@ from commands.chat import NOTHING, Session, Writer, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
 from config import load
-from data.text.templates import Template, Turn
+from data.text.templates import USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
@@ -311,6 +311,12 @@ def test_a_program_talks_in_json_and_gives_no_commands(tmp_path: Path) -> None:
     assert told[0] == {"ready": True} and [record for record in told if record.get("end")] == [{"end": True}] * 2
     assert "".join(record.get("piece", "") for record in told).startswith("one two")
     assert not place.exists() and session.turns == []
+
+
+def test_half_a_surrogate_pair_ends_no_conversation() -> None:
+    session, out = Session(Parrot()), io.StringIO()
+    converse(session, iter(['{"text": "one \\ud83d two"}', '{"text": "three"}']), out)
+    assert session.turns[0] == (USER, "one ? two") and session.turns[2] == (USER, "three")
 
 
 @pytest.mark.parametrize("word", ["/q", "/quit", "/exit", "/bye", "退出", "exit", "QUIT"])

@@ -146,6 +146,42 @@ def test_an_empty_prompt_is_named(folder: Path, tmp_path: Path, capsys: pytest.C
         generate(settings(folder, input=" "))
 
 
+def test_what_is_read_is_never_written_over(folder: Path, tmp_path: Path) -> None:
+    source = write_prompts(tmp_path / "prompts.jsonl")
+    before = source.read_bytes()
+    for output in (source, tmp_path / "x" / ".." / "prompts.jsonl"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        for overwrite in (True, False):
+            with pytest.raises(UserError, match="is a file that is read; name another one"):
+                generate(settings(folder, input=source, output=output, overwrite=overwrite))
+    assert source.read_bytes() == before
+
+
+def test_a_bad_row_is_passed_over_where_the_answers_before_it_stand(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answering, "WINDOW_BATCHES", 1)
+    source, output = write_prompts(tmp_path / "p.jsonl", ["a", "b", " ", "c"]), tmp_path / "a.jsonl"
+    flags = {"input": source, "output": output, "generate_batch_size": 2}
+    with pytest.raises(UserError, match=r"line 3: prompt is empty.*--skip_bad_rows=True"):
+        generate(settings(folder, **flags))
+    assert len(read(output)) == 2
+    generate(settings(folder, **flags, skip_bad_rows=True))
+    assert "holds 2 answers already" in capsys.readouterr().out
+    assert [row["id"] for row in read(output)] == [0, 1, 3]
+
+
+def test_half_a_surrogate_pair_is_a_bad_row_in_the_prompt_and_kept_beside_it(folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "p.jsonl", tmp_path / "a.jsonl"
+    source.write_text('{"prompt": "x", "note": "\\ud83d"}\n{"prompt": "y \\ud83d"}\n', encoding="utf8")
+    with pytest.raises(UserError, match="line 2: prompt holds half of a surrogate pair"):
+        generate(settings(folder, input=source, output=output))
+    generate(settings(folder, input=source, output=tmp_path / "b.jsonl", skip_bad_rows=True))
+    assert [row["note"] for row in read(tmp_path / "b.jsonl")] == ["\ud83d"]
+    with pytest.raises(UserError, match="--input, is not UTF-8"):
+        generate(settings(folder, input="x \udcff"))
+
+
 def test_a_missing_column_is_told_with_those_that_are_there(folder: Path, tmp_path: Path) -> None:
     source = tmp_path / "p.jsonl"
     source.write_text('{"question": "a"}\n')
