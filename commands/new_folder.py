@@ -1,6 +1,7 @@
 """How does a folder that a command writes appear whole, or not at all?
 
-It is filled under a hidden name beside its own, and renamed. A folder that exists is kept unless overwriting is asked for.
+It is filled under a hidden name beside its own, and renamed. A folder that exists is kept unless overwriting is asked for,
+and also then where anything is in it that this program has not written.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from bounded import read_text
 from data.durable import sync, sync_folder
 from data.tokenizers.published import FILE_NAME, VOCABULARY
 from data.tokenizers.tokenizer import Tokenizer
-from model.formats.checksums import seal
+from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from model.hf_format import GENERATION_FILE
-from settings.fields import UserError
+from settings.fields import UserError, listed
 from training.checkpoints.durable import TEMPORARY
 from training.checkpoints.folder import REPLACED
 from training.checkpoints.ownership import Ownership
@@ -35,7 +36,7 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         named: the setting `output`. overwrite: whether it may replace one that exists.
         sources: folders that are read, which it may not be.
     Raises:
-        UserError: no name, one that exists or is read, or a disk that cannot be written.
+        UserError: no name, one that exists, is read or holds what others have written, or a disk that cannot be written.
     """
     if named is None:
         raise UserError("--output = none, is needed: the folder to write")
@@ -48,8 +49,21 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         raise UserError(f"--output = {output}, is the folder that is read, or holds it; name another one")
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"--output = {output}, exists; name another folder or use --overwrite=True")
+    if others := _others(output):
+        raise UserError(
+            f"--output = {output}, holds what this program has not written ({listed(others[:3])}) and is not replaced; name another folder"
+        )
     with _unless_it_trains(output), _made(output, partial, aside):
         yield partial
+
+
+def _others(output: Path) -> list[str]:
+    """What is in a folder beside what this program has put there; nothing where a run is, which is one thing."""
+    if not output.is_dir() or (output / RUN_FILE).is_file():
+        return []
+    sums = read_sums(output) or {"files": ()}
+    ours = {CHECKSUMS_FILE, *(name.partition("/")[0] for name in sums["files"])}
+    return sorted(path.name for path in output.iterdir() if path.name not in ours)
 
 
 @contextmanager

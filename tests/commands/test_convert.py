@@ -14,6 +14,7 @@ from data.text.templates import Template
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
+from model.formats.checksums import CHECKSUMS_FILE
 from settings.fields import UserError
 from tests.measuring import in_child
 
@@ -155,8 +156,24 @@ def test_what_exists_is_not_written_over(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "t5", tmp_path / "same")
     with pytest.raises(UserError, match="is the folder that is read"):
         convert(settings(tmp_path / "same", tmp_path / "same", overwrite=True))
-    convert(settings(GOLDEN / "t5", tmp_path / "new", overwrite=True))
-    assert not (tmp_path / "new" / "thesis.txt").exists()
+    for others in ((), ("older_model", "vocab")):
+        for name in others:
+            (tmp_path / "new" / name).mkdir()
+        with pytest.raises(UserError, match=r"has not written \((older_model, )?thesis.txt.* and is not replaced"):
+            convert(settings(GOLDEN / "t5", tmp_path / "new", overwrite=True))
+    assert (tmp_path / "new" / "thesis.txt").read_text() == "x"
+
+
+def test_what_was_converted_before_is_replaced_and_what_was_put_there_is_not(tmp_path: Path) -> None:
+    for _ in range(2):
+        convert(settings(GOLDEN / "t5", tmp_path / "new", overwrite=True))
+    (tmp_path / "new" / "thesis.txt").write_text("x")
+    with pytest.raises(UserError, match=r"\(thesis.txt\)"):
+        convert(settings(GOLDEN / "t5", tmp_path / "new", overwrite=True))
+    (tmp_path / "new" / "thesis.txt").unlink()
+    (tmp_path / "new" / CHECKSUMS_FILE).write_text("{")
+    with pytest.raises(UserError, match=r"checksums\.json, is damaged"):
+        convert(settings(GOLDEN / "t5", tmp_path / "new", overwrite=True))
 
 
 def test_an_adapter_is_told_to_be_merged(tmp_path: Path) -> None:
