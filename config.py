@@ -675,10 +675,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "overwrite", *SHARED)
 COMMANDS["check"] = ("checkpoint", *SHARED)
-COMMANDS["convert"] = ("checkpoint", "output", "convert", "overwrite", *SHARED)
+COMMANDS["convert"] = ("checkpoint.model", "output", "convert", "overwrite", *SHARED)
 COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "run")
 COMMANDS["quantize"] = (
-    "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", *USE,
+    "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", "memory_budget",
+    "num_threads", "seed", *SHARED,
 )  # fmt: skip
 COMMANDS["dpo"] = ("preference", *TRAIN)
 

@@ -25,6 +25,7 @@ KERNEL_WIDTHS = range(16, 513, 16)  # of a head, which compiled kernels can atte
 LONGEST_SHORT = 128  # rows that compiled kernels take whole, one (row, head) after the other
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
+LOSS_CHUNK_BYTES = 32 * 1024**2  # of fp32 logits that are formed together, where there is room
 HEAD_CHUNK_TOKENS = 16  # fewest tokens whose logits are formed together
 UPDATE_ELEMENTS = 512 * 1024  # of a weight updated at a time: the few buffers of 2 MB that it needs stay in cache
 WIDENED_ELEMENTS = 512 * 1024  # of a narrow table widened at a time: 2 MB in fp32, which stay in cache and in the heap

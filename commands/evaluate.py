@@ -7,16 +7,16 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from commands.loading import Trained, check_one_adapter, find_model, load_trained
-from config import Config, GenerateConfig, UserError, load, places, training_command
+from commands.loading import Room, Trained, check_one_adapter, find_model, load_trained
+from config import Config, GenerateConfig, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
 from data.shards.store import PAIRS, check_shards
 from language import say
-from memory.cost.generation import MOST_ROWS, Writing
+from memory.cost.generation import MOST_ROWS, Weights, Writing, predict_loss
 from memory.observe.monitor import Monitor
 from model.formats.shape_file import read_config
-from settings.fields import AUTO, counted, read_settings_file
+from settings.fields import AUTO, DoesNotFit, OverBudget, counted, read_settings_file
 from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, generate_metrics
@@ -36,26 +36,27 @@ def evaluate(config: Config) -> Evaluation:
     Returns:
         loss and perplexity; its `metrics` hold the scores of the answers, in percent.
     Raises:
-        UserError: model or data are not usable. DoesNotFit: the budget does not hold the work.
+        UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
+            measured, and took more.
     """
     names, folder = metric_names(config.metrics.metrics), find_model(config)
     check_one_adapter(config, folder)
     config, prepared, loader = evaluation_rows(config, folder)
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
-    batch_size = EVALUATION_BATCH if asked == AUTO else int(asked)
     how = _generation(config, loader)
-    trained = load_trained(config, folder, Writing(batch_size, *loader.longest))
+    trained = load_trained(config, folder, Writing(1, *loader.longest))
+    batch_size = loss_rows(trained.walk.model.config, trained.weights, trained.room, asked, loader.longest)
+    writing = Writing(
+        min(answered, MOST_ROWS), loader.longest[0], how.max_new_tokens, how.num_beams, how.temperature > 0
+    )
+    at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing) if answered else 0
     accelerator = Accelerator(cpu=trained.device.name == "cpu")
     with Monitor(trained.room.budget.host_bytes, trained.device, config.memory.monitor_seconds) as monitor:
         batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
         result = measure_loss(trained.walk, batches, accelerator, trained.device.torch_device)
         samples: list[Sample] = []
         if answered:
-            writing = Writing(
-                min(answered, MOST_ROWS), loader.longest[0], how.max_new_tokens, how.num_beams, how.temperature > 0
-            )
-            at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing)
             scores, samples = generate_metrics(
                 trained.walk, loader, trained.tokenizer, how, accelerator,
                 rows=answered, batch_size=at_once, names=names, shown=SHOWN,
@@ -63,7 +64,37 @@ def evaluate(config: Config) -> Evaluation:
             result.metrics.update(scores)
     table = _table(result, loader, prepared, min(answered, loader.num_rows))
     _show(trained, table, samples, monitor.peak_bytes, accelerator.is_main_process)
+    if monitor.peak_bytes > trained.room.budget.host_bytes:
+        raise OverBudget(
+            f"--memory_budget = {format_size(trained.room.budget.host_bytes)}, was exceeded: the peak was "
+            f"{format_size(monitor.peak_bytes)}; raise it, or try --eval_batch_size_per_gpu={max(1, batch_size // 2)}"
+        )
     return result
+
+
+def loss_rows(model: T5ModelConfig, weights: Weights, room: Room, asked: int | str, longest: tuple[int, int]) -> int:
+    """How many rows' loss is measured at once.
+
+    Args:
+        asked: a number is kept; auto: as many of `EVALUATION_BATCH` as fit. longest: source and target tokens.
+    Raises:
+        DoesNotFit: not even one fits, or not so many as were asked for.
+    """
+    rows = EVALUATION_BATCH if asked == AUTO else int(asked)
+    while True:
+        parts = predict_loss(model, weights, rows, longest, room.base_bytes)
+        if sum(parts.values()) <= room.total_bytes:
+            return rows
+        if asked != AUTO or rows == 1:
+            break
+        rows //= 2
+    shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+    fewer = f"--eval_batch_size_per_gpu={rows // 2}, " if rows > 1 else ""
+    raise DoesNotFit(
+        f"--memory_budget = {format_size(room.total_bytes)}, does not hold {counted(rows, 'row')} of up to {longest[0]} and "
+        f"{longest[1]} tokens: {shown}; try {fewer}--memory_budget={format_size(sum(parts.values()))} or more, "
+        f"--max_seq_len={max(8, longest[0] // 2)}"
+    )
 
 
 def evaluation_rows(config: Config, folder: Path) -> tuple[Config, Prepared, StepLoader]:

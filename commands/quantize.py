@@ -7,13 +7,15 @@ is measured on validation rows: those of `--validation_file`, those held out by 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
+import devices
 from commands.convert import probe_logits
-from commands.evaluate import EVALUATION_BATCH, evaluation_rows
-from commands.loading import find_model
+from commands.evaluate import evaluation_rows, loss_rows
+from commands.loading import Room, find_model
 from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
@@ -22,16 +24,19 @@ from engine.checkpointing import Checkpointing
 from engine.walk import Walk
 from engine.weights import weight_store_for
 from language import say
+from memory.cost.generation import Weights
 from model import hf_format
+from model.formats.shape_file import read_config
 from model.lora.adapter import merge as merge_adapters
 from model.loss import LossSettings
 from model.quantization import is_int8, quantize_model
+from model.shapes import weight_counts
 from model.t5 import T5
-from settings.fields import AUTO, counted
+from settings.fields import counted
 from settings.program import program
 from training.evaluation.losses import evaluate
 from training.report.progress import Progress
-from training.start.adapted import tokenizer_folder
+from training.start.adapted import base_of, tokenizer_folder
 from training.start.adapters import note_origin
 from units import format_size
 
@@ -55,17 +60,19 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     Returns:
         the model as it was and in int8, on the same rows.
     Raises:
-        UserError: the model or the data are not usable, or the folder cannot be written.
+        UserError: the model or the data are not usable, or the folder cannot be written. DoesNotFit: the budget does
+            not hold the measuring.
     Memory: the model as it is stored, one block in fp32 while it is measured.
     """
     folder = find_model(config)
     settings, prepared, loader = evaluation_rows(config, folder)
+    rows_at_once = _rows_at_once(settings, folder, loader)
     model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
     if is_int8(model.embedding):
         raise UserError(f"--model = {home}, has int8 weights already; use it as it is")
     merge_adapters(model)
     model.adapter_info = None
-    before = _measure(model, settings, loader)
+    before = _measure(model, settings, loader, rows_at_once)
     with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
         quantize_model(model)
         hf_format.save(model, made)
@@ -73,18 +80,26 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
             note_origin(made, home)
         copy_companions(tokenizer_folder(folder, home), home, made)
         del model
-        after = _measure(hf_format.load(made, torch.int8), settings, loader)
+        after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
     rows = min(settings.train.eval_rows, loader.num_rows)
     _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output))
     return before, after
 
 
-def _measure(model: T5, config: Config, loader: StepLoader) -> Measured:
+def _rows_at_once(config: Config, folder: Path, loader: StepLoader) -> int:
+    """Rows whose loss is measured together, of the model as it is stored."""
+    home = base_of(folder)
+    shape, stored = read_config(home), hf_format.stored_dtype(home)
+    weights = Weights(weight_counts(shape)["total"] * stored.itemsize, stored != torch.float32, "float32")
+    asked = config.train.eval_batch_size_per_gpu
+    return loss_rows(shape, weights, Room.measure(config, devices.pick("cpu")), asked, loader.longest)
+
+
+def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -> Measured:
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
     walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
-    asked = config.train.eval_batch_size_per_gpu
-    batches = loader.evaluation_batches(config.train.eval_rows, EVALUATION_BATCH if asked == AUTO else int(asked))
+    batches = loader.evaluation_batches(config.train.eval_rows, rows_at_once)
     result = evaluate(walk, batches, Accelerator(cpu=True), torch.device("cpu"))
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
 

@@ -12,14 +12,13 @@ from dataclasses import replace
 from itertools import product
 
 from config import PREFERENCES, Config, UserError
-from limits import LEAST_SCORES, MOST_SCORES
+from limits import LEAST_SCORES, LOSS_CHUNK_BYTES, MOST_SCORES
 from memory.cost.precision import Precision, precisions
 from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes
 from memory.first_guess import table_guess
 from settings.fields import AUTO
-from units import MIB
 
-LOSS_CHUNKS_BYTES = (32 * MIB, 16 * MIB, 8 * MIB)
+LOSS_CHUNKS_BYTES = (LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES // 2, LOSS_CHUNK_BYTES // 4)
 SCORES_SHARE = 256  # bytes of the budget for each score: some 12 of them are in use, while they are computed with
 
 

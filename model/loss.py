@@ -17,7 +17,7 @@ from torch import Tensor
 
 from devices.kernels.calls import kernels, takes
 from devices.ways import is_host
-from limits import loss_chunk_tokens
+from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back
 
 IGNORED = -100  # a label that carries no loss
@@ -33,7 +33,7 @@ class LossSettings:
         z_loss: weight of the squared log-partition.
     """
 
-    chunk_bytes: int = 32 * 2**20
+    chunk_bytes: int = LOSS_CHUNK_BYTES
     label_smoothing: float = 0.0
     z_loss: float = 0.0
 

@@ -1,4 +1,4 @@
-"""How much memory does it take to write answers, and how many at once fit?
+"""How much memory does it take to write answers, or to measure the loss of right ones, and how many at once fit?
 
 Writing has two heights: the encoder's pass over a group of prompts, and a step with its logits; keys and values stand
 beside both. The formulas follow `model/decoding/kv_cache.py`; e is the bytes of the compute dtype.
@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from config import T5ModelConfig
-from limits import ENCODER_TOKENS
+from limits import ENCODER_TOKENS, LOSS_CHUNK_BYTES
 from memory.cost.blocks import Blocks
-from memory.cost.precision import dtype_bytes
-from memory.cost.shapes import Tokens
+from memory.cost.precision import BFLOAT16, dtype_bytes
+from memory.cost.shapes import Shapes, Tokens
+from memory.cost.step_peaks import evaluation_parts
+from memory.cost.work import Choice, Machine, Work
 from model.shapes import inner_width, weight_counts
 from units import MIB
 
@@ -82,6 +84,23 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     }
 
 
+def predict_loss(
+    model: T5ModelConfig, weights: Weights, rows: int, longest: tuple[int, int], base_bytes: int
+) -> dict[str, int]:
+    """Predict what measuring the loss of a batch holds at its highest: component -> bytes.
+
+    Args:
+        rows: of the batch. longest: source and target tokens of the longest row. base_bytes: as `predict_generation`.
+    """
+    work = Work(model, rows, *longest, dropout=False, optimizer="adafactor", evaluation=Shapes.longest(rows, *longest))
+    storage = BFLOAT16 if weights.is_cast else weights.compute
+    choice = Choice(rows, 1, 1, 0, rows, storage, weights.compute, LOSS_CHUNK_BYTES)
+    passing = evaluation_parts(work, choice, Machine(0, 0))
+    slack = int(SLACK * sum(passing.values()))
+    fixed = {"base": base_bytes, "libraries": LIBRARIES_BYTES, "weights": weights.bytes}
+    return {**fixed, **passing, "allocator slack": slack}
+
+
 @dataclass(frozen=True)
 class Capacity:
     """What may be written at once by rows that come and go.
@@ -134,7 +153,7 @@ def _encoder_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
 def _logits_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
     """Scores (B G, V) in fp32, and what is made of them: log-probabilities, or sorted scores with their places."""
     number = 4 + (0 if e == 4 else e)
-    number += 4 if w.beams > 1 else 24 if w.sampled else 0
+    number += 8 if w.beams > 1 else 24 if w.sampled else 0
     return w.rows * w.beams * model.vocab_size * number
 
 

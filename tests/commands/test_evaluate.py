@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from commands import evaluate as evaluating
 from commands import loading
-from commands.evaluate import _data_settings, evaluate, evaluation_rows
+from commands.evaluate import _data_settings, evaluate, evaluation_rows, loss_rows
+from commands.quantize import quantize
 from config import Config, GenerateConfig, load
-from settings.fields import UserError
+from memory.cost.generation import Weights, predict_loss
+from memory.observe.budget import Budget
+from memory.observe.monitor import Monitor
+from memory.observe.processes import ProcessTree
+from settings.fields import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
 from training.evaluation.samples import generate_metrics, score_answers
 from training.evaluation.scores import AnswerScores, metric_names
@@ -91,6 +97,45 @@ def test_beams_are_used(folder: Path, tmp_path: Path) -> None:
     greedy = evaluate(settings(folder, tmp_path, metrics="chrf"))
     beams = evaluate(settings(folder, tmp_path, metrics="chrf", num_beams=4))
     assert greedy.loss == beams.loss and greedy.metrics != beams.metrics
+
+
+def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
+    base = ProcessTree().usage().anon_bytes
+    shape, weights = loading.read_config(folder), Weights(0, False, "float32")
+
+    def room(rows: int) -> loading.Room:
+        needed = sum(predict_loss(shape, weights, rows, (64, 64), base).values())
+        return loading.Room(Budget(needed, None, needed, (), "test", 0), needed, base)
+
+    assert [loss_rows(shape, weights, room(rows), "auto", (64, 64)) for rows in (9, 4, 3, 1)] == [4, 4, 2, 1]
+    assert loss_rows(shape, weights, room(9), 9, (64, 64)) == 9
+    for asked, too_small in ((9, room(8)), ("auto", replace(room(1), total_bytes=base))):
+        with pytest.raises(DoesNotFit, match=r"does not hold .* of up to 64 and 64 tokens: base .*--memory_budget="):
+            loss_rows(shape, weights, too_small, asked, (64, 64))
+    with pytest.raises(DoesNotFit, match=r"does not hold 4,096 rows .* try --eval_batch_size_per_gpu=2048"):
+        evaluate(settings(folder, tmp_path, eval_batch_size_per_gpu=4096, memory_budget=base + 2**27))
+
+
+def test_quantizing_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
+    flags = {"model": folder, "output": tmp_path / "int8", "cache_dir": folder / "cache", "memory_budget": "50M"}
+    config = load("quantize", {name: str(value) for name, value in flags.items()})
+    with pytest.raises(DoesNotFit, match=r"--memory_budget = 50.0 MiB, does not hold 1 row "):
+        quantize(config.changed(validation_file=str(folder / "pairs.jsonl")))
+    assert not (tmp_path / "int8").exists()
+
+
+def test_who_takes_more_than_the_budget_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(Monitor):
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+            self.peak_bytes = 2**50
+
+    monkeypatch.setattr(evaluating, "Monitor", Full)
+    with pytest.raises(OverBudget, match=r"was exceeded: the peak was 1,?048,?576.* GiB"):
+        evaluate(settings(folder, tmp_path, eval_generate_rows=0))
+    assert "perplexity" in capsys.readouterr().out, "what was measured is told"
 
 
 def test_unknown_metrics_are_told_before_anything_is_loaded(tmp_path: Path) -> None:
