@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LEAST_TEMPERATURE = 1e-6  # divided by less, scores are out of fp32's range
+
 
 @dataclass(frozen=True)
 class Penalties:
@@ -68,7 +70,7 @@ class Choice:
     """How one of the scored tokens is chosen.
 
     Args:
-        temperature: 0: the likeliest token; above: sampled from softmax(scores / temperature).
+        temperature: 0, or next to it: the likeliest token; above: sampled from softmax(scores / temperature).
         top_k: sample from this many best tokens only; 0: from all.
         top_p: sample from the fewest best tokens that hold this probability, 0 (exclusive) to 1.
         seed: fixes the random numbers. Each row draws its own, from the seed and its input, so that its text does not
@@ -87,7 +89,7 @@ class Choice:
 
     def __call__(self, scores: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Choose one token a row: scores (B, V) fp32 -> (B,) int64."""
-        if self.temperature == 0.0:
+        if self.temperature < LEAST_TEMPERATURE:
             return scores.argmax(1)
         draws = torch.stack([torch.rand(1, generator=generator) for generator in generators]).to(scores.device)
         if self.top_p == 1.0 and not self.top_k:  # nothing has to be sorted

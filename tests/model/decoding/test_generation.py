@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from config import T5ModelConfig
+from model.decoding.beams import _best
 from model.decoding.choosing import Choice, Penalties
 from model.decoding.generation import generate, stream
 from model.decoding.kv_cache import Decoding
 from model.quantization import dequantize, quantize_model
 from model.t5 import T5
 from settings.fields import UserError
+from tests.measuring import in_child
 
 ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]
 
@@ -287,3 +289,29 @@ def test_penalties_by_hand() -> None:
         [False, False, True, False]
     ]
     assert torch.equal(Penalties(min_new_tokens=3)(scores.clone(), None, 3), scores)
+
+
+def test_the_best_of_all_beams_are_found_beam_by_beam() -> None:
+    for beams, vocabulary, count in ((4, 50, 8), (3, 4, 6), (1, 9, 2)):
+        totals = torch.randn(5, beams, vocabulary)
+        parents, tokens, best = _best(totals, count)
+        expected, places = totals.flatten(1).topk(count)
+        assert torch.equal(best, expected) and torch.equal(parents * vocabulary + tokens, places)
+
+
+def test_choosing_among_beams_takes_little_beside_their_scores() -> None:
+    (used,) = in_child("""
+from model.decoding.beams import _best
+
+totals = torch.randn(2, 32, 65536)  # 16 MiB
+_best(totals[:1, :2], 4)
+print(measure(lambda: _best(totals, 64)))
+""")
+    assert used < 4 * 2**20
+
+
+def test_a_temperature_next_to_0_takes_the_likeliest() -> None:
+    scores = torch.randn(3, 20)
+    for top_p in (1.0, 0.9):
+        choice = Choice(temperature=1e-46, top_p=top_p)
+        assert torch.equal(choice(scores, [choice.generator([1])] * 3), scores.argmax(1))
