@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class Api:
     Args:
         name: of the model. made: when it was, seconds since 1970. eos: its end token.
         defaults: how tokens are chosen where a request says nothing; their number is the most.
-        seconds: longest time of a request.
+        seconds: longest time of a request. seed: of requests that name none; None: each has another.
     """
 
     engine: Engine
@@ -57,6 +58,7 @@ class Api:
     eos: int
     defaults: GenerateConfig = field(default_factory=GenerateConfig)
     seconds: float = 600.0
+    seed: int | None = None
 
     def begin(self, asked: Asked) -> Flow:
         """Hand a request to the engine.
@@ -78,10 +80,11 @@ class Api:
         how = asked.how
         made: list[Answer] = []
         penalties = Penalties(how.repetition_penalty, how.no_repeat_ngram_size, 0, self.eos)
+        seed = next((one for one in (asked.seed, self.seed) if one is not None), secrets.randbits(63))
         for ids in asked.prompts:
             prompt = Prompt(ids, asked.count)
             for number in range(asked.count):
-                choice = Choice(how.temperature, how.top_k, how.top_p, asked.seed + number)
+                choice = Choice(how.temperature, how.top_k, how.top_p, seed + number)
                 tell = self.bridge.teller(flow, len(made))
                 made.append(
                     Answer(

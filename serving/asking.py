@@ -6,7 +6,6 @@ Source: OpenAI's API reference, chat completions and completions.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -50,13 +49,13 @@ class Asked:
 
     Args:
         prompts: token ids, with the end token. count: answers to each. how: how their tokens are chosen.
-        seed: of the first answer to a prompt; the next has the next.
+        seed: of the first answer to a prompt; the next has the next. None: the request names none.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     how: GenerateConfig
     count: int = 1
-    seed: int = 0
+    seed: int | None = None
     stops: tuple[str, ...] = ()
     is_streamed: bool = False
     with_usage: bool = False
@@ -238,7 +237,7 @@ def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) 
     history = fields.take("history", [], _is_history, "a list of [question, answer]")
     fields.end()
     turns = [turn for question, answer in history for turn in ((USER, question), (ASSISTANT, answer))]
-    return Asked((texts.conversation([*turns, (USER, text)], "input_txt"),), defaults, seed=secrets.randbits(63))
+    return Asked((texts.conversation([*turns, (USER, text)], "input_txt"),), defaults)
 
 
 def _is_history(value: Any) -> bool:
@@ -267,7 +266,9 @@ def _settings(fields: _Fields, defaults: GenerateConfig) -> Asked:
         (),
         how,
         count=fields.whole("n", 1, 1, MOST_CHOICES),
-        seed=fields.whole("seed", secrets.randbits(63), -(2**63), 2**63 - 1),
+        seed=fields.take(
+            "seed", None, lambda x: type(x) is int and -(2**63) <= x < 2**63, f"{-(2**63)} to {2**63 - 1}"
+        ),
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
         is_streamed=is_streamed,
         with_usage=options.get("include_usage") is True,

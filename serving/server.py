@@ -89,7 +89,7 @@ def api_of(trained: Trained, config: Config) -> Api:
     made = int((trained.folder / "config.json").stat().st_mtime) if _has_config(trained.folder) else 0
     return Api(
         engine, bridge, texts, trained.folder.resolve().name, made, model.config.eos_token_id, config.generate,
-        config.serve.request_timeout,
+        config.serve.request_timeout, config.run.seed if config.given("seed") else None,
     )  # fmt: skip
 
 

@@ -26,6 +26,10 @@ async def read_object(request: Request, most_bytes: int = BODY_BYTES) -> dict[st
         content = json.loads(held or b"{}")
     except (ValueError, RecursionError):
         raise HTTPException(400, "no JSON") from None
+    try:
+        json.dumps(content, ensure_ascii=False).encode("utf8")
+    except UnicodeEncodeError:
+        raise HTTPException(400, "half of a surrogate pair, which is in no text") from None
     if not isinstance(content, dict):
         raise HTTPException(400, "no JSON object")
     return content

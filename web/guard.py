@@ -122,7 +122,10 @@ def _is_same_site(headers: Headers, method: str) -> bool:
     """Whether a request comes from this page, from no page at all, or merely opens it from a link."""
     origin = headers.get("origin")
     if origin is not None:
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+        try:
+            return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+        except ValueError:
+            return False
     site = headers.get("sec-fetch-site", "none")
     is_opened = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
     return site in ("none", "same-origin") or is_opened

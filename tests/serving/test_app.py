@@ -178,6 +178,31 @@ def test_several_prompts_and_answers_stand_in_order(client: TestClient) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
 
 
+def test_the_servers_seed_is_taken_where_a_request_names_none_and_else_each_draws_its_own() -> None:
+    body = {"prompt": "hello", "temperature": 1.5, "max_tokens": 12}
+
+    def texts(**flags: Any) -> list[str]:
+        with client_of(make_api(**flags)) as client:
+            several = ({}, {}, {"seed": 3})
+            return [post(client, "/v1/completions", {**body, **one}).json()["choices"][0]["text"] for one in several]
+
+    first, second, own = texts(seed=7)
+    assert first == second == alone(prompt_ids("hello"), temperature=1.5, seed=7, max_new_tokens=12) != own
+    first, second, same = texts()
+    assert first != second and same == own
+
+
+@pytest.mark.parametrize("text", [r"alpha \ud83d", r"\udc00"])
+def test_half_a_surrogate_pair_is_refused(client: TestClient, text: str) -> None:
+    for body in (f'{{"prompt": "{text}"}}', f'{{"prompt": "x", "{text}": 1}}'):
+        answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and "surrogate pair" in answer.text
+
+
+def test_an_origin_that_is_no_address_is_another_site(client: TestClient) -> None:
+    assert client.get("/v1/models", headers={"origin": "http://["}).status_code == 403
+
+
 def test_the_older_address_answers(client: TestClient) -> None:
     assert post(client, "/api/chat", {"input_txt": "hello"}).json() == {"response": alone(prompt_ids("hello"))}
 
