@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from config import T5ModelConfig
@@ -30,8 +32,8 @@ print(held("RssAnon"), measure(write))
 """
 
 
-def weights() -> Weights:
-    return Weights(weight_counts(SHAPE)["total"] * 4, False, "float32")
+def weights(shape: T5ModelConfig = SHAPE) -> Weights:
+    return Weights(weight_counts(shape)["total"] * 4, False, "float32")
 
 
 @pytest.mark.parametrize(
@@ -45,9 +47,18 @@ def weights() -> Weights:
     ],
 )
 def test_prediction_holds_and_is_near(writing: Writing) -> None:
+    check(SHAPE, writing)
+
+
+@pytest.mark.parametrize("writing", [Writing(1, 32, 4, beams=32), Writing(8, 32, 4, beams=4)], ids=str)
+def test_beams_over_a_large_vocabulary(writing: Writing) -> None:
+    check(replace(SHAPE, vocab_size=131072, d_model=16), writing)
+
+
+def check(shape: T5ModelConfig, writing: Writing) -> None:
     words = (writing.rows, writing.source_tokens, writing.new_tokens, writing.beams, 1.0 if writing.sampled else 0.0)
-    base, taken = in_child(CHILD.replace("{shape}", repr(SHAPE.__dict__)), *words)
-    predicted = sum(predict_generation(SHAPE, weights(), writing, base).values()) - base
+    base, taken = in_child(CHILD.replace("{shape}", repr(shape.__dict__)), *words)
+    predicted = sum(predict_generation(shape, weights(shape), writing, base).values()) - base
     told = f"{taken / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
     assert taken <= predicted < 1.6 * taken + 24 * MIB, told
 
