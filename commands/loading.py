@@ -19,10 +19,10 @@ from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
 from devices.kernels.calls import use
-from devices.malloc import tune_malloc
+from devices.malloc import trim_malloc, tune_malloc
 from engine.checkpointing import Checkpointing
 from engine.homes.making import resting_store
-from engine.walk import Walk
+from engine.walk import Walk, no_trim
 from engine.weights import weight_store_for
 from language import say
 from memory.cost.generation import Weights, Writing, most_rows, predict_generation
@@ -220,7 +220,8 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     model = hf_format.load(home, dtype=storage, device=device.torch_device, cut=cut, filling=filling)
     adapter_set = attach(model, adapters, home) if adapters else None
     weight_store = resting or weight_store_for(storage, compute, (model.embedding, model.output_weight))
-    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
+    trim = no_trim if device.is_separate_memory else trim_malloc
+    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0, trim=trim)
     return Trained(folder, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
 
 

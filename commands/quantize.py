@@ -20,6 +20,7 @@ from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
 from data.batches.loader import StepLoader
+from devices.malloc import trim_malloc
 from engine.checkpointing import Checkpointing
 from engine.walk import Walk
 from engine.weights import weight_store_for
@@ -98,7 +99,7 @@ def _rows_at_once(config: Config, folder: Path, loader: StepLoader) -> int:
 def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -> Measured:
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
-    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0)
+    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0, trim=trim_malloc)
     batches = loader.evaluation_batches(config.train.eval_rows, rows_at_once)
     result = evaluate(walk, batches, Accelerator(cpu=True), torch.device("cpu"))
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))

@@ -17,14 +17,14 @@ from limits import ENCODER_TOKENS, LOSS_CHUNK_BYTES
 from memory.cost.blocks import Blocks
 from memory.cost.precision import BFLOAT16, dtype_bytes
 from memory.cost.shapes import Shapes, Tokens
-from memory.cost.step_peaks import evaluation_parts
+from memory.cost.step_peaks import blocks_of, evaluation_parts
 from memory.cost.work import Choice, Machine, Work
 from model.shapes import inner_width, weight_counts
 from units import MIB
 
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
-SLACK = 0.1  # share of temporary memory that malloc holds
+SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
 REQUEST_BYTES = 128 * 1024  # of a request that is open: its text, tokens and connection
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
@@ -95,8 +95,10 @@ def predict_loss(
     work = Work(model, rows, *longest, dropout=False, optimizer="adafactor", evaluation=Shapes.longest(rows, *longest))
     storage = BFLOAT16 if weights.is_cast else weights.compute
     choice = Choice(rows, 1, 1, 0, rows, storage, weights.compute, LOSS_CHUNK_BYTES)
-    passing = evaluation_parts(work, choice, Machine(0, 0))
-    slack = int(SLACK * sum(passing.values()))
+    machine = Machine(0, 0)
+    passing = evaluation_parts(work, choice, machine)
+    tiles = blocks_of(work, choice, machine, is_evaluation=True).tile_bytes()  # small tensors, which stay in the heap
+    slack = int(LOSS_SLACK * sum(passing.values())) + tiles
     fixed = {"base": base_bytes, "libraries": LIBRARIES_BYTES, "weights": weights.bytes}
     return {**fixed, **passing, "allocator slack": slack}
 
