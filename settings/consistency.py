@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from config import Config
 
 PREFERENCES = "preferences"  # the objective of the command dpo
+ROUGE = ("rouge_1", "rouge_2", "rouge_l")  # what `rouge` means in --metrics
 
 
 def check(config: Config) -> list[str]:
@@ -91,6 +92,12 @@ def _adapters(config: Config) -> list[str]:
     return [f"--{n} = {getattr(config.lora, n)}, has no effect without adapters; name --lora_rank=8" for n in changed]
 
 
+def score_words(metrics: str) -> list[str]:
+    """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its three."""
+    words = [word.strip().lower() for word in metrics.split(",") if word.strip()]
+    return [name for word in words for name in (ROUGE if word == "rouge" else (word,))]
+
+
 def _scores(config: Config) -> list[str]:
     """A score that decides and that no evaluation would give."""
     chosen, given = config.train.metric_for_best, config.metrics
@@ -100,7 +107,7 @@ def _scores(config: Config) -> list[str]:
         return [
             f"--metric_for_best = {chosen}, is a score of answers, and none are written; name --eval_generate_rows=64"
         ]
-    if given.metrics != AUTO and chosen not in [name.strip() for name in given.metrics.split(",")]:
+    if given.metrics != AUTO and chosen not in score_words(given.metrics):
         return [f"--metric_for_best = {chosen}, is not among --metrics ({given.metrics}); add it there"]
     return []
 

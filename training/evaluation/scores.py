@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from settings.consistency import ROUGE, score_words
 from settings.fields import AUTO, UserError
 
 Sums = NDArray[np.float64]
@@ -115,7 +116,7 @@ class _RougeTokens:
 class _Rouge:
     """ROUGE-1, -2 and -L: mean F over rows."""
 
-    names: tuple[str, ...] = ("rouge_1", "rouge_2", "rouge_l")
+    names: tuple[str, ...] = ROUGE
 
     def __init__(self) -> None:
         from rouge_score.rouge_scorer import RougeScorer
@@ -151,13 +152,13 @@ def metric_names(asked: str) -> list[str]:
     """
     if asked == AUTO:
         return list(_WORDS)
-    words = [word.strip().lower() for word in asked.split(",") if word.strip()]
-    unknown = [word for word in words if word not in _WORDS and word != "rouge"]
+    words = score_words(asked)
+    unknown = [word for word in words if word not in _WORDS]
     if unknown or not words:
         raise UserError(
             f"--metrics = {asked}, {', '.join(unknown) or 'nothing'} is not known; allowed: auto, {', '.join(_WORDS)}, rouge"
         )
-    return [name for name in _WORDS if name in words or ("rouge" in words and name.startswith("rouge"))]
+    return [name for name in _WORDS if name in words]
 
 
 class AnswerScores:

@@ -10,6 +10,7 @@ import pytest
 from config import load
 from settings.fields import UserError
 from training.checkpoints.state import TrainingState, read_training_state
+from training.evaluation.scores import metric_names
 from training.evaluation.stopping import BestMetric, lowest_of
 
 
@@ -76,6 +77,12 @@ def test_a_score_needs_answers() -> None:
     assert load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8"}).train.metric_for_best == "bleu"
     with pytest.raises(UserError, match=r"--metric_for_best = bleu, is not among --metrics"):
         load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8", "metrics": "f1,chrf"})
+
+
+@pytest.mark.parametrize("metrics", ["rouge", "f1, Rouge", "ROUGE_L"])
+def test_a_score_is_found_by_each_word_that_means_it(metrics: str) -> None:
+    flags = {"metric_for_best": "rouge_l", "eval_generate_rows": "8", "metrics": metrics}
+    assert load("train", flags).train.metric_for_best in metric_names(metrics)
 
 
 def test_the_lowest_loss_is_a_number() -> None:
