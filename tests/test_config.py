@@ -97,6 +97,12 @@ def test_nothing_changes_settings_that_are_loaded() -> None:
     assert other.changed(seed=loaded.run.seed, d_ff=loaded.model.d_ff) == loaded
 
 
+def test_epochs_that_are_named_go_before_the_steps_of_a_preset() -> None:
+    assert load("train", {"preset": "sample"}).train.max_steps == 150
+    assert load("train", {"preset": "sample", "epochs": "2"}).train.max_steps == "auto"
+    assert load("train", {"preset": "sample", "epochs": "2", "max_steps": "9"}).train.max_steps == 9
+
+
 def test_the_sample_preset_only_without_data() -> None:
     assert load("train").train.max_steps == 150
     assert load("train", {"train_file": "mine.parquet"}).train.max_steps == "auto"

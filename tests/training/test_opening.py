@@ -20,6 +20,7 @@ from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run
 from training.opening import few_steps, narrowed
 from training.start.resuming import goes_on, resumed_config, unused_places
+from training.start.schedules import Steps
 
 
 def saved_run(folder: Path, **settings: Any) -> Path:
@@ -92,6 +93,21 @@ def test_what_does_not_may_change_and_auto_is_what_the_run_has(tmp_path: Path) -
     values = resumed_config(config, run_dir).as_dict()
     assert {name: values[name] for name in FREE} == FREE
     assert (values["effective_batch_size"], values["max_target_len"]) == (6, 30)
+
+
+@pytest.mark.parametrize(
+    "flags, steps",
+    [
+        ({}, 30),  # as the run has decided
+        ({"epochs": "2.0"}, 20),  # no file is named, so that a preset has steps, too
+        ({"epochs": "2.0", "max_steps": "7"}, 7),
+        ({"epochs": "2.0", "preset": "recipe_translate", "train_file": "a.txt"}, 20),
+    ],
+)
+def test_epochs_of_now_decide_the_steps_anew(tmp_path: Path, flags: dict[str, str], steps: int) -> None:
+    run_dir = saved_run(tmp_path, epochs="3.0", max_steps="30", effective_batch_size="4")
+    resumed = resumed_config(now(tmp_path, **flags), run_dir)
+    assert Steps.of(resumed, 4, rows=40).max_steps == steps
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs links")

@@ -69,6 +69,8 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     defining = [name for name, (_, member) in settings.items() if member.metadata["defines"]]
     # auto, where it defines the run, is what the run has decided
     flags = {name: ours[name] for name in ours if config.given(name) and not (name in defining and ours[name] == AUTO)}
+    if config.given("epochs") and ours["max_steps"] == AUTO:
+        flags["max_steps"] = AUTO  # else the steps that the run has decided on would go before the epochs of now
     path = run_dir / SETTINGS_FILE
     try:
         command = training_command(read_settings_file(path))
