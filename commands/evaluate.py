@@ -19,7 +19,7 @@ from model.formats.shape_file import read_config
 from settings.fields import AUTO, DoesNotFit, OverBudget, counted, read_settings_file
 from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
-from training.evaluation.samples import SHOWN, generate_metrics
+from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
 from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
@@ -62,7 +62,8 @@ def evaluate(config: Config) -> Evaluation:
                 rows=answered, batch_size=at_once, names=names, shown=SHOWN,
             )  # fmt: skip
             result.metrics.update(scores)
-    table = _table(result, loader, prepared, min(answered, loader.num_rows))
+    unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
+    table = _table(result, loader, prepared, min(answered, loader.num_rows), unknown)
     _show(trained, table, samples, monitor.peak_bytes, accelerator.is_main_process)
     if monitor.peak_bytes > trained.room.budget.host_bytes:
         raise OverBudget(
@@ -130,7 +131,10 @@ def _generation(config: Config, loader: StepLoader) -> GenerateConfig:
     return replace(how, max_new_tokens=max(1, min(how.max_new_tokens, loader.longest[1]), how.min_new_tokens))
 
 
-def _table(result: Evaluation, loader: StepLoader, prepared: Prepared, answered: int) -> list[tuple[str, str]]:
+def _table(
+    result: Evaluation, loader: StepLoader, prepared: Prepared, answered: int, unknown: int
+) -> list[tuple[str, str]]:
+    """What is shown, line by line; `unknown`: answered rows whose reference has unknown tokens."""
     cut = prepared.counts.get("validation_cut_rows", 0)
     measured = say(
         "{rows} of {all} ({objective})",
@@ -144,6 +148,8 @@ def _table(result: Evaluation, loader: StepLoader, prepared: Prepared, answered:
     ]
     rows += [(say("cut"), say("{count} to the longest length", count=counted(cut, "row")))] if cut else []
     rows += [(say("answers"), say("{count}, scores in percent", count=f"{answered:,}"))] if answered else []
+    told = "{count} with unknown tokens in the reference, which no answer matches"
+    rows += [(say("unknown"), say(told, count=counted(unknown, "row")))] if unknown else []
     return rows + [(f"  {name}", f"{score:.2f}") for name, score in result.metrics.items()]
 
 

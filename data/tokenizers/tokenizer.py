@@ -34,6 +34,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
 MOST_IDS = 2**24  # tables of a byte or a row an id are made; no published vocabulary has more than 2^20
 PIECE_CHARS = 64 * 1024  # longer texts are encoded in pieces
+RARE_LETTER = "\ua66e"  # it occurs once in one old manuscript: in no vocabulary
 
 
 class Tokenizer:
@@ -148,6 +149,22 @@ class Tokenizer:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
         with failure_is_user_error(self._failing):
             return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
+
+    def decode_with_unknown(self, ids: Iterable[int]) -> str:
+        """Do the same as `decode`, and keep unknown tokens by their name where they may stand for something."""
+        if self._spells_all:
+            return self.decode(ids)
+        kept = [number for number in ids if number == self.unk_id or number not in self._special_ids]
+        return self.decode(kept, skip_special=False)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(number for number, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def _spells_all(self) -> bool:
+        """Whether bytes spell what is no piece or word, so that no text has unknown tokens."""
+        return self.unk_id not in self.encode_batch([RARE_LETTER])[0]
 
     def _spelt(self, text: str) -> NDArray[np.int32]:
         """Encode a text whose special names the model itself would match, as old Unigram vocabularies do."""

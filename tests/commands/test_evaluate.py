@@ -15,12 +15,14 @@ from commands import loading
 from commands.evaluate import _data_settings, evaluate, evaluation_rows, loss_rows
 from commands.quantize import quantize
 from config import Config, GenerateConfig, load
+from data.tokenizers.training import train_tokenizer
 from memory.cost.generation import Weights, predict_loss
 from memory.observe.budget import Budget
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
 from settings.fields import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
+from training.evaluation import samples as answering
 from training.evaluation.samples import generate_metrics, score_answers
 from training.evaluation.scores import AnswerScores, metric_names
 from training.report.results import Sample
@@ -136,6 +138,25 @@ def test_who_takes_more_than_the_budget_says_so(
     with pytest.raises(OverBudget, match=r"was exceeded: the peak was 1,?048,?576.* GiB"):
         evaluate(settings(folder, tmp_path, eval_generate_rows=0))
     assert "perplexity" in capsys.readouterr().out, "what was measured is told"
+
+
+@pytest.mark.parametrize("answer", ["AA BB", "AA <unk> BB <unk>", "AA NEVER BB SEEN"])
+def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str
+) -> None:
+    folder = save_trained(tmp_path / "model")
+    tokenizer = train_tokenizer(["AA BB CC"], "words", 200, 2**20)
+    tokenizer.save(folder)
+    rows = [{"prompt": "CC", "response": text} for text in ("AA NEVER BB SEEN", "AA BB")]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wrong, right = (tokenizer.encode_batch([text])[0].tolist() for text in (answer, "AA BB"))
+    monkeypatch.setattr(answering, "_answers", lambda walk, inputs, how: [wrong, right])
+    metrics = evaluate(settings(folder, tmp_path)).metrics
+    assert metrics["exact_match"] == metrics["identical"] == 50.0
+    assert all(score < 100.0 for score in metrics.values()), metrics
+    told = " ".join(capsys.readouterr().out.split())
+    assert "unknown 1 row with unknown tokens in the reference, which no answer matches" in told
+    assert "AA <unk> BB <unk>" in told, "and the reference is shown whole"
 
 
 def test_unknown_metrics_are_told_before_anything_is_loaded(tmp_path: Path) -> None:

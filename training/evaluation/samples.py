@@ -12,7 +12,7 @@ from config import Config, GenerateConfig
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.tokenizers.published import EOS
-from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from engine.walk import Walk
 from language import say
 from limits import SAMPLE_TOKENS
@@ -26,6 +26,7 @@ from training.report.results import Sample
 from training.report.tracking import MetricsFile
 
 SHOWN = 3  # scored answers that are shown
+READ_ROWS = 64  # at once, where nothing is answered
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for the first bytes of a letter that was cut through
 Row = tuple[list[int], list[int]]  # token ids of prompt and reference
 
@@ -60,9 +61,9 @@ def generate_metrics(
         pairs = [_row(batch, place) for place in range(batch.num_rows)]
         answers = _answers(walk, [source for source, _ in pairs], settings)
         for (source, target), answer in zip(pairs, answers, strict=True):
-            prompt, reference = (_whole(tokenizer.decode(ids)).strip() for ids in (source, target))
-            sample = Sample(prompt, tokenizer.decode(answer).strip(), reference)
-            scores.add(sample.answer, sample.reference)
+            prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
+            sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
+            scores.add(sample.answer, _unmatched(sample.reference, target, tokenizer))
             if len(samples) < shown:
                 samples.append(sample)
     return scores.result(np.array(sum_over(accelerator, *scores.sums))), samples
@@ -121,6 +122,19 @@ def show_samples(
     return prompts[0] if prompts else None
 
 
+def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int) -> int:
+    """How many of the first `rows` held-out rows have a reference with unknown tokens, which no answer matches."""
+    return sum(tokenizer.unk_id in target for _, target in _rows(loader, rows))
+
+
+def _unmatched(reference: str, target: list[int], tokenizer: Tokenizer) -> str:
+    """A reference in which unknown tokens are like nothing that an answer holds: nobody knows what stood there.
+
+    They become a letter, since SQuAD's form and ROUGE leave out all else, such as the marks around the token's name.
+    """
+    return reference.replace(tokenizer.names["unk_token"], RARE_LETTER) if tokenizer.unk_id in target else reference
+
+
 def _whole(text: str) -> str:
     """A row's text without the letter that the longest length has cut through."""
     return text.rstrip(BROKEN)
@@ -134,7 +148,7 @@ def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig) -> l
 
 
 def _rows(loader: StepLoader, count: int) -> Iterator[Row]:
-    for batch in loader.evaluation_batches(count, count, 0, 1):
+    for batch in loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1):
         for place in range(batch.num_rows):
             yield _row(batch, place)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.tokenizers.tokenizer import PIECE_CHARS, Tokenizer
-from data.tokenizers.training import byte_tokenizer
+from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from settings.fields import UserError
 
 TEXTS = ["Hello, world!  Two  spaces\n\tnew line", "你好,世界 🙂 é", "", "x"]
@@ -34,6 +34,21 @@ def test_names_of_special_tokens_in_a_text_are_text_unless_wanted() -> None:
     assert plain.max() < 259 and BYTES.eos_id not in plain and BYTES.decode(plain) == text
     assert BYTES.eos_id in special and BYTES.sentinel_ids[0] in special
     assert BYTES.decode(special) == "ab " and BYTES.decode(special, skip_special=False) == text
+
+
+def test_unknown_tokens_are_kept_where_they_may_stand_for_something() -> None:
+    words = train_tokenizer(["AA BB CC"], "words", 200, 2**20)
+    ids = [*words.encode_batch(["AA NEVER BB"])[0].tolist(), words.sentinel_ids[0], words.eos_id, words.pad_id]
+    assert words.decode_with_unknown(ids) == "AA <unk> BB" and words.decode(ids) == "AA BB"
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
+def test_without_unknown_tokens_the_text_is_the_same(kind: str) -> None:
+    tokenizer = train_tokenizer([f"two words {number} 河水" for number in range(60)], kind, 700, 2**20)
+    known = tokenizer.encode_batch([" two words  7 河水 "])[0].tolist()
+    ids = [tokenizer.pad_id, *known, tokenizer.sentinel_ids[1], *known, tokenizer.eos_id, tokenizer.size + 5]
+    ids += [] if kind == "words" else [tokenizer.unk_id]  # which no text has, where bytes spell what is no piece
+    assert tokenizer.decode_with_unknown(ids) == tokenizer.decode(ids)
 
 
 def test_long_texts_are_encoded_whole_and_in_their_place() -> None:
