@@ -18,7 +18,7 @@ from typing import Any
 
 import optimizers
 from language import LANGUAGES
-from settings.consistency import PREFERENCES, check
+from settings.consistency import PREFERENCES, asks_for_text, check
 from settings.fields import AUTO, DoesNotFit, UserError, defining, setting
 from settings.precedence import fill
 
@@ -65,7 +65,9 @@ class DataConfig:
     validation_file: str | None = defining(
         None, "rows for evaluation; none: one row in a hundred is held out", kind=str, optional=True
     )
-    text_column: str = defining("text", "column with the text for pretraining", kind=str)
+    text_column: str = defining(
+        "text", "column with the text for pretraining; where it is named, that is learnt, and no pairs beside it", kind=str
+    )  # fmt: skip
     prompt_column: str = defining("prompt", "column with the prompt of a pair", kind=str)
     response_column: str = defining("response", "column with the response of a pair", kind=str)
     chosen_column: str = defining("chosen", "column with the better answer of a preference", kind=str)
@@ -738,6 +740,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     problems += _wrong_objective(config, command)
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)
+    is_open = config.data.objective == AUTO and not config.train.is_finetune and "objective" in taken[command]
+    if is_open and asks_for_text(config):
+        config = config.changed(objective="span")  # whatever else the rows have
     if config.lora.lora_rank and config.origin("optimizer") is None:
         config = config.changed(
             optimizer="adamw"

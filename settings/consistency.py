@@ -23,6 +23,11 @@ def check(config: Config) -> list[str]:
     return [problem for part in parts for problem in part(config)]
 
 
+def asks_for_text(config: Config) -> bool:
+    """Whether a column of text is named. Settings that a run has saved name every column, and its objective beside it."""
+    return config.given("text_column") and config.origin("objective") != "file"
+
+
 def _shape(config: Config) -> list[str]:
     problems, model = [], config.model
     if model.pad_token_id >= model.vocab_size or model.eos_token_id >= model.vocab_size:
@@ -62,6 +67,9 @@ def _finetuning(config: Config) -> list[str]:
     objective = config.data.objective
     if config.train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
         return [f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"]
+    if asks_for_text(config) and (config.train.is_finetune or objective in ("pairs", PREFERENCES)):
+        what = "preferences" if objective == PREFERENCES else "pairs"
+        return [f"--text_column = {config.data.text_column}, has no effect on {what}; leave it out"]
     return []
 
 

@@ -223,6 +223,14 @@ def test_settings_that_dpo_would_not_heed_are_refused_all_at_once() -> None:
     assert "dpo learns preferences alone" in problems_of("dpo", train_file="x", objective="span")[0]
 
 
+def test_a_text_column_that_would_do_nothing_is_refused() -> None:
+    told = "--text_column = body, has no effect on {what}; leave it out"
+    for flags in ({"is_finetune": "True"}, {"objective": "pairs"}):
+        assert problems_of("train", train_file="x", text_column="body", **flags) == [told.format(what="pairs")]
+    assert problems_of("dpo", train_file="x", text_column="body") == [told.format(what="preferences")]
+    assert load("generate", {"text_column": "body"}).data.objective == "auto", "prompts are read from it"
+
+
 def test_an_edited_default_goes_before_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who writes d_model = 384 into config.py means it; flags and files still go first."""
     monkeypatch.setattr("settings.precedence._shipped", lambda: {**Config().as_dict(), "d_model": 500, "max_steps": 7})

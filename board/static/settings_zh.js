@@ -1,6 +1,6 @@
 // What the settings under "all settings" do, in Chinese; their English is that of config.py.
 export const SETTINGS_ZH = {
-  text_column: "预训练文本所在的列", prompt_column: "问答中提示所在的列", response_column: "问答中回答所在的列", chosen_column: "较好回答所在的列", rejected_column: "较差回答所在的列",
+  text_column: "预训练文本所在的列；指定后就学这一列的文本，不学同一文件里的问答对", prompt_column: "问答中提示所在的列", response_column: "问答中回答所在的列", chosen_column: "较好回答所在的列", rejected_column: "较差回答所在的列",
   messages_column: "整段对话所在的列；auto：没有 prompt 和 response 时取 messages 或 conversations", history_column: "问答之前各轮所在的列，例如 [[问, 答], ...]", expand_turns: "学习对话中的每个回答，而不只是最后一个",
   prompt_template: "提示前后的文字：plain、chat、alpaca、question、chat_zh，或含 {prompt} 的文本；auto：与原模型训练时相同", source_prefix: "每个提示之前的文字，例如“summarize: ”；auto：与原模型训练时相同",
   objective: "训练任务；auto：文本用 span，问答用 pairs", max_target_len: "最长的解码器输入；auto：由任务决定", noise_density: "遮盖词元的比例", mean_noise_span_length: "每段遮盖的平均长度", max_samples: "最多使用这么多行训练数据", group_by_length: "让长度相近的行同处一个微批",

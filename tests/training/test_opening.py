@@ -95,6 +95,16 @@ def test_what_does_not_may_change_and_auto_is_what_the_run_has(tmp_path: Path) -
     assert (values["effective_batch_size"], values["max_target_len"]) == (6, 30)
 
 
+def test_a_text_column_decides_when_a_run_begins_and_not_later(tmp_path: Path) -> None:
+    text = saved_run(tmp_path / "text", text_column="body")
+    assert resumed_config(now(tmp_path / "text"), text).data.objective == "span"
+    run_dir = saved_run(tmp_path / "pairs", is_finetune="True")
+    saved = json.loads((run_dir / SETTINGS_FILE).read_text())  # as runs have begun when a text column was not heeded
+    (run_dir / SETTINGS_FILE).write_text(json.dumps({**saved, "text_column": "body", "is_finetune": False}))
+    for flags in ({}, {"text_column": "body"}):
+        assert resumed_config(now(tmp_path / "pairs", **flags), run_dir).data.objective == "auto", "it learns pairs"
+
+
 @pytest.mark.parametrize(
     "flags, steps",
     [

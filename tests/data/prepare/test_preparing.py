@@ -233,6 +233,21 @@ def test_a_missing_column_names_those_that_exist(configure: Any, text_file: Path
         prepare(configure(train_file=text_file, is_finetune=True))
 
 
+@pytest.mark.parametrize("column", ["text", "body"])
+def test_a_named_text_column_is_learnt_beside_prompts_and_responses(
+    configure: Any, tmp_path: Path, byte_dir: Path, column: str
+) -> None:
+    path = tmp_path / "both.jsonl"
+    rows = [{column: f"text {number}", "prompt": "p", "response": "r"} for number in range(9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = {"train_file": path, "tokenizer_dir": byte_dir}
+    named = prepare(configure(**flags, text_column=column))
+    assert named.objective == "span" and "text 3" in Tokenizer.load(byte_dir).decode(tokens_of(named.train_dir))
+    assert prepare(configure(**flags)).objective == "pairs"
+    with pytest.raises(UserError, match=r"other.*is missing"):
+        prepare(configure(**flags, text_column="other"))
+
+
 def test_a_tokenizer_is_trained_once_on_the_training_file(configure: Any, text_file: Path, tmp_path: Path) -> None:
     config = configure(train_file=text_file, tokenizer_dir="auto", vocab_size=400)
     prepared = prepare(config)
