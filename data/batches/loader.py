@@ -8,9 +8,10 @@ microseconds.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from settings.fields import AUTO, UserError, counted
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
 AUTO_BLOCK_ROWS = 256
+CONTENT_ROWS = 256  # by which it is known whether rows are the same: in a moment, of any number
 AnyRow = Row | PreferenceRow
 EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
 
@@ -61,7 +63,7 @@ class StepLoader:
         self._pairs = None if manifest.kind == STREAM else rows
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(rows) if self._windows is None else len(self._windows)
-        self.longest = self._longest(manifest, split)
+        self.longest, self._tokens = self._longest(manifest, split), manifest.counts(split).get("tokens", 0)
         self._order = self._make_order(manifest, split, data)
         self.sorts_rows = data.group_by_length and self._pairs is not None
         self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem
@@ -70,6 +72,19 @@ class StepLoader:
     def attach(self, reference: NDArray[np.float32]) -> None:
         """Let the log-probabilities of both answers of each row (rows, 2) under the reference model ride along."""
         self.reference = reference
+
+    def content(self) -> str:
+        """16 hex digits that change with the rows: their number, all their tokens, and which these are in 256 rows.
+
+        Those lie evenly spaced. How and where rows are stored does not count, nor do masks and order.
+        """
+        rows: Sequence[Any] = self._pairs if self._pairs is not None else self._windows  # type: ignore[assignment]
+        digest = hashlib.sha256(f"{self.num_rows} {self._tokens}".encode())
+        for number in np.unique(np.linspace(0, self.num_rows - 1, CONTENT_ROWS).astype(np.int64)).tolist():
+            row = rows[number]
+            for ids in row.values() if isinstance(row, dict) else [row]:
+                digest.update(ids.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
 
     def _longest(self, manifest: Manifest, split: str) -> tuple[int, int]:
         """Encoder and decoder tokens of the longest rows that can come; both answers count."""

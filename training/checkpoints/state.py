@@ -28,12 +28,12 @@ from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
 from model.t5 import T5
 from settings.fields import UserError
-from training.evaluation.stopping import BestMetric
+from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 # fields with a default that came later: a checkpoint of before lacks them, and means that default
 LATER_FIELDS: tuple[str, ...] = (
-    "divergence", "best_evaluation", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks",
+    "divergence", "best_evaluation", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks", "measured_on",
 )  # fmt: skip
 NO_NAMES: Mapping[str, str] = {}
 NAMES = {
@@ -56,6 +56,7 @@ class TrainingState:
         first_eval_loss: of the evaluation before the first step; None before that.
         divergence: see `training.divergence`; None: every number was finite so far.
         best_evaluation: step and numbers of the one with the lowest loss, for the model's card where the log is lost.
+        measured_on: rows of the best numbers, see `training.evaluation.stopping`; None: that was not kept.
     """
 
     step: int = 0
@@ -67,6 +68,7 @@ class TrainingState:
     first_eval_loss: float | None = None
     divergence: dict[str, Any] | None = None
     best_evaluation: dict[str, Any] | None = None
+    measured_on: dict[str, Any] | None = None
 
 
 def write_checkpoint(
@@ -112,6 +114,8 @@ def read_training_state(folder: Path) -> TrainingState:
             _filled(LossScaling, state.loss_scaling, "its loss_scaling")
         if state.best_metric is not None:
             _filled(BestMetric, state.best_metric, "its best_metric")
+        if state.measured_on is not None:
+            _filled(MeasuredOn, state.measured_on, "its measured_on")
         return state
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(

@@ -19,6 +19,22 @@ from settings.fields import counted
 LOSS = "loss"  # the only one of which less is better
 
 
+@dataclass(frozen=True)
+class MeasuredOn:
+    """Which rows evaluations were measured on; their numbers can be compared where all of it is the same.
+
+    Args:
+        content: hex digits that change with the tokens of the rows. train_rows, held_out_rows: how many there were.
+        eval_rows, answered_rows: held-out rows that an evaluation read, and that it answered.
+    """
+
+    content: str
+    train_rows: int
+    held_out_rows: int
+    eval_rows: int
+    answered_rows: int
+
+
 @dataclass
 class BestMetric:
     """The best evaluation so far.

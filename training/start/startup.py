@@ -22,6 +22,7 @@ from settings.fields import AUTO, counted
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.state import TrainingState, read_training_state
 from training.start.beginning import Begun
+from training.start.measured import measured_on, taken_up
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
 FEW_ROWS = 8  # held out, below which an evaluation says little
@@ -80,6 +81,8 @@ def start(begun: Begun, available_bytes: int) -> Start:
     # one that was stopped before its first checkpoint begins again with the model that it goes on from
     is_resumed = run_dir is not None and base is not None and base.parent == Checkpoints(run_dir, 1).folder
     state = read_training_state(base) if is_resumed and base is not None else TrainingState()
+    state, changes = taken_up(state, measured_on(config, train, validation), config.train.metric_for_best)
+    notes += changes
     return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes, begun.told)
 
 
@@ -100,7 +103,9 @@ def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> St
         UserError: the checkpoint holds no state.
     """
     if checkpoint is not None:
-        begin = dataclasses.replace(begin, base=checkpoint, state=read_training_state(checkpoint), is_resumed=True)
+        saved = read_training_state(checkpoint)
+        saved, _ = taken_up(saved, begin.state.measured_on, begin.config.train.metric_for_best)
+        begin = dataclasses.replace(begin, base=checkpoint, state=saved, is_resumed=True)
     state = dataclasses.replace(begin.state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
     return dataclasses.replace(begin, state=state)
 

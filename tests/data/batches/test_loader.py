@@ -210,3 +210,18 @@ def test_a_resume_on_other_processes_sees_every_row_once(configure: Any, pairs_f
         for batches in step(StepLoader(prepare(config).train_dir, "pairs", config), number, size, 2, 1 + number % 4):
             seen += [inputs for _, inputs, _ in rows_of(batches)]
     assert len(seen) == len(set(seen)) == rows
+
+
+def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(configure: Any, pairs_file: Path) -> None:
+    def content(file: Path, **changes: object) -> str:
+        config = configure(train_file=file, objective="pairs").changed(**changes)
+        return StepLoader(prepare(config).train_dir, "pairs", config).content()
+
+    first = content(pairs_file)
+    lines = pairs_file.read_text(encoding="utf8").splitlines(keepends=True)
+    moved = pairs_file.with_name("moved.jsonl")
+    moved.write_text("".join(lines), encoding="utf8")
+    assert content(moved) == first == content(pairs_file, shard_rows=64) == content(pairs_file, seed=5)
+    for changed in ([*lines, lines[0]], [lines[0], *lines], lines[1:], [*lines[1:], lines[0]]):
+        moved.write_text("".join(changed), encoding="utf8")
+        assert content(moved) != first

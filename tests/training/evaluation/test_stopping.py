@@ -100,6 +100,7 @@ def test_the_lowest_loss_is_a_number() -> None:
         ({"tokens": -1}, "tokens of it is -1"),
         ({"best_eval_loss": [1]}, "best_eval_loss of it is"),
         ({"best_metric": {"metric": "loss"}}, "its best_metric lacks"),
+        ({"measured_on": {"content": "0a"}}, "its measured_on lacks"),
         ({"choice": {"songs": 3}}, "its choice lacks"),
         ({"loss_scaling": {"songs": 3}}, "its loss_scaling lacks"),
     ],
