@@ -42,6 +42,11 @@ class Encoded:
         """Rows that are left."""
         return len(self.unknown)
 
+    def numbered(self) -> tuple[Counts, int]:
+        """(rows,) the number of the row that came in for each, where those of which nothing is left do not count; and their count."""
+        came_in, numbers = np.unique(self.places, return_inverse=True)
+        return numbers.astype(np.int64), len(came_in)
+
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         """Keep some rows."""
         if rows.all():

@@ -236,9 +236,12 @@ class Writing:
             encoded = encoded.select(~is_double)
         part = self.job.parts[source.part] if name == TRAIN else ""
         apart = np.zeros(encoded.num_rows, np.bool_)
+        numbers, came_in = (
+            encoded.numbered()
+        )  # all answers of a conversation go to one side: a prompt holds those before
         if held_out is not None:
-            apart = np.array([is_held_out(point.kept + row) for row in range(encoded.num_rows)], np.bool_)
-        point.kept += encoded.num_rows
+            apart = np.array([is_held_out(point.kept + number) for number in numbers.tolist()], np.bool_)
+        point.kept += came_in
         if held_out is not None and apart.any():
             self.splits[held_out].add(encoded.select(apart), part)
         if not apart.all():
@@ -291,7 +294,7 @@ def limited(batches: Iterable[list[Row]], max_rows: int | None) -> Iterator[list
 
 
 def is_held_out(number: int) -> bool:
-    """Say whether a row, by its number alone, is kept for validation: one of each hundred, always the second of all."""
+    """Say whether a row of a file, by its number alone, is kept for validation: one of each hundred, always the second of all."""
     block, place = divmod(number, HELD_OUT_ONE_IN)
     return place == (int(mix(np.array([block], np.uint64))[0]) % HELD_OUT_ONE_IN if block else 1)
 
@@ -320,4 +323,4 @@ def _named(sources: Sequence[Source]) -> str:
 def _remedy(split: str, separate_file: bool) -> str:
     if split == TRAIN or separate_file:
         return "name a file with text"
-    return "one is held out of at least two; name more text, or a --validation_file"
+    return "one is held out of at least two, a conversation whole; name more text, or a --validation_file"

@@ -303,6 +303,8 @@ def _settings(job: Job) -> dict[str, object]:
         facts |= job.examples.template.facts()
     if job.examples.each_turn and job.examples.form != "plain":
         facts["expand_turns"] = True
+        if job.hold_out:  # what was made while its answers were parted is made anew
+            facts["held_out"] = "conversations"
     if job.kind != STREAM:
         facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
     return facts

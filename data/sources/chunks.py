@@ -21,7 +21,7 @@ class Point:
 
     Args:
         source: number of the file; batch: batches of it that are done; read: rows read over all files.
-        usable: rows that were neither broken, blank nor dropped; kept: of these, rows that are no duplicates.
+        usable: examples that were neither broken, blank nor dropped; kept: rows of which one is no duplicate.
         bad: broken rows before this file.
     """
 

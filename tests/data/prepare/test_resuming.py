@@ -63,6 +63,17 @@ def corpus(path: Path, rows: int) -> Path:
     return path
 
 
+def talks(folder: Path, rows: int) -> dict[str, str]:
+    """Flags that replace those of `corpus` by every answer of its rows as conversations of 0 to 4 questions."""
+    path, lines = folder / "talks.jsonl", corpus(folder / "pairs.jsonl", rows).read_text(encoding="utf8").splitlines()
+    with path.open("w", encoding="utf8") as file:
+        for number, line in enumerate(lines):
+            said = "" if line == "{broken" else json.loads(line)["response"][:40]
+            turns = [[f"{turn}?", f"{said} {turn}"] for turn in range(number % 5)]
+            file.write(json.dumps({"messages": turns}) + "\n" if said else "{broken\n")
+    return {"train_file": str(path), "expand_turns": "True", "prompt_template": "alpaca"}
+
+
 def run(flags: dict[str, str], kill_at: int, counted: Path) -> int:
     command = [sys.executable, "-c", PREPARING, json.dumps(flags), str(kill_at), str(counted)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
@@ -86,6 +97,7 @@ def content(folder: Path) -> dict[str, str]:
     "kills, rows, more",
     [
         (5, 1500, {"dedup": "exact"}),
+        (4, 1500, {"dedup": "near", "expand_turns": "True"}),
         pytest.param(20, 6000, {"dedup": "near", "clean": "True"}, marks=pytest.mark.slow),
         pytest.param(
             20, 6000, {"objective": "span", "text_column": "response", "prepare_workers": "2"}, marks=pytest.mark.slow
@@ -96,7 +108,8 @@ def test_a_killed_preparing_ends_with_the_same_bytes(
     tmp_path: Path, byte_dir: Path, kills: int, rows: int, more: dict[str, str]
 ) -> None:
     sizes = {"shard_rows": "256", "max_seq_len": "64", "prepare_workers": "0"}
-    flags = job(tmp_path, byte_dir, rows, **{**sizes, **more})
+    talking = talks(tmp_path, rows) if "expand_turns" in more else {}
+    flags = job(tmp_path, byte_dir, rows, **{**sizes, **more, **talking})
     counted = tmp_path / "calls"
     assert run({**flags, "shards_dir": str(tmp_path / "unbroken")}, 0, counted) == 0
     calls = int(counted.read_text())
@@ -189,9 +202,10 @@ def test_an_attempt_at_another_job_is_not_taken_over(tmp_path: Path, byte_dir: P
     assert content(tmp_path / "shards") == content(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_number_of_processes_changes_nothing(tmp_path: Path, byte_dir: Path, workers: int) -> None:
-    flags = job(tmp_path, byte_dir, 800, shard_rows="128", dedup="exact", clean="True")
+@pytest.mark.parametrize("workers, expands", [(2, False), (2, True), pytest.param(3, False, marks=pytest.mark.slow)])
+def test_the_number_of_processes_changes_nothing(tmp_path: Path, byte_dir: Path, workers: int, expands: bool) -> None:
+    talking = talks(tmp_path, 800) if expands else {}
+    flags = job(tmp_path, byte_dir, 800, shard_rows="128", dedup="exact", clean="True", **talking)
     counted = tmp_path / "calls"
     assert run({**flags, "prepare_workers": "0", "shards_dir": str(tmp_path / "a")}, 0, counted) == 0
     assert run({**flags, "prepare_workers": str(workers), "shards_dir": str(tmp_path / "b")}, 0, counted) == 0

@@ -11,6 +11,7 @@ import pytest
 
 from data.dataset import LowMemDataset
 from data.prepare.encoder import Encoder
+from data.prepare.encoding import is_held_out
 from data.prepare.preparing import prepare
 from data.text.clean import Cleaning
 from data.text.conversations import Examples, turns_text
@@ -119,6 +120,27 @@ def test_expanding_turns_makes_other_shards(configure: Any, tmp_path: Path) -> N
     counts = [prepare(configure(train_file=path, expand_turns=each, dedup="exact")).counts for each in (False, True)]
     texts = [count["train_texts"] + count["validation_texts"] for count in counts]
     assert texts == [20, 21]  # all conversations begin alike, and a repeated example is dropped once
+
+
+@pytest.mark.parametrize("flags", [{}, {"clean": True, "min_chars": 9, "min_letters": 0}, {"dedup": "exact"}])
+def test_a_conversation_is_held_out_whole(configure: Any, tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The prompts of its later answers hold the earlier ones; rows are numbered, not answers."""
+    path, talks = tmp_path / "talks.jsonl", 400
+    with path.open("w") as file:
+        for talk in range(talks):
+            turns = [[f"q{talk}.{turn}", f"a{talk}.{turn}"] for turn in range(talk % 4)]
+            file.write((json.dumps({"conversations": turns}) + "\n") * (2 if "dedup" in flags else 1))
+    prepared = prepare(configure(train_file=path, expand_turns=True, max_seq_len=128, **flags))
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    train, held_out = (
+        [tokenizer.decode(row["labels"]) for row in LowMemDataset(split)]
+        for split in (prepared.train_dir, prepared.validation_dir)
+    )
+    first = 10 if "clean" in flags else 0  # shorter ones are dropped
+    lefts = [[f"a{talk}.{turn}" for turn in range(talk % 4)] for talk in range(first, talks) if talk % 4]
+    assert held_out == [answer for number, left in enumerate(lefts) if is_held_out(number) for answer in left]
+    assert train == [answer for number, left in enumerate(lefts) if not is_held_out(number) for answer in left]
+    assert len(held_out) > 3
 
 
 def test_history_beside_a_pair(configure: Any, tmp_path: Path) -> None:
