@@ -27,6 +27,7 @@ from data.prepare.task import Task, check_heeded, columns_of, decide, examples_o
 from data.shards import store as shards
 from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.files import Source, find, source_facts, sources_fingerprint
+from data.text.duplicates import NEAR
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.cores import usable_cores
@@ -305,6 +306,8 @@ def _settings(job: Job) -> dict[str, object]:
         facts["expand_turns"] = True
         if job.hold_out:  # what was made while its answers were parted is made anew
             facts["held_out"] = "conversations"
+    if job.dedup == NEAR and facts.keys() & {"prompt_template", "expand_turns"}:
+        facts["near"] = "rows"  # what was made while examples were compared as they are worded is made anew
     if job.kind != STREAM:
         facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
     return facts

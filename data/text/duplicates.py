@@ -4,7 +4,9 @@
 - near: rows that share at least about 80% of their runs of five characters, whatever case and blanks, by MinHash
   signatures of 128 values (Broder 1997, from the library rensa) and locality-sensitive hashing in 16 bands of 8 (Leskovec
   et al., "Mining of Massive Datasets", section 3.4). Rows that agree in a band are compared by their whole signatures
-  with the first of them that stays.
+  with the first of them that stays. What is compared is what the rows say, with the turns before and without a template,
+  whose words all rows share. Where every answer of a conversation is learnt, each is compared with those of other
+  conversations that have as many turns before them: within one, the later always repeat the earlier.
 
 A first pass signs all rows into files: 8 bytes a row, or 384. Each file of digests is then sorted in buckets, so that a
 few million rows are in memory at a time whatever the size of the corpus.
@@ -18,7 +20,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,8 @@ from data.prepare.workers import in_order
 from data.sources.chunks import Chunk, Point, chunks
 from data.sources.files import Source
 from data.sources.lines import BadRows
-from data.text.conversations import Examples, Row
+from data.text.conversations import Examples, Prompt, Row
+from data.text.templates import Template
 from language import say
 from settings.fields import UserError
 
@@ -59,13 +62,24 @@ class Signer:
     examples: Examples
 
     def __call__(self, rows: Sequence[Row]) -> Signed:
-        texts = ["\0".join(row) for row in self.examples.usable(rows)[0]]
+        examples = self.examples
+        if self.how == NEAR and examples.template is not None:
+            examples = replace(examples, template=Template())
+        left = examples.usable(rows)[0]
+        texts = ["\0".join(row) for row in left]
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
         if self.how == EXACT:
             digests = b"".join(blake2b(text.encode("utf8", "replace"), digest_size=8).digest() for text in texts)
             return size, [np.frombuffer(digests, np.uint64)]
         signatures = minhash(texts)
-        return size, [*bands(signatures), signatures]
+        apart = _turns_apart(left) if examples.each_turn else np.uint64(0)
+        return size, [*(band ^ apart for band in bands(signatures)), signatures]
+
+
+def _turns_apart(rows: Sequence[Row]) -> NDArray[np.uint64]:
+    """(rows,) a number that two rows have in common if they have as many turns."""
+    counts = [len(row[0].turns) if isinstance(row[0], Prompt) else 1 for row in rows]
+    return mix(np.array(counts, np.uint64))
 
 
 def minhash(texts: Sequence[str]) -> NDArray[np.uint16]:

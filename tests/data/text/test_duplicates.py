@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
 from data.text import duplicates
-from data.text.conversations import Examples
+from data.text.conversations import Examples, TurnsColumn
 from data.text.duplicates import EXACT, NEAR, find_duplicates, minhash
+from data.text.templates import Template
 from settings.fields import UserError
 
 WORDS = [
@@ -99,6 +101,42 @@ def test_preparing_leaves_duplicates_out_and_reports_them(configure: Any, tmp_pa
     assert prepared.counts["train_texts"] + prepared.counts["validation_texts"] == 30
     report = Manifest.of(prepared.train_dir).content["dropped"]["duplicate"]
     assert report["count"] == 10 and report["samples"][0] == texts[0][:160]
+
+
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{prompt}\n\n### Response:\n"
+)
+TEMPLATES = [Template(), Template.load(ALPACA, "Answer as well as you can: ")]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_words_around_rows_are_not_compared(tmp_path: Path, template: Template) -> None:
+    """Short pairs in the same long words are other pairs; a pair that is nearly another is still found."""
+    pairs = [(" ".join(document(number, 4)), " ".join(document(number + 1000, 2))) for number in range(300)]
+    long = (" ".join(document(7777)), " ".join(document(8888, 9)))
+    rows = [*pairs, long, (long[0].upper(), long[1]), pairs[3]]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt, "response": answer}) + "\n" for prompt, answer in rows))
+    assert find_near(path, ["prompt", "response"], Examples(template=template)) == [301, 302]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_answers_of_one_conversation_are_not_compared_with_each_other(tmp_path: Path, template: Template) -> None:
+    """However much of a later one's prompt is the earlier one. A conversation that is nearly another is still found."""
+    talks = [[[" ".join(document(talk * 10 + turn, 9))] * 2 for turn in range(4)] for talk in range(120)]
+    copy = json.loads(json.dumps(talks[5]).upper())
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in [*talks, copy]))
+    columns, every = [TurnsColumn("messages")], Examples(template=template, form="messages", each_turn=True)
+    assert find_near(path, columns, every) == [480, 481, 482, 483]
+    assert find_near(path, columns, replace(every, each_turn=False)) == [120]
+
+
+def find_near(path: Path, columns: list[str], examples: Examples) -> list[int]:
+    found = find_duplicates(find(str(path)), columns, NEAR, examples, path.parent, 0)
+    (path.parent / duplicates.RESULT).unlink()
+    return np.flatnonzero(found).tolist()
 
 
 MEMORY = """
