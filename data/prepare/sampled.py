@@ -39,7 +39,7 @@ class SampledLengths:
     Args:
         objective: what the rows teach. sources: (N,) of the encoder. targets: (A, N) of the decoder, of each answer of a row.
         place: where they come from. is_all: whether there are no other rows, and their tokenizer is known.
-        about_rows: about as many rows there are.
+        about_rows: about as many rows there are, of conversations with every answer one for each.
     """
 
     objective: str
@@ -92,9 +92,8 @@ def sampled_lengths(config: Config) -> SampledLengths | None:
         return None
     sources, *targets = encoded.uncut
     count = about_rows(task.sources)
-    return SampledLengths(
-        task.objective, sources, np.stack(targets), place, is_all, min(count, config.data.max_samples or count)
-    )
+    count = min(count, config.data.max_samples or count) * encoded.num_rows // len(rows)
+    return SampledLengths(task.objective, sources, np.stack(targets), place, is_all, max(1, count))
 
 
 def _stand_in(config: Config, task: Task, rows: Sequence[Row]) -> Tokenizer:

@@ -77,8 +77,8 @@ def rows_of_files(
     made = limited(read_rows(task.sources, task.columns, BadRows(skip=True)), config.data.max_samples)
     raw = list(islice(chain.from_iterable(made), max(count, SAMPLED_ROWS)))
     if worded is not None:
-        left, *_ = examples_of(config, task.kind, task.columns, worded).usable(raw[:count])
-        return task, [SeenRow(texts) for texts in left], ""
+        left, *_ = examples_of(config, task.kind, task.columns, worded).usable(raw)
+        return task, [SeenRow(texts) for texts in left[:count]], ""
     folder = tokenizer_folder(config, task, once)
     job = Job(task.kind, task.columns, [], [], False, lengths_of(config.data, task.kind), None, True, 1)
     encoded = make_encoder(folder, examples_of(config, task.kind, task.columns, folder), job.longest)(raw)

@@ -53,6 +53,23 @@ def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure
     assert sample.longest(config)[0] == longest >= told["longest"], "others may be longer"
 
 
+@pytest.mark.parametrize("more, close", [({}, 0), ({"max_samples": 300}, 0), ({"tokenizer_dir": "auto"}, 0.1)])
+def test_rows_are_counted_as_they_are_learnt(
+    configure: Configure, tmp_path: Path, more: dict[str, object], close: float
+) -> None:
+    """A conversation is as many rows as it has answers, and a blank one is none."""
+    counts = np.random.default_rng(1).integers(0, 6, 900)
+    talks = [[[f"question {at}.{turn}?", f"answer {turn}"] for turn in range(count)] for at, count in enumerate(counts)]
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in talks), encoding="utf8")
+    for expands in (False, True):
+        config = configure(train_file=path, max_seq_len=256, vocab_size=400, expand_turns=expands, **more)
+        sample = sampled_lengths(config)
+        told = prepare(config).counts
+        rows = told["train_rows"] + told["validation_rows"]
+        assert sample is not None and sample.about_rows == pytest.approx(rows, rel=close)
+
+
 def test_text_and_shards_have_no_sample(configure: Configure, file: Path, text_file: Path) -> None:
     assert sampled_lengths(configure(train_file=text_file)) is None
     shards = prepare(configure(train_file=file)).train_dir

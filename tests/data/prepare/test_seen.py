@@ -40,6 +40,18 @@ def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> Non
     assert table[1] == ("encoder", "question: qqq (14 tokens)") and table[2] == ("decoder", "a0 (3 tokens)")
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_as_many_rows_are_shown_as_are_asked_for(configure: Configure, tmp_path: Path, is_known: bool) -> None:
+    """Of conversations two answers, not all those of two; what is left out is not counted."""
+    talks = [[], *([[f"q{talk}.{turn}", f"a{talk}.{turn}"] for turn in range(3)] for talk in range(4))]
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in talks), encoding="utf8")
+    config = configure(train_file=path, expand_turns=True)
+    worded = {} if is_known else {"worded": tmp_path}
+    _, rows, _ = rows_of_files(config, 2, **worded)
+    assert [list(row.texts) for row in rows] == [["q0.0", "a0.0"], ["q0.0\na0.0\nq0.1", "a0.1"]]
+
+
 def test_masks_are_shown(configure: Configure, text_file: Path) -> None:
     config = configure(train_file=text_file)
     prepared = prepare(config)
