@@ -18,7 +18,7 @@ from data.batches.objectives import lengths_of
 from data.cache import only_if_made
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows as SeenRows
-from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
+from data.prepare.seen import columns_of_shards, cut_of_shards, passed_over, rows_of_files, rows_of_shards, told
 from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
@@ -273,7 +273,7 @@ def _rows(config: Config) -> SeenRows:
                 config, SHOWN_ROWS, only_if_made, None if known else Path(config.data.cache_dir)
             )
             table = told(rows, task.columns)
-        return [*table, *([(say("cut"), cut)] if cut else [])]
+        return [*table, *([(say("cut"), cut)] if cut else []), *passed_over(config)]
     return []
 
 

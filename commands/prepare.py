@@ -5,7 +5,7 @@ from __future__ import annotations
 import data.prepare.preparing
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
-from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, told
+from data.prepare.seen import columns_of_shards, cut_of_shards, passed_over, rows_of_files, rows_of_shards, told
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
@@ -41,6 +41,7 @@ def prepare(config: Config) -> None:
         samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
         rows.append((say("left out: {reason}", reason=reason), example))
+    rows += passed_over(config)
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     Progress(1).table(say("token shards"), [*rows, (say("next"), f"{program()} {command} --train_file={folder}")])
 
@@ -57,5 +58,5 @@ def _preview(config: Config) -> None:
     table = told(rows, columns)
     Progress(1).table(
         join(" ", [say("rows as the model will see them"), f"({task.objective})"]),
-        [*table, *([(say("cut"), cut)] if cut else [])],
+        [*table, *([(say("cut"), cut)] if cut else []), *passed_over(config)],
     )

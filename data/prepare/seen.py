@@ -6,6 +6,7 @@ From token shards where there are any; else from the files themselves, with the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -20,13 +21,14 @@ from data.prepare.encoder import make_encoder
 from data.prepare.encoding import Job, limited
 from data.prepare.preparing import Prepared
 from data.prepare.task import Task, decide, examples_of, tokenizer_folder
-from data.shards.store import STREAM, TRAIN, Manifest
+from data.shards.store import STREAM, TRAIN, Manifest, is_shards
+from data.sources.files import left_out
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.tokenizers.published import EOS
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.fields import counted
+from settings.fields import UserError, counted
 
 LETTERS = 240  # of a text that are shown
 SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
@@ -111,6 +113,17 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
             if row.tokens:
                 cell = say("{text} ({tokens})", text=cell, tokens=counted(row.tokens[place], "token"))
             table.append((side, cell))
+    return table
+
+
+def passed_over(config: Config) -> Rows:
+    """Files of the named folders that may hold rows and are not read, for a table; none where that cannot be told."""
+    table: Rows = []
+    for spec in (config.data.train_file, config.data.validation_file):
+        with suppress(UserError, OSError):
+            if spec and not is_shards(spec) and (files := left_out(spec)):
+                told_files = "{count} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows"
+                table.append((say("not read"), say(told_files, count=len(files), file=files[0])))
     return table
 
 

@@ -12,7 +12,7 @@ import codecs
 import difflib
 import glob
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -37,7 +37,12 @@ from formats import (
 from language import say
 from settings.fields import UserError, listed
 
-KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix not in (".json", ".md"))
+KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix != ".md")
+NO_ROWS = {  # what these describe is a dataset, prepared rows or a model
+    "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json", "manifest.json",
+    "config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
+    "special_tokens_map.json", "added_tokens.json", "prompt_template.json", "model.safetensors.index.json",
+}  # fmt: skip
 COMPRESSION_BY_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
@@ -73,8 +78,8 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     """Find the files that a user means.
 
     Args:
-        spec: a file, a folder (all data files below it, in the order of their names), a glob, an address of these, or
-        several separated by commas. name: what messages call it.
+        spec: a file, a folder (all data files below it, in the order of their names, but for those of `left_out`), a glob,
+        an address of these, or several separated by commas. name: what messages call it.
     Returns:
         one or more sources, without repetition.
     Raises:
@@ -84,7 +89,7 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     places: dict[Place, int] = {}
     for number, part in enumerate(parts_of(spec)):
         try:
-            found = _places(part, name)
+            found = _listed(part, name).taken
         except UserError as error:
             problems += error.problems
             continue
@@ -108,29 +113,61 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     return sources
 
 
+def left_out(spec: str) -> list[Place]:
+    """The files of folders that `find` passes over although they may hold rows: `.json` beside other data files, where it mostly
+    describes them. Those that never hold rows are not among them, nor those that are also named alone.
+
+    Args:
+        spec: as of `find`, which takes it.
+    Raises:
+        UserError: as `find`.
+    """
+    parts = [_listed(part) for part in parts_of(spec)]
+    taken = {file for part in parts for file in part.taken}
+    return [file for part in parts for file in part.left_out if file not in taken]
+
+
 def parts_of(spec: str) -> list[str]:
     """Part at commas, except where the whole is the name of a file."""
     whole = spec.strip()
     return [whole] if Path(whole).exists() else [part.strip() for part in whole.split(",") if part.strip()]
 
 
-def _places(part: str, name: str) -> list[Place]:
+@dataclass(frozen=True)
+class Listing:
+    """Files that are read, and `.json` of a folder that are left out."""
+
+    taken: Sequence[Place]
+    left_out: Sequence[Place] = ()
+
+    @classmethod
+    def of_folder(cls, files: Sequence[Place]) -> Listing:
+        """Sort out the data files of a folder."""
+        others = [file for file in files if _data_suffix(file) != ".json"]
+        return cls(others, [file for file in files if _data_suffix(file) == ".json"]) if others else cls(files)
+
+
+def _listed(part: str, name: str = "--train_file") -> Listing:
+    """The files that one part of what the user named stands for."""
     if is_address(part):
         path = local_path(part)
         if path is None:
-            found = list_remote(part, name)
-            return [file for file, inside in found if not inside.name or "*" in part or _belongs_to_folder(inside)]
+            remote = list_remote(part, name)
+            is_glob = any(letter in part.partition("?")[0] for letter in "*[")
+            if is_glob or not all(inside.name for _, inside in remote):
+                return Listing([file for file, _ in remote])
+            return Listing.of_folder([file for file, inside in remote if _belongs_to_folder(inside)])
     else:
         path = Path(part).expanduser()
     if path.is_dir():
         saved = _saved_dataset(path, name)
-        below = sorted(
-            file for file in path.rglob("*") if file.is_file() and _belongs_to_folder(file.relative_to(path))
-        )
-        return list(below if saved is None else saved)
+        if saved is not None:
+            return Listing(list(saved))
+        below = (file for file in path.rglob("*") if file.is_file() and _belongs_to_folder(file.relative_to(path)))
+        return Listing.of_folder(sorted(below))
     if path.exists():
-        return [path]
-    return [Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if Path(file).is_file()]
+        return Listing([path])
+    return Listing([Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if Path(file).is_file()])
 
 
 def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
@@ -169,7 +206,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _belongs_to_folder(path: PurePath) -> bool:
-    return not any(part.startswith((".", "_")) for part in path.parts) and _data_suffix(path) in KINDS_OF_FOLDERS
+    if any(part.startswith((".", "_")) for part in path.parts) or path.name.lower() in NO_ROWS:
+        return False
+    return _data_suffix(path) in KINDS_OF_FOLDERS
 
 
 def _data_suffix(path: Place | PurePath) -> str:

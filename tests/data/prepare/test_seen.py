@@ -11,7 +11,7 @@ import pytest
 from config import Config
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
-from data.prepare.seen import columns_of_shards, cut_of_shards, rows_of_files, rows_of_shards, shown, told
+from data.prepare.seen import columns_of_shards, cut_of_shards, passed_over, rows_of_files, rows_of_shards, shown, told
 from data.tokenizers.tokenizer import Tokenizer
 
 Configure = Callable[..., Config]
@@ -59,6 +59,15 @@ def test_masks_are_shown(configure: Configure, text_file: Path) -> None:
     (row,) = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 1)
     assert "<extra_id_0>" in row.texts[0] and row.texts[1].startswith("<extra_id_0>")
     assert cut_of_shards(config, prepared) == ""
+
+
+def test_files_of_a_folder_that_are_not_read_are_told(configure: Configure, file: Path) -> None:
+    assert passed_over(configure(train_file=file.parent)) == []
+    (file.parent / "more.jsonl").write_text('{"prompt": "p", "response": "r"}\n', encoding="utf8")
+    ((name, told_files),) = passed_over(configure(train_file=file, validation_file=file.parent))
+    assert name == "not read" and told_files.startswith("1 .json") and f"the first {file};" in told_files
+    prepared = prepare(configure(train_file=file))
+    assert passed_over(configure(train_file=prepared.train_dir, validation_file=file.parent / "none")) == []
 
 
 def test_long_texts_keep_both_ends() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.dataset import LowMemDataset
-from data.sources.files import find, sources_fingerprint
+from data.sources.files import find, left_out, sources_fingerprint
 from settings.fields import UserError
 
 TABLE = pa.table({"text": ["one", "two"]})
@@ -61,6 +62,36 @@ def test_a_folder_gives_its_data_files_in_order(tmp_path: Path) -> None:
         "b.txt",
         "d.csv.gz",
     ]
+
+
+def names(places: Iterable[object]) -> list[str]:
+    return [Path(str(place)).name for place in places]
+
+
+def test_json_of_a_folder_is_rows_where_there_is_nothing_else(tmp_path: Path) -> None:
+    """Beside other data it mostly describes them: it is left out, and told. What never holds rows is neither."""
+    for name in ("b.json", "a/c.json.gz", "a/dataset_info.json", "config.json", "_x.json", "README.md"):
+        write(tmp_path / name, b'[{"text": "x"}]')
+    assert names(source.path for source in find(str(tmp_path))) == ["c.json.gz", "b.json"]
+    assert left_out(str(tmp_path)) == []
+    write(tmp_path / "d.jsonl", b'{"text": "x"}')
+    assert names(source.path for source in find(str(tmp_path))) == ["d.jsonl"]
+    assert names(left_out(str(tmp_path))) == ["c.json.gz", "b.json"]
+    also = f"{tmp_path},{tmp_path}/b*.json"
+    assert names(source.path for source in find(also)) == ["d.jsonl", "b.json"]
+    assert names(left_out(also)) == ["c.json.gz"]
+
+
+def test_folders_of_programs_hold_no_rows_in_json(tmp_path: Path) -> None:
+    """Neither a model, nor what stands beside the rows of a dataset on the hub."""
+    for name in ("config", "tokenizer", "tokenizer_config", "special_tokens_map", "generation_config"):
+        write(tmp_path / "model" / f"{name}.json", b"{}")
+    with pytest.raises(UserError, match="holds no data file"):
+        find(f"{tmp_path}/model")
+    for name in ("dataset_infos.json", "data/train.csv", "README.md"):
+        write(tmp_path / "snapshot" / name)
+    assert names(source.path for source in find(f"{tmp_path}/snapshot")) == ["train.csv"]
+    assert left_out(f"{tmp_path}/snapshot") == left_out(f"{tmp_path}/model") == []
 
 
 def test_globs_and_lists_join_without_repetition(tmp_path: Path) -> None:
@@ -149,6 +180,7 @@ def saved(folder: Path, texts: list[str], **state: object) -> Path:
 
 def test_a_saved_dataset_gives_the_files_that_it_lists_in_their_order(tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", ["1", "2", "3", "4"])
+    assert left_out(str(folder)) == []
     assert [source.path.name for source in find(str(folder))] == ["data-b.arrow", "data-a.arrow"]
     assert [row["text"] for row in LowMemDataset(folder)] == ["1", "2", "3", "4"]
     (folder / "data-a.arrow").unlink()

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.dataset import LowMemDataset
-from data.sources.files import find, sources_fingerprint
+from data.sources.files import find, left_out, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.places import is_address, public
 from data.sources.reading import read_rows
@@ -41,6 +41,7 @@ def contents() -> dict[str, bytes]:
         "d/a.parquet": sinks["parquet"].getvalue().to_pybytes(), "d/b.arrow": sinks["file"].getvalue().to_pybytes(),
         "d/c.arrow": sinks["stream"].getvalue().to_pybytes(), "d/e.jsonl": lines, "d/f.jsonl.gz": gzip.compress(lines),
         "d/g.csv": b"text\n" + b"".join(text.encode() + b"\n" for (text,) in ROWS), "d/_hidden.jsonl": b"x", "d/readme.md": b"x",
+        "d/h.json": b"[{}]",
         "empty/x.jsonl": b"",
     }  # fmt: skip
 
@@ -59,6 +60,8 @@ def test_folders_globs_and_lists_of_addresses(bucket: str) -> None:
         "a.parquet", "b.arrow", "c.arrow", "e.jsonl", "f.jsonl.gz", "g.csv",
     ]  # fmt: skip
     assert [source.path.name for source in find(f"s3://bucket/d/*.arrow?{bucket}")] == ["b.arrow", "c.arrow"]
+    assert [file.name for file in left_out(f"s3://bucket/d?{bucket}")] == ["h.json"]
+    assert [source.path.name for source in find(f"s3://bucket/d/[gh]*?{bucket}")] == ["g.csv", "h.json"]
     both = find(f"s3://bucket/d/e.jsonl?{bucket},s3://bucket/d/g.csv?{bucket}")
     assert [source.part for source in both] == [0, 1]
     assert sources_fingerprint(both) != sources_fingerprint(both[:1])
