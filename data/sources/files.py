@@ -43,7 +43,10 @@ NO_ROWS = {  # what these describe is a dataset, prepared rows or a model
     "config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
     "special_tokens_map.json", "added_tokens.json", "prompt_template.json", "model.safetensors.index.json",
 }  # fmt: skip
-COMPRESSION_BY_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSION_BY_MAGIC = {
+    b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
+    **{bytes([number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(0x50, 0x60)},  # a frame to skip comes first: pzstd's sizes
+}  # fmt: skip
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
 FIRST_BYTES = 512  # of a file, which tell what it is
