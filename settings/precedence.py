@@ -154,8 +154,8 @@ class _Reading:
         try:
             self.values[name] = parse(self.settings[name][1], value)
             self.origins[name] = origin
-            if name == "epochs" and self.origins.get("max_steps") == "preset":  # else its steps would go before them
-                del self.values["max_steps"], self.origins["max_steps"]
+            if name == "epochs" and origin != "preset" and self.origins.get("max_steps") == "preset":
+                del self.values["max_steps"], self.origins["max_steps"]  # which would go before them
         except ValueError as error:
             problem = error.args[0] if error.args else error
             self.problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))

@@ -236,9 +236,7 @@ class Writing:
             encoded = encoded.select(~is_double)
         part = self.job.parts[source.part] if name == TRAIN else ""
         apart = np.zeros(encoded.num_rows, np.bool_)
-        numbers, came_in = (
-            encoded.numbered()
-        )  # all answers of a conversation go to one side: a prompt holds those before
+        numbers, came_in = encoded.numbered()  # a conversation goes to one side whole: its prompts hold its answers
         if held_out is not None:
             apart = np.array([is_held_out(point.kept + number) for number in numbers.tolist()], np.bool_)
         point.kept += came_in
