@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ import pytest
 
 from data.dataset import LowMemDataset
 from data.sources.files import find, left_out, sources_fingerprint
+from data.sources.lines import blocks
 from settings.fields import UserError
 
 TABLE = pa.table({"text": ["one", "two"]})
@@ -52,6 +54,17 @@ def test_else_from_the_ending(tmp_path: Path, name: str, kind: str) -> None:
 def test_compressed_text_is_known_by_its_content(tmp_path: Path) -> None:
     source = find(str(write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "x"}\n'))))[0]
     assert (source.kind, source.compression) == ("jsonl", "gzip")
+
+
+@pytest.mark.parametrize("number", [0, 15])
+def test_zstd_may_begin_with_a_frame_to_skip(tmp_path: Path, number: int) -> None:
+    """As pzstd writes it, one before each part."""
+    skipped = struct.pack("<III", 0x184D2A50 + number, 4, 0)
+    parts = [pa.compress(f"part {part}\n".encode() * 9, "zstd", asbytes=True) for part in range(2)]
+    path = write(tmp_path / "a.txt.zst", b"".join(skipped + part for part in parts))
+    (source,) = find(str(path))
+    assert (source.kind, source.compression) == ("text", "zstd")
+    assert b"".join(blocks(source)) == b"part 0\n" * 9 + b"part 1\n" * 9
 
 
 def test_a_folder_gives_its_data_files_in_order(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -58,12 +57,6 @@ def zstd(content: bytes) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def with_skipped(content: bytes, number: int) -> bytes:
-    """As pzstd writes it: frames that are skipped, each before one with a part."""
-    skipped, half = struct.pack("<III", 0x184D2A50 + number, 4, 0), len(content) // 2
-    return skipped + zstd(content[:half]) + skipped + zstd(content[half:])
-
-
 @pytest.mark.parametrize(
     "name, content",
     [
@@ -73,8 +66,6 @@ def with_skipped(content: bytes, number: int) -> bytes:
         ("a.jsonl.gz", gzip.compress(jsonl(ROWS))),
         ("a.csv.xz", lzma.compress(csv(ROWS))),
         ("a.jsonl.zst", zstd(jsonl(ROWS))),
-        ("pzstd.jsonl.zst", with_skipped(jsonl(ROWS), 0)),
-        ("skipped.jsonl.zst", with_skipped(jsonl(ROWS), 15)),
     ],
 )
 def test_text_formats_give_the_same_rows(tmp_path: Path, name: str, content: bytes) -> None:
