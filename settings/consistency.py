@@ -67,7 +67,8 @@ def _finetuning(config: Config) -> list[str]:
     objective = config.data.objective
     if config.train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
         return [f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"]
-    if asks_for_text(config) and (config.train.is_finetune or objective in ("pairs", PREFERENCES)):
+    is_typed = config.origin("text_column") == "flag"  # a file may be what a run has saved
+    if is_typed and (config.train.is_finetune or objective in ("pairs", PREFERENCES)):
         what = "preferences" if objective == PREFERENCES else "pairs"
         return [f"--text_column = {config.data.text_column}, has no effect on {what}; leave it out"]
     return []

@@ -223,6 +223,12 @@ def test_settings_that_dpo_would_not_heed_are_refused_all_at_once() -> None:
     assert "dpo learns preferences alone" in problems_of("dpo", train_file="x", objective="span")[0]
 
 
+def test_settings_that_were_saved_name_a_text_column_beside_any_objective(tmp_path: Path) -> None:
+    load("train", {"train_file": "x"}).save(tmp_path / "settings.json")
+    for flags in ({"objective": "pairs"}, {"objective": "auto", "is_finetune": "True"}, {"is_finetune": "True"}):
+        load("train", {"config": str(tmp_path / "settings.json"), **flags})
+
+
 def test_a_text_column_that_would_do_nothing_is_refused() -> None:
     told = "--text_column = body, has no effect on {what}; leave it out"
     for flags in ({"is_finetune": "True"}, {"objective": "pairs"}):
