@@ -16,10 +16,12 @@ from limits import HEAP_BELOW
 
 # numbers of malloc.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-# "fast" keeps small tensors in the heap; large ones are mapped in either case, so that what they took is given back
+# "fast" keeps small tensors in the heap, which a step trims; large ones are mapped, so that what they took is given back.
+# "untrimmed" keeps nearly all in the heap, and its pages for the next step; glibc takes no higher threshold
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
     "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: HEAP_BELOW, M_TRIM_THRESHOLD: 8 * 1024**2},
+    "untrimmed": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 32 * 1024**2, M_TRIM_THRESHOLD: 2**31 - 1},
 }
 
 
@@ -41,7 +43,7 @@ def tune_malloc(tuning: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Set malloc's thresholds for this process. Best called before much is allocated.
 
     Args:
-        tuning: "small" (least memory) or "fast".
+        tuning: of `TUNINGS`: "small" (least memory), "fast" or "untrimmed" (the fastest).
         environ: a user who sets MALLOC_* or glibc.malloc tunables keeps them.
     Returns:
         whether the setting took effect: False without glibc, where the user has set malloc, or where malloc refused.

@@ -52,7 +52,7 @@ def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative
     ways = [
         *(("saved blocks", replace(choice, saved_blocks=saved)) for saved in (0, blocks // 2, blocks)),
         *(("micro-batch", _cut(work, choice, rows)) for rows in _micro_batches(work, choice)),
-        ("malloc", replace(choice, malloc="small" if choice.malloc == "fast" else "fast")),
+        *(("malloc", replace(choice, malloc=malloc)) for malloc in ("fast", "small")),
     ]
     if choice.compute == "float32" and choice.storage not in QUANTIZED:
         if choice.storage == "float32":

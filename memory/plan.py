@@ -18,6 +18,7 @@ from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english, say
+from limits import MALLOCS
 from memory.alternatives import refusal
 from memory.choices import choices, kernels_of, passes_and_shards, scores_of
 from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision
@@ -41,6 +42,7 @@ from settings.fields import AUTO
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 # of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
 SLOWER = {"low": 1.05, "ultra": 1.05}
+ROOMY = 0.8  # share of the budget up to which freed memory is kept for the next step: a little speed is no reason for a probe
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def plan(
         earlier = replace(earlier, kernels=had_kernels and kernels_of(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
     kept = [earlier] if earlier and began and _goes_on(config, machine, work, earlier) else []
+    kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
     ways, fastest = _found(config, machine, work, [began, None] if began else [precision], kept, homes)
     slower = SLOWER.get(config.memory.memory_mode, 1.0)
     chosen = _smallest_of_fast(work, machine, ways, fastest, slower) if slower > 1 else fastest
@@ -206,7 +209,7 @@ def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     for family in sorted((sorted(members) for members in families.values()), key=lambda members: members[0]):
         if best is not None and family[0] >= best:
             break
-        at = bisect_left(family, True, key=lambda one: _peak(work, ways[one[1]], machine) <= machine.budget_bytes)
+        at = bisect_left(family, True, key=lambda one: _fits(work, ways[one[1]], machine))
         if at < len(family) and (best is None or family[at] < best):
             best = family[at]
     return None if best is None else ways[best[1]]
@@ -227,8 +230,8 @@ def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest:
 def _smallest(ways: list[Choice]) -> list[Choice]:
     """Of ways that differ only in what always takes more, those that take the least."""
 
-    def size(way: Choice) -> tuple[int, int, int, bool]:
-        return -way.away_blocks, way.saved_blocks, way.loss_chunk_bytes, way.malloc == "fast"
+    def size(way: Choice) -> tuple[int, int, int, int]:
+        return -way.away_blocks, way.saved_blocks, way.loss_chunk_bytes, MALLOCS.index(way.malloc)
 
     found: dict[tuple[object, ...], Choice] = {}
     for way in ways:
@@ -243,6 +246,11 @@ def _smallest(ways: list[Choice]) -> list[Choice]:
         if key not in found or size(way) < size(found[key]):
             found[key] = way
     return list(found.values())
+
+
+def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
+    room = machine.budget_bytes * (ROOMY if choice.malloc == "untrimmed" else 1.0)
+    return _peak(work, choice, machine) <= room
 
 
 def _peak(work: Work, choice: Choice, machine: Machine) -> int:

@@ -22,6 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 FIXED, CORRECTION = ("base", "weights", "weights at work", "optimizer state"), "correction"
+STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "last update")
 LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
 SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
 
@@ -59,9 +60,10 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         2 if choice.scores else 1,
     )
     heap = Heap(peaks)
+    passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
+    most = max(passing[phase] for phase in STEP_PHASES)
     for phase, parts in phases.items():
-        passing = sum(size for name, size in parts.items() if name not in fixed)
-        parts["allocator slack"] = heap.slack(phase, passing)
+        parts["allocator slack"] = heap.slack(phase, passing[phase], most)
         if machine.correction != 1.0:
             parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
     return phases

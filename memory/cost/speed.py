@@ -30,7 +30,8 @@ class Pace:
     Args:
         efficiency: share of the rate of products that a step reaches in large micro-batches.
         half_tokens: of a micro-batch at which it reaches half of that; fewer below a d_model of `wide`; 0: always so many.
-        small_malloc: speed with malloc "small", which returns every freed tensor to the system, which zeroes it again.
+        small_malloc: speed with malloc "small", which returns every freed tensor to the system, which zeroes it again;
+            untrimmed_malloc: the same where none is returned between steps.
         update_passes: over all weights that learn, four bytes each, of an update. walk_passes: of each further walk, which
             reads and adds to all gradients as part of the products. rounding_passes, cast_passes: where storage and products
             differ, of rounding what learns, and of the casts of a walk; widening_passes: of a walk over quantized weights,
@@ -48,6 +49,7 @@ class Pace:
     half_tokens: float = 64
     wide: float = 512
     small_malloc: float = 0.73
+    untrimmed_malloc: float = 1.15
     update_passes: float = 6
     walk_passes: float = 2
     rounding_passes: float = 3
@@ -214,7 +216,7 @@ def _waiting_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, f
 def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> float:
     """Share of the rate of products that is reached."""
     narrow = min(1.0, pace.wide / d_model) ** 2 if pace.wide else 1.0  # wide products need fewer tokens
-    malloc = {"small": pace.small_malloc, "fast": 1.0}[choice.malloc]
+    malloc = {"small": pace.small_malloc, "fast": 1.0, "untrimmed": pace.untrimmed_malloc}[choice.malloc]
     return malloc * pace.efficiency * tokens / (tokens + pace.half_tokens * narrow)
 
 

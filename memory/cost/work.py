@@ -152,7 +152,7 @@ class Choice:
         accumulation_passes: of one step; more than one holds all gradients.
         saved_blocks: blocks whose activations are saved for backward; the others are recomputed.
         storage, compute: dtype names of the weights at rest and in products.
-        malloc: "small" or "fast", see `devices.malloc`.
+        malloc: one of `limits.MALLOCS`, see `devices.malloc`.
         shards: processes that share weights and optimizer state; 1: each holds all.
         offload_boundaries: whether checkpointed activations wait in the host's memory.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).

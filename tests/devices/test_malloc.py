@@ -8,6 +8,7 @@ import pytest
 
 from devices import malloc
 from devices.malloc import TUNINGS, _libc, trim_malloc, tune_malloc
+from limits import MALLOCS
 from memory.observe.processes import has_proc
 
 needs_glibc = pytest.mark.skipif(_libc() is None or not has_proc(), reason="no glibc or no /proc here")
@@ -90,3 +91,14 @@ def test_fast_keeps_freed_blocks_until_trimmed_and_small_returns_them_at_once(tu
     full, freed, trimmed = (int(word) / 2**20 for word in done.stdout.split())
     assert full > 76 and trimmed < 8
     assert (freed > 16) == keeps and (freed < 8) == (not keeps)
+
+
+@needs_glibc
+@pytest.mark.parametrize("tuning", TUNINGS)
+def test_glibc_takes_every_tuning_of_a_plan(tuning: str) -> None:
+    assert tuple(TUNINGS) == MALLOCS
+    told = subprocess.run(
+        [sys.executable, "-c", f"from devices.malloc import tune_malloc; print(tune_malloc({tuning!r}, {{}}))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout.strip() == "True", "a threshold beyond what it allows would change nothing"

@@ -85,6 +85,23 @@ def test_more_budget_is_never_slower_and_the_peak_stays_inside() -> None:
     assert seconds[-1] < seconds[0]
 
 
+def test_what_a_step_frees_is_kept_for_the_next_in_narrow_models_with_room_alone() -> None:
+    def malloc(config: Config, budget: int, **where: Any) -> str:
+        return plan(config, dataclasses.replace(machine(budget), **where)).choice.malloc
+
+    narrow = settings_of(model_preset="tiny", effective_batch_size=16, batch_size_per_gpu=16)
+    assert malloc(narrow, 8 * GIB) == "untrimmed"
+    kept = plan(narrow, machine(8 * GIB))
+    tight = kept.peak_bytes
+    assert malloc(narrow, tight) == "fast", "a probe, or a smaller way, is not worth it"
+    again = plan(narrow, machine(tight), earlier=kept.choice).choice
+    assert again == dataclasses.replace(kept.choice, malloc="fast"), "a resumed run computes alike in less room"
+    assert malloc(narrow, 8 * GIB, pads_attention=True) == "fast", "tensors lie on a GPU"
+    assert malloc(settings_of(model_preset="t5-small", effective_batch_size=16), 8 * GIB) == "fast"
+    assert malloc(narrow.changed(memory_mode="low"), 8 * GIB) != "untrimmed"
+    assert malloc(narrow.changed(gradient_checkpointing=True), 8 * GIB) == "fast"
+
+
 @pytest.mark.parametrize("mode", SLOWER)
 def test_low_and_ultra_take_the_least_memory_that_is_nearly_as_fast(mode: str) -> None:
     config, where = settings_of(model_preset="t5-base", effective_batch_size=16, memory_mode=mode), machine(8 * GIB)

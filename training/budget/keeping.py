@@ -35,6 +35,7 @@ FIXED = ("base", "weights", "optimizer state")  # parts of a plan that no way to
 SHARE_AFTER_ERROR = 0.7  # of the failed way's changeable part: what the next way may take at most
 DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the system take of it is no smaller budget
 REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it stays under 1% of the run
+HEAP_BEYOND = 1.03  # times the planned peak, from which an untrimmed heap is trimmed after all
 SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
 
 # What the user fixed and what is given up, in this order, where nothing else fits.
@@ -111,6 +112,7 @@ class Keeper:
         elif self._monitor.pressure() > PRESSURE and self._clock() >= self._rest_until:
             self._relieve(step)
         self._watch_growth(step)
+        self._watch_heap()
         if self._clock() - self._looked >= LOOK_SECONDS:
             self._look(step)
         return self.plan is not before
@@ -183,6 +185,15 @@ class Keeper:
         else:
             self._shrink(
                 step, "train", "growth", None, self._plan_within(self.plan.peak_bytes / (1.0 + FORESIGHT * growth))
+            )
+
+    def _watch_heap(self) -> None:
+        """Trim malloc's heap in each step from now on, where left untrimmed it has grown beyond the plan."""
+        choice = self.plan.choice
+        if choice.malloc == "untrimmed" and self._monitor.peak_bytes > HEAP_BEYOND * self.plan.peak_bytes:
+            self.plan = replace(self.plan, choice=replace(choice, malloc="fast"))
+            self._journal.tell(
+                say("memory is above the plan: what malloc holds is given back in each step from here on")
             )
 
     def _peak_share(self) -> float:
@@ -280,7 +291,8 @@ class Keeper:
 def _runs_smaller(choice: Choice, than: Choice) -> bool:
     """Whether the walk itself holds less, not only what surrounds it."""
     fewer_rows = any(ours < theirs for ours, theirs in zip(_rows(choice), _rows(than), strict=True))
-    return choice.saved_blocks < than.saved_blocks or fewer_rows
+    trims = than.malloc == "untrimmed" != choice.malloc
+    return choice.saved_blocks < than.saved_blocks or fewer_rows or trims
 
 
 def _rows(choice: Choice) -> tuple[int, int]:

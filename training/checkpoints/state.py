@@ -20,6 +20,7 @@ from bounded import read_text
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
+from limits import MALLOCS
 from memory.cost.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.cost.work import HOMES, JSON_NAMES, Choice
 from model import hf_format
@@ -39,7 +40,7 @@ NO_NAMES: Mapping[str, str] = {}
 NAMES = {
     "storage": REST_DTYPES,
     "compute": COMPUTE_DTYPES,
-    "malloc": ("small", "fast"),
+    "malloc": MALLOCS,
     "weights_in": HOMES,
 }  # of a choice
 

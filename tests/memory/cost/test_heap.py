@@ -8,8 +8,8 @@ import pytest
 
 from config import T5ModelConfig
 from limits import HEAP_BELOW
-from memory.cost.heap import TRIMMED_BYTES, Heap
-from memory.cost.prediction import Choice, Machine, Work, changeable, predict
+from memory.cost.heap import TRIMMED_BYTES, UNTRIMMED_SHARE, Heap
+from memory.cost.prediction import STEP_PHASES, Choice, Machine, Work, changeable, predict
 from memory.cost.step_peaks import StepPeaks
 from units import GIB, MIB
 
@@ -31,7 +31,7 @@ PHASES = (
 
 
 def slack(choice: Choice, phase: str) -> int:
-    return Heap(StepPeaks(WORK, choice, MACHINE)).slack(phase, 0)
+    return Heap(StepPeaks(WORK, choice, MACHINE)).slack(phase, 0, 0)
 
 
 @pytest.mark.parametrize("choice", [RECOMPUTING, KEEPING])
@@ -54,10 +54,22 @@ def test_casts_of_small_matrices_lie_in_the_heap() -> None:
     assert of_one == 4 * (8 * SHAPE.d_model * inner + gates * SHAPE.d_model * SHAPE.d_ff)
     wide = replace(SHAPE, d_model=HEAP_BELOW // 4, d_ff=1, d_kv=1, num_heads=1)  # every matrix is as large as is mapped
     walk = StepPeaks(replace(WORK, model=wide), casting, MACHINE)
-    assert Heap(walk).slack("evaluation", 0) - TRIMMED_BYTES == walk.blocks.tile_bytes()
+    assert Heap(walk).slack("evaluation", 0, 0) - TRIMMED_BYTES == walk.blocks.tile_bytes()
 
 
 def test_where_nearly_all_is_mapped_little_is_kept() -> None:
     small = replace(RECOMPUTING, malloc="small")
     for phase, parts in predict(WORK, small, MACHINE).items():
         assert parts["allocator slack"] <= 0.02 * changeable(parts), phase
+
+
+def test_an_untrimmed_heap_stays_as_large_as_the_highest_place_of_a_step_made_it() -> None:
+    phases = predict(WORK, replace(KEEPING, malloc="untrimmed"), MACHINE)
+    trimmed = predict(WORK, KEEPING, MACHINE)
+    step = {sum(phases[phase].values()) for phase in STEP_PHASES}
+    assert len(step) == 1, "from step to step nothing is given back"
+    stays = trimmed["loss"]["libraries"]
+    passing = max(changeable(trimmed[phase]) - trimmed[phase]["allocator slack"] for phase in STEP_PHASES) - stays
+    fixed = sum(trimmed["loss"].values()) - changeable(trimmed["loss"]) + stays
+    assert step.pop() - fixed == pytest.approx((1 + UNTRIMMED_SHARE) * passing, abs=8)
+    assert sum(phases["evaluation"].values()) < sum(phases["loss"].values()), "cleaned before"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from config import DoesNotFit
+from engine.step import Engine
 from engine.walk import Walk
 from memory.cost import prediction
 from memory.cost.work import Choice
@@ -132,6 +133,7 @@ def test_fewer_rows_in_a_pass_are_a_smaller_way():
     parts = replace(whole, batch_size_per_gpu=3, micro_batches_per_pass=2, accumulation_passes=3)
     assert keeping._runs_smaller(parts, whole)
     assert not keeping._runs_smaller(replace(whole, malloc="small"), whole), "the walk holds what it held"
+    assert keeping._runs_smaller(whole, replace(whole, malloc="untrimmed")), "and less where it trims"
 
 
 def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeypatch):
@@ -173,6 +175,16 @@ def test_every_mode_gives_the_same_losses(folder, undisturbed, mode):
 def test_bf16_at_rest_stays_near_fp32(folder, undisturbed):
     losses = run(folder, "mode_bf16", memory_mode="ultra", mixed_precision="bf16")
     assert losses != undisturbed and losses == pytest.approx(undisturbed, rel=0.02)
+
+
+def test_a_heap_that_grows_beyond_the_plan_is_trimmed_again(folder, undisturbed, monkeypatch, capfd):
+    assert events(folder, "undisturbed", "plan")[0]["choice"]["malloc"] == "untrimmed"
+    followed, follow = [], Engine.follow
+    monkeypatch.setattr(keeping, "HEAP_BEYOND", 0.0)
+    monkeypatch.setattr(Engine, "follow", lambda engine, choice: followed.append(choice) or follow(engine, choice))
+    assert run(folder, "heap") == undisturbed
+    assert [choice.malloc for choice in followed] == ["fast"], "once"
+    assert capfd.readouterr().out.count("memory is above the plan") == 1
 
 
 def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbed, monkeypatch, capfd):

@@ -125,7 +125,7 @@ def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPat
         return ProbeResult(failed="not run")
 
     monkeypatch.setattr(planning, "probe", probe)
-    begin = changed(begin, probe=asked_for, num_layers=12, num_decoder_layers=12)
+    begin = changed(begin, probe=asked_for, num_layers=12, num_decoder_layers=12, gradient_checkpointing=True)
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     budget = plain.peak_bytes + MIB

@@ -74,6 +74,8 @@ def test_the_walk_trims_the_heap_where_it_is_kept_between_steps(monkeypatch: pyt
     assert engine.walk.policies.trim is trim_malloc
     engine.follow(replace(choice, malloc="small"))
     assert engine.walk.policies.trim is no_trim, "nearly all is mapped, and given back at once"
+    engine.follow(replace(choice, malloc="untrimmed"))
+    assert engine.walk.policies.trim is no_trim, "the next step finds its pages"
     engine.follow(choice)
     assert engine.walk.policies.trim is trim_malloc
     monkeypatch.setattr(type(engine.device), "is_separate_memory", True)
