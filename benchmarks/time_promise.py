@@ -48,6 +48,7 @@ FITTED = (
     "cast_passes",
     "rounding_passes",
     "small_malloc",
+    "untrimmed_malloc",
 )
 FACTORS = (0.5, 0.8, 0.9, 0.97, 1.03, 1.1, 1.25, 2.0)  # by which a constant is changed while that helps
 FIRST = {

@@ -83,6 +83,8 @@ def cases() -> dict[str, tuple[Work, Choice, Machine]]:
     trained = replace(EVEN, trained=adapters())
     return {
         "saved": (EVEN, SAVING, CPU),
+        "saved, untrimmed": (EVEN, replace(SAVING, malloc="untrimmed"), CPU),
+        "cut, untrimmed": (UNEVEN, replace(CUT, saved_blocks=5, malloc="untrimmed"), CPU),
         "recomputed": (EVEN, RECOMPUTING, CPU),
         "recomputed, cut, heap kept": (gated, replace(CUT, saved_blocks=0), CPU),
         "cut": (UNEVEN, CUT, CPU),
