@@ -20,7 +20,7 @@ from settings.fields import AUTO
 
 LOSS_CHUNKS_BYTES = (LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES // 2, LOSS_CHUNK_BYTES // 4)
 # d_model from which the system's clearing of pages is not seen beside the products: on AVX2 steps of 192 and 256 wide models take
-# 13 to 17% less time when it is spared, those of 512 wide ones no less that could be measured
+# 13 to 19% less time when it is spared, those of 512 wide ones no less that could be measured
 UNTRIMMED_BELOW = 512
 SCORES_SHARE = 256  # bytes of the budget for each score: some 12 of them are in use, while they are computed with
 
