@@ -34,6 +34,7 @@ from memory.cost.generation import MOST_ROWS
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
+from training.report.tracking import plain
 from training.start.adapted import base_of
 
 WINDOW_BATCHES = 8  # batches of one window
@@ -249,7 +250,9 @@ class Output:
 
     def write(self, prompt: Prompt, answer: str) -> None:
         """Append one answer: the row's columns, `response`, and what was there as `reference`."""
-        row: dict[str, Any] = {REFERENCE if name == ANSWER else name: value for name, value in prompt.columns.items()}
+        columns = prompt.columns
+        kept = REFERENCE if REFERENCE not in columns else f"{ANSWER}_{REFERENCE}"  # no column is lost
+        row: dict[str, Any] = plain({kept if name == ANSWER else name: value for name, value in columns.items()})
         line = json.dumps({**row, ANSWER: answer}, ensure_ascii=False)
         self._file.write((line if is_encodable(line) else json.dumps({**row, ANSWER: answer})) + "\n")
         self._file.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -78,6 +79,17 @@ def test_text_csv_and_parquet_give_the_same_answers(folder: Path, tmp_path: Path
     first = answers["p.parquet"][0]
     assert first == {"prompt": "short", "n": 0, "none": None, "reference": "short", "response": first["response"]}
     assert [row["response"] for row in answers["p.parquet"]] == [row["response"] for row in answers["p.txt"]]
+
+
+def test_every_cell_of_a_row_stands_beside_its_answer_as_json_knows_it(folder: Path, tmp_path: Path) -> None:
+    table, output = tmp_path / "p.parquet", tmp_path / "answers.jsonl"
+    columns = {"prompt": ["short"] * 3, "n": [0.5, math.nan, math.inf], "response": ["a"] * 3, "reference": ["b"] * 3}
+    pq.write_table(pa.table(columns), table)
+    generate(settings(folder, input=table, output=output))
+    assert "NaN" not in (text := output.read_text(encoding="utf8")) and "Infinity" not in text
+    rows = read(output)
+    assert [row["n"] for row in rows] == [0.5, None, None]
+    assert {(row["reference"], row["response_reference"]) for row in rows} == {("b", "a")}
 
 
 class Killed(Exception):

@@ -153,7 +153,7 @@ class MetricsFile:
         """Append one event. Numbers that JSON does not know (nan, inf) become null."""
         if not self._is_main:
             return
-        record = {"event": event, **{name: _plain(value) for name, value in fields.items()}}
+        record = {"event": event, **{name: plain(value) for name, value in fields.items()}}
         try:
             self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
@@ -210,12 +210,12 @@ def _is_kept(line: bytes, step: int, spared: str | None) -> bool:
     return not isinstance(record.get("step"), int) or record["step"] <= step or record["event"] == spared
 
 
-def _plain(value: Any) -> Any:
-    """Turn what numpy, torch and pathlib give into what JSON knows."""
+def plain(value: Any) -> Any:
+    """Turn what numpy, torch and pathlib give into what JSON knows; numbers that are not finite into null."""
     if isinstance(value, dict):
-        return {str(key): _plain(member) for key, member in value.items()}
+        return {str(key): plain(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(member) for member in value]
+        return [plain(member) for member in value]
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "item"):
