@@ -170,7 +170,9 @@ def _listed(part: str, name: str = "--train_file") -> Listing:
         return Listing.of_folder(sorted(below))
     if path.exists():
         return Listing([path])
-    return Listing([Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if Path(file).is_file()])
+    base = next(parent for parent in path.parents if parent.is_dir())  # a folder that is there may be named `[1]`
+    found = glob.glob(str(path.relative_to(base)), root_dir=base, recursive=True)
+    return Listing([file for file in (base / name for name in sorted(found)) if file.is_file()])
 
 
 def _saved_dataset(folder: Path, name: str) -> list[Path] | None:

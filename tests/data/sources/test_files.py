@@ -107,6 +107,15 @@ def test_folders_of_programs_hold_no_rows_in_json(tmp_path: Path) -> None:
     assert left_out(f"{tmp_path}/snapshot") == left_out(f"{tmp_path}/model") == []
 
 
+def test_a_glob_may_stand_below_a_folder_whose_name_looks_like_one(tmp_path: Path) -> None:
+    folder = tmp_path / "part [1]*"
+    folder.mkdir()
+    for name in ("b.txt", "a.txt", "c.csv"):
+        (folder / name).write_text("text", encoding="utf8")
+    found = find(f"{folder}/*.txt")
+    assert [source.path for source in found] == [folder / "a.txt", folder / "b.txt"]
+
+
 def test_globs_and_lists_join_without_repetition(tmp_path: Path) -> None:
     for name in ("a1.txt", "a2.txt", "b.txt"):
         write(tmp_path / name)
