@@ -22,7 +22,7 @@ from language import say, speak
 from training.ahead import Ahead
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import publish
+from training.checkpoints.runs import bring_replaced_back, let_replaced_go, publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
@@ -95,6 +95,8 @@ class LowMemTrainer:
         begun = None if self.ahead is None else self.ahead.begun
         opening = open_run(self.config, watch, device, accelerator, begun)
         start, plan, budget = opening.start, opening.plan, opening.budget
+        if is_main:
+            stack.callback(bring_replaced_back, start.run_dir)  # where it is not let go below
         self.config = config = start.config
         self.peers.resume = resume_command(config)
         self.steps = opening.steps
@@ -118,6 +120,8 @@ class LowMemTrainer:
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
         stack.callback(lambda: self.live.close())
+        if is_main:
+            let_replaced_go(start.run_dir)
         self.saver = Saver(self.live, opening.mirror)
         self.recovery = Recovery(self.live, self.saver)
         self.evaluator = Evaluator(self.live, self.recovery.give_up)

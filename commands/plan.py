@@ -73,16 +73,11 @@ def _with_start(config: Config) -> tuple[Config, list[str]]:
     if not train.is_finetune and train.finetune_from in (AUTO, None):
         return config, []
     try:
-        shape, folder, told = planned_start(config)
+        return planned_start(config)
     except UserError as error:
         if not config.given("model_preset"):
             raise
         return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"]
-    if shape is None or folder is None:
-        return config, told
-    shape = replace(shape, dropout_rate=config.model.dropout_rate)
-    known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else folder
-    return replace(config.changed(tokenizer_dir=known), model=shape), told
 
 
 @dataclass(frozen=True)

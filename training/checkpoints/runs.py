@@ -84,7 +84,7 @@ def create_run(
         output_dir: folder of all runs; made if missing.
         name: the run's, the same on all processes.
         kind: one of `KINDS`.
-        overwrite: replace an existing run of that name.
+        overwrite: replace an existing run of that name; it lies beside until `let_replaced_go`.
         is_main: other processes create nothing.
         fill: puts further files into the folder it is given. objective: what is learnt, for those who use the model.
     Returns:
@@ -102,18 +102,43 @@ def create_run(
     fresh, aside = _beside(run_dir)
     with writing("output_dir", output_dir):
         remove(fresh)
-        remove(aside)
         make_folder(fresh.parent)
         fresh.mkdir()
         _write_record(fresh, {"name": name, "kind": kind, "objective": objective, "started": _now(run_dir.parent)})
         fill(fresh)
         sync(fresh)
-        if os.path.lexists(run_dir):
+        if os.path.lexists(aside):  # a start before this one was killed before its model stood
+            remove(run_dir)
+        elif os.path.lexists(run_dir):
             os.replace(run_dir, aside)
         os.replace(fresh, run_dir)
         sync_folder(run_dir.parent)
-        remove(aside)
     return run_dir
+
+
+def let_replaced_go(run_dir: Path) -> None:
+    """Remove the run that a new one has replaced, once the new one's model stands.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    gone, aside = _beside(run_dir)
+    with writing("output_dir", run_dir.parent):
+        if os.path.lexists(aside):
+            remove(gone)
+            os.replace(aside, gone)  # one that is removed in part is never brought back
+            remove(gone)
+
+
+def bring_replaced_back(run_dir: Path) -> None:
+    """Give the run that a new one has replaced its place again, where the new one ended before its model stood."""
+    fresh, aside = _beside(run_dir)
+    if aside.is_dir():
+        with suppress(OSError):  # it lies beside, whole
+            if os.path.lexists(run_dir):
+                os.replace(run_dir, fresh)
+            os.replace(aside, run_dir)
+            remove(fresh)
 
 
 def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:

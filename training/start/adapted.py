@@ -39,6 +39,11 @@ def base_of(folder: str | Path, instead: str | None = None) -> Path:
     return base
 
 
+def learnt_last(folder: Path, adapters: list[Path]) -> Path:
+    """Whose tokenizer, template and settings count: the adapter's that is on, or else the model's."""
+    return adapters[0] if adapters else folder
+
+
 def tokenizer_folder(folder: Path, home: Path) -> Path:
     """Where the tokenizer of an adapter lies: beside it, or with its base."""
     return folder if (folder / "tokenizer.json").is_file() else home
@@ -78,6 +83,37 @@ def lora_settings(config: Config, shape: T5ModelConfig) -> LoraSettings | None:
     return LoraSettings(lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora)
 
 
+def with_form_of(config: Config, base: Path | None) -> Config:
+    """The settings of a run that goes on from an adapter: what nobody has named of its form is as the adapter has it."""
+    if base is None or not is_adapter(base) or not config.lora.lora_rank:
+        return config
+    form, lora = read_info(base).settings, config.lora
+    kept = {"lora_targets": ",".join(form.targets), "lora_scaling": _scaling_of(form), "use_dora": form.dora}
+    taken = {name: value for name, value in kept.items() if not config.given(name)}
+    return config.changed(**taken, lora_alpha=form.alpha if lora.lora_alpha == AUTO else lora.lora_alpha)
+
+
+def _scaling_of(form: LoraSettings) -> str:
+    return "rank_stabilised" if form.rank_stabilised else "standard"
+
+
+def form_problems(settings: LoraSettings, base: Path) -> list[str]:
+    """What a run asks for that the adapter which it goes on from is not."""
+    info = read_info(base)
+    form = info.settings
+    asked_and_found = {
+        "lora_rank": (settings.rank, form.rank), "lora_alpha": (settings.alpha, form.alpha),
+        "lora_scaling": (_scaling_of(settings), _scaling_of(form)), "use_dora": (settings.dora, form.dora),
+    }  # fmt: skip
+    if set(settings.targets) != set(form.targets):
+        asked_and_found["lora_targets"] = (",".join(settings.targets), ",".join(form.targets))
+    return [
+        f"--{name} = {asked}, the adapter {base} has {found}; leave it out or name the same, or start from its base {info.base}"
+        for name, (asked, found) in asked_and_found.items()
+        if asked != found
+    ]
+
+
 def check_trained(config: Config, base: Path | None) -> list[str]:
     """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
     if config.lora.lora_rank and base is None:
@@ -96,6 +132,8 @@ def check_trained(config: Config, base: Path | None) -> list[str]:
         settings = lora_settings(config, shape)
         if settings is not None:
             adapted_paths(shape, settings)
+            if base is not None and is_adapter(base):
+                problems += form_problems(settings, base)
             adapters = adapter_weights(shape, settings.rank, settings.targets, settings.dora)
             learns = {**dict.fromkeys(learns, False), **{weight.name: True for weight in adapters}}
     except UserError as error:

@@ -26,7 +26,7 @@ from model.lora.form import AdapterInfo, LoraSettings
 from model.lora.freezing import freeze
 from model.t5 import T5
 from settings.fields import UserError
-from training.start.adapted import lora_settings
+from training.start.adapted import form_problems, lora_settings
 
 FINGERPRINT_ROWS = 4
 FINGERPRINT = "base_fingerprint"  # in the config.json of a model that was made from another
@@ -78,17 +78,10 @@ def choose_trained(
 
 
 def _go_on(model: T5, settings: LoraSettings, start: Path, known: str) -> None:
-    info = read_info(start)
-    if set(info.settings.targets) != set(settings.targets) or info.settings.rank != settings.rank:
-        raise UserError(
-            f"--lora_rank = {settings.rank} on {','.join(settings.targets)}, the adapter {start} has rank {info.settings.rank} "
-            f"on {','.join(info.settings.targets)}; name the same, or start from its base {info.base}"
-        )
-    _check_fingerprint(start, info, known)
-    adapters = load_adapters(model, start)
-    for adapter in adapters.values():
-        adapter.scaling = settings.scaling
-    use_adapters(model, adapters)
+    if problems := form_problems(settings, start):
+        raise UserError(*problems)
+    _check_fingerprint(start, read_info(start), known)
+    use_adapters(model, load_adapters(model, start))
 
 
 # --- ready adapters ---

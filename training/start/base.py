@@ -21,7 +21,7 @@ from model.shapes import weight_counts
 from settings.fields import AUTO
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, near_folder, newest_run
-from training.start.adapted import home_of
+from training.start.adapted import home_of, with_form_of
 from training.start.download import MODELS_DIR, download, how_to_fetch
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
@@ -50,17 +50,20 @@ def choose_base(config: Config, run_dir: Path | None) -> tuple[Path | None, list
     return base, [*told, *why]
 
 
-def planned_start(config: Config) -> tuple[T5ModelConfig | None, str | None, list[str]]:
-    """Shape and folder of the model that a run of these settings would start from, None of random weights; and what is told.
+def planned_start(config: Config) -> tuple[Config, list[str]]:
+    """The settings with shape, tokenizer and adapters' form of what a run of them would start from; and what is told.
 
     Raises:
         UserError: as `choose_base`.
     """
     base, told = choose_base(config, None)
     if base is None:
-        return None, None, told
+        return config, told
     home = home_of(base, config)
-    return read_config(home), str(home), told or [f"starts from {base}"]
+    shape = dataclasses.replace(read_config(home), dropout_rate=config.model.dropout_rate)
+    known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else str(home)
+    config = dataclasses.replace(config.changed(tokenizer_dir=known), model=shape)
+    return with_form_of(config, base), told or [f"starts from {base}"]
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:

@@ -13,12 +13,13 @@ from pathlib import Path
 from config import PREFERENCES, Config, UserError
 from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
+from language import say
 from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
 from settings.fields import AUTO
 from training.evaluation.scores import metric_names
 from training.report.heartbeat import PREPARING_FILE
-from training.start.adapted import check_trained, home_of
+from training.start.adapted import check_trained, home_of, with_form_of
 from training.start.base import MODEL_FIELDS, choose_base
 from training.start.resuming import find_run_to_resume, resumed_config, unused_places
 
@@ -60,6 +61,7 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
     for text in told:
         tell(text)
     if run_dir is None:
+        _refuse_to_replace_its_start(config, base)
         config = _with_base(config, base)
     if base is not None:
         home = home_of(base, config)
@@ -68,10 +70,26 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
         config = _with_shape_of(config, home)
         if config.data.tokenizer_dir == AUTO:
             config = config.changed(tokenizer_dir=str(home))
+    config = with_form_of(config, base)
     if problems := check_trained(config, base):
         raise UserError(*problems)
     note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
     return Begun(config, prepare_in_child(config, note), base, run_dir, notes, told)
+
+
+def _refuse_to_replace_its_start(config: Config, base: Path | None) -> None:
+    """A new run that takes the place of another may not start from what goes with it.
+
+    Raises:
+        UserError: it would.
+    """
+    replaced, tokenizer = Path(config.run.output_dir, config.run.run_name).resolve(), config.data.tokenizer_dir
+    read = [] if base is None else [base, home_of(base, config)]
+    read += [] if tokenizer == AUTO else [Path(tokenizer)]
+    for folder in read:
+        if folder.resolve().is_relative_to(replaced):
+            told = "--run_name = {run}, would replace {folder}, which this run starts from; name another run"
+            raise UserError(say(told, run=config.run.run_name, folder=folder))
 
 
 def _with_base(config: Config, base: Path | None) -> Config:

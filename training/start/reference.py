@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from engine.walk import Walk
 from language import say
 from memory.cleanup import clean_all
 from memory.cost.work import Choice
+from model.formats.adapter_folder import is_adapter, read_info
 from settings.fields import UserError
 from training.checkpoints.durable import replace_file, replace_text
 from training.checkpoints.state import TrainingState
@@ -201,7 +203,9 @@ def _store_folder(begin: Start, choice: Choice, model: str) -> Path:
     data = []
     for split, loader in ((begin.prepared.train_dir, begin.loader), (begin.prepared.validation_dir, begin.validation)):
         data.append([Manifest.of(split).content["fingerprint"], split.name, loader.num_rows, asdict(loader.lengths)])
-    facts = [FORMAT, model, choice.storage, choice.compute, data]
+    facts: list[Any] = [FORMAT, model, choice.storage, choice.compute, data]
+    if is_adapter(folder := _reference_folder(begin)):
+        facts.append(asdict(read_info(folder).settings))  # the digest is of its weights alone
     return (Path(begin.config.data.cache_dir) / f"reference-{fingerprint(facts)}").absolute()
 
 

@@ -16,8 +16,10 @@ from training.checkpoints.durable import replace_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import (
+    bring_replaced_back,
     check_new_run,
     create_run,
+    let_replaced_go,
     model_folder,
     near_folder,
     new_run_name,
@@ -85,7 +87,7 @@ def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--run_name = run, exists .*--overwrite=True"):
         create_run(tmp_path, "run", "finetune")
     assert (run_dir / "old").exists()
-    create_run(tmp_path, "run", "finetune", overwrite=True)
+    let_replaced_go(create_run(tmp_path, "run", "finetune", overwrite=True))
     assert [path.name for path in run_dir.iterdir()] == ["run.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -230,6 +232,27 @@ def test_a_run_appears_with_all_that_it_begins_with(tmp_path: Path) -> None:
         create_run(tmp_path, "run", "pretrain", overwrite=True, fill=die)
     assert (run_dir / "settings.json").read_text() == "{}", "the one to be replaced is whole"
     create_run(tmp_path, "run", "pretrain", overwrite=True)
+    let_replaced_go(run_dir)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_that_is_replaced_lies_beside_until_the_new_model_stands(tmp_path: Path) -> None:
+    def start(word: str) -> Path:
+        return create_run(
+            tmp_path, "run", "pretrain", overwrite=True, fill=lambda folder: (folder / "said").write_text(word)
+        )
+
+    run_dir = start("old")
+    bring_replaced_back(run_dir)
+    assert (run_dir / "said").read_text() == "old", "it has replaced none"
+    start("killed")
+    start("fails")
+    bring_replaced_back(run_dir)
+    assert (run_dir / "said").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    let_replaced_go(start("new"))
+    bring_replaced_back(run_dir)
+    assert (run_dir / "said").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -295,6 +318,7 @@ def test_a_kill_at_every_single_change_while_a_run_is_made(tmp_path: Path, overw
             make(folder, "new")
         elif code != 0:
             create_run(folder, "run", "pretrain", overwrite=True)
+        let_replaced_go(folder / "run")
         assert [path.name for path in folder.iterdir()] == ["run"]
         if code == 0:
             break

@@ -12,13 +12,14 @@ from commands.loading import find_model
 from commands.merge import merge
 from config import Config, T5ModelConfig, load
 from model import hf_format
+from model.formats.adapter_folder import read_info
 from model.formats.peft import save_adapters
 from model.lora.adapter import adapters_of, add_adapters
 from model.lora.form import AdapterInfo, LoraSettings
 from model.quantization import is_int8
 from model.t5 import T5
 from settings.fields import UserError
-from training.start.adapted import adapter_folders, base_of, check_trained
+from training.start.adapted import adapter_folders, base_of, check_trained, with_form_of
 from training.start.adapters import attach, choose_trained, fingerprint_of, note_origin
 
 SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=2, num_heads=3)
@@ -83,8 +84,31 @@ def test_a_checkpoint_of_adapters_is_gone_on_with(base: Path, tmp_path: Path) ->
     attach(expected, [folder], base)
     assert torch.equal(logits(model), logits(expected))
     assert all(weight.requires_grad for adapter in adapters_of(model).values() for weight in adapter.parameters())
-    said = problems_of(choose_trained, hf_format.load(base), run_config(lora_rank=3), folder, base)
-    assert "--lora_rank = 3 on q,v, the adapter" in said and "has rank 2 on q,v" in said
+
+
+@pytest.mark.parametrize(
+    "flag, asked, found",
+    [
+        ("lora_rank", "3", "2"),
+        ("lora_alpha", "8.0", "1.0"),
+        ("lora_targets", "q,k", "q,wo"),
+        ("lora_scaling", "standard", "rank_stabilised"),
+        ("use_dora", "False", "True"),
+    ],
+)
+def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path, flag: str, asked: str, found: str) -> None:
+    form = {"alpha": 1.0, "targets": ("q", "wo"), "rank_stabilised": True, "dora": True}
+    folder = make_adapter(base, tmp_path / "a", 1, **form)
+    config = with_form_of(run_config(lora_rank=2), folder)
+    assert check_trained(config, folder) == []
+    model, expected = choose_trained(hf_format.load(base), config, folder, base), hf_format.load(base)
+    attach(expected, [folder], base)
+    assert torch.equal(logits(model), logits(expected))
+    assert model.adapter_info is not None and model.adapter_info.settings == read_info(folder).settings
+    other = with_form_of(run_config(**{"lora_rank": 2, flag: asked}), folder)
+    told = f"--{flag} = {asked}, the adapter {folder} has {found}; leave it out or name the same, or start from"
+    assert any(problem.startswith(told) for problem in check_trained(other, folder))
+    assert told in problems_of(choose_trained, hf_format.load(base), other, folder, base)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.training.small_trained import save_trained
 from training.checkpoints.runs import SETTINGS_FILE, create_run
 from training.start import base, download
 from training.start.base import choose_base
+from training.start.beginning import begin
 from training.start.download import name_on_hub
 
 SHAPED = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
@@ -68,6 +69,17 @@ def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path
     found, told = choose_base(settings(tmp_path, train_file=rows), None)
     assert found is None and "is not taken unless it is named" in told[0] and "times the tokens" in told[0]
     assert choose_base(settings(tmp_path, train_file=rows, finetune_from=pretrained), None) == (pretrained, [])
+
+
+@pytest.mark.parametrize("flags", [{}, {"finetune_from": "{run}"}, {"tokenizer_dir": "{run}", "finetune_from": "none"}])
+def test_a_run_does_not_replace_what_it_starts_from(
+    tmp_path: Path, pretrained: Path, fits: None, flags: dict[str, str]
+) -> None:
+    named = {name: value.format(run=pretrained) for name, value in flags.items()}
+    config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **named)
+    with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; name another run"):
+        begin(config, str)
+    assert (pretrained / "model.safetensors").is_file()
 
 
 def test_from_scratch(tmp_path: Path, pretrained: Path) -> None:
