@@ -24,7 +24,7 @@ from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
 from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
-from training.start.adapted import base_of, tokenizer_folder
+from training.start.adapted import base_of, learnt_last, tokenizer_folder
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -41,8 +41,8 @@ def evaluate(config: Config) -> Evaluation:
             measured, and took more.
     """
     names, folder = metric_names(config.metrics.metrics), find_model(config)
-    check_one_adapter(config, folder)
-    config, prepared, loader = evaluation_rows(config, folder)
+    learnt = learnt_last(folder, check_one_adapter(config, folder))
+    config, prepared, loader = evaluation_rows(config, learnt, base_of(folder))
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = _generation(config, loader)
@@ -99,15 +99,15 @@ def loss_rows(model: T5ModelConfig, weights: Weights, room: Room, asked: int | s
     )
 
 
-def evaluation_rows(config: Config, folder: Path) -> tuple[Config, Prepared, StepLoader]:
+def evaluation_rows(config: Config, folder: Path, home: Path) -> tuple[Config, Prepared, StepLoader]:
     """The rows that a model is measured on, and the settings by which they are read.
 
     Args:
-        folder: of the model, or of an adapter.
+        folder: of the model, or of the adapter over it. home: of the model's weights.
     Raises:
         UserError: the data are not usable.
     """
-    config = _data_settings(config, folder)
+    config = _data_settings(config, folder, home)
     prepared = evaluation_in_child(config)
     check_shards(prepared.validation_dir, forget_pages=config.data.drop_page_cache)
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
@@ -125,11 +125,11 @@ def _row_counts(config: Config, loader: StepLoader, objective: str) -> tuple[int
 
 
 def _generation(config: Config, loader: StepLoader) -> GenerateConfig:
-    """How answers are written: not much longer than the longest right one, unless the user says so."""
+    """How answers are written: as long as the longest right one, as in training, unless the user says otherwise."""
     how = config.generate
     if config.given("max_new_tokens"):
         return how
-    return replace(how, max_new_tokens=max(1, min(how.max_new_tokens, loader.longest[1]), how.min_new_tokens))
+    return replace(how, max_new_tokens=max(1, loader.longest[1], how.min_new_tokens))
 
 
 def _table(
@@ -173,7 +173,7 @@ def _answers_to_measure(config: Config, saved: Path) -> dict[str, str]:
     return {"objective": "pairs", **column}
 
 
-def _data_settings(config: Config, folder: Path) -> Config:
+def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     """The run's own data settings under the flags of now; a validation file given is the only one that is read."""
     flags = {name: value for name, value in config.as_dict().items() if config.given(name)}
     saved = next(
@@ -184,7 +184,6 @@ def _data_settings(config: Config, folder: Path) -> Config:
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
     others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
-    home = base_of(folder)
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "max_new_tokens")}
     merged = replace(
         merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home))),

@@ -28,7 +28,7 @@ from model.shapes import is_matrix
 from model.t5 import T5
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
-from training.start.adapted import tokenizer_folder
+from training.start.adapted import learnt_last, tokenizer_folder
 from units import format_size
 
 
@@ -85,7 +85,7 @@ def export(config: Config) -> Exported:
     merge_adapters(model)
     model.adapter_info = None
     _cast(model, config.convert.dtype)
-    texts = tokenizer_folder(adapters[0] if adapters else folder, home)
+    texts = tokenizer_folder(learnt_last(folder, adapters), home)
     with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
         Tokenizer.load(texts).save(made)
         vocabulary = read_vocabulary(made, model.config.vocab_size)

@@ -35,7 +35,7 @@ from settings.fields import AUTO, counted
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
 from training.report.tracking import plain
-from training.start.adapted import base_of
+from training.start.adapted import base_of, learnt_last
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
@@ -63,7 +63,7 @@ def generate(config: Config) -> None:
             told = "{file} holds {answers} already; continuing after them"
             Progress(1).note(say(told, file=config.answer.output, answers=counted(done, "answer")))
     asked = config.answer.generate_batch_size
-    if only_pretrained(folder) and "<extra_id_" not in given:
+    if only_pretrained(learnt_last(folder, adapters)) and "<extra_id_" not in given:
         told = say(
             "the model has only been pretrained: it fills gaps such as <extra_id_0>, and answers once it is finetuned"
         )

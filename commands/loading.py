@@ -42,7 +42,7 @@ from settings.fields import AUTO, DoesNotFit, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
-from training.start.adapted import adapter_folders, base_of, tokenizer_folder
+from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import AdapterSet, attach
 from units import format_size
 
@@ -66,7 +66,7 @@ class Room:
 
 @dataclass
 class Trained:
-    """A model ready to use, and what goes with it."""
+    """A model ready to use, and what goes with it; `folder`: of the adapter that is on, or else of the model."""
 
     folder: Path
     walk: Walk
@@ -202,7 +202,8 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     for place in dict.fromkeys((folder, home, *adapters)):
         refuse_damaged(place, "adapter" if place in adapters else "model")
     shape = read_config(home)
-    texts = tokenizer_folder(folder, home)
+    learnt = learnt_last(folder, adapters)
+    texts = tokenizer_folder(learnt, home)
     tokenizer = Tokenizer.load(texts)
     if tokenizer.size > shape.vocab_size:
         raise UserError(
@@ -222,7 +223,7 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     weight_store = resting or weight_store_for(storage, compute, (model.embedding, model.output_weight))
     trim = no_trim if device.is_separate_memory else trim_malloc
     walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0, trim=trim)
-    return Trained(folder, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
+    return Trained(learnt, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
 
 
 def _fitting(

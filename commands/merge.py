@@ -19,7 +19,7 @@ from model.quantization import is_int8
 from model.t5 import T5
 from settings.program import program
 from training.report.progress import Progress
-from training.start.adapted import adapter_folders, base_of, tokenizer_folder
+from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import attach
 
 
@@ -65,7 +65,7 @@ def merge(config: Config) -> float:
     difference = float((probe_logits(model) - before).norm() / before.norm())
     with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
         hf_format.save(model, made)
-        copy_companions(tokenizer_folder(adapters[0], home), home, made)
+        copy_companions(tokenizer_folder(learnt_last(folder, adapters), home), home, made)
     output = config.answer.output
     rows = [
         (say("folder"), str(output)),

@@ -37,7 +37,7 @@ from settings.fields import counted
 from settings.program import program
 from training.evaluation.losses import evaluate
 from training.report.progress import Progress
-from training.start.adapted import base_of, tokenizer_folder
+from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import note_origin
 from units import format_size
 
@@ -66,9 +66,10 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     Memory: the model as it is stored, one block in fp32 while it is measured.
     """
     folder = find_model(config)
-    settings, prepared, loader = evaluation_rows(config, folder)
-    rows_at_once = _rows_at_once(settings, folder, loader)
-    model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+    learnt, home = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), base_of(folder)
+    settings, prepared, loader = evaluation_rows(config, learnt, home)
+    rows_at_once = _rows_at_once(settings, home, loader)
+    model, _, adapters = open_adapted(folder, config.checkpoint.adapter)
     if is_int8(model.embedding):
         raise UserError(f"--model = {home}, has int8 weights already; use it as it is")
     merge_adapters(model)
@@ -79,7 +80,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
         hf_format.save(model, made)
         if not adapters:
             note_origin(made, home)
-        copy_companions(tokenizer_folder(folder, home), home, made)
+        copy_companions(tokenizer_folder(learnt, home), home, made)
         del model
         after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
     rows = min(settings.train.eval_rows, loader.num_rows)
@@ -87,9 +88,8 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     return before, after
 
 
-def _rows_at_once(config: Config, folder: Path, loader: StepLoader) -> int:
+def _rows_at_once(config: Config, home: Path, loader: StepLoader) -> int:
     """Rows whose loss is measured together, of the model as it is stored."""
-    home = base_of(folder)
     shape, stored = read_config(home), hf_format.stored_dtype(home)
     weights = Weights(weight_counts(shape)["total"] * stored.itemsize, stored != torch.float32, "float32")
     asked = config.train.eval_batch_size_per_gpu

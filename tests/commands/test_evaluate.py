@@ -12,20 +12,27 @@ import torch
 
 from commands import evaluate as evaluating
 from commands import loading
-from commands.evaluate import _data_settings, evaluate, evaluation_rows, loss_rows
+from commands.evaluate import _data_settings, _generation, evaluate, evaluation_rows, loss_rows
 from commands.quantize import quantize
 from config import Config, GenerateConfig, load
+from data.text.templates import USER, Template
+from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
-from memory.cost.generation import Weights, predict_loss
+from memory.cost.generation import Weights, Writing, predict_loss
 from memory.observe.budget import Budget
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
+from model import hf_format
+from model.formats.peft import save_adapters
+from model.lora.adapter import add_adapters
+from model.lora.form import LoraSettings
 from settings.fields import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
 from training.evaluation import samples as answering
 from training.evaluation.samples import generate_metrics, score_answers
 from training.evaluation.scores import AnswerScores, metric_names
 from training.report.results import Sample
+from training.start.adapters import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["hello", "河水", "two words", "a b c d", "last"]
@@ -179,7 +186,7 @@ class Rank:
 
 
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
-    config, _, loader = evaluation_rows(settings(folder, tmp_path), folder)
+    config, _, loader = evaluation_rows(settings(folder, tmp_path), folder, folder)
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     names = metric_names("auto")
 
@@ -200,7 +207,7 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
 
 def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
     """The same scores however little is free; nothing where nothing was asked for."""
-    config, _, loader = evaluation_rows(settings(folder, tmp_path, eval_generate_rows=4, metrics="chrf,f1"), folder)
+    config, _, loader = evaluation_rows(settings(folder, tmp_path, eval_generate_rows=4, metrics="chrf,f1"), folder, folder)
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     alone = Rank(0, num_processes=1)
     results = [
@@ -213,6 +220,40 @@ def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
     assert score_answers(trained.walk, loader, trained.tokenizer, config, alone, 2**40) == ({}, [])  # type: ignore[arg-type]
 
 
+def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its prefix, its lengths and its rows, and not those of its base."""
+    adapted, model = tmp_path / "adapted", hf_format.load(folder)
+    form = LoraSettings(rank=2, alpha=4.0)
+    for adapter in add_adapters(model, form, seed=1).values():
+        torch.nn.init.normal_(adapter.b, generator=torch.Generator().manual_seed(0))
+    save_adapters(model, form, adapted, str(folder), fingerprint_of(folder))
+    Tokenizer.load(folder).save(adapted)
+    Template.load("plain", "say again: ").save(adapted)
+    rows = {"train_file": str(folder / "pairs.jsonl"), "validation_file": str(folder / "pairs.jsonl")}
+    saved = load("train", {**rows, "is_finetune": "True", "source_prefix": "say again: ", "max_seq_len": "64"})
+    saved.save(adapted / "settings.json")
+    named = {"model": "auto", "adapter": adapted, "validation_file": folder / "pairs.jsonl"}
+    by_adapter = evaluate(settings(folder, tmp_path, **named))
+    by_model = evaluate(settings(folder, tmp_path, model=adapted))
+    over_base = evaluate(settings(folder, tmp_path, adapter=adapted))
+    assert by_adapter.loss == by_model.loss == over_base.loss != evaluate(settings(folder, tmp_path)).loss
+    assert capsys.readouterr().out.count(f"evaluation of {adapted}") == 3
+    trained = loading.load_trained(settings(folder, tmp_path, **named), folder, Writing(1, 8, 8))
+    assert trained.template.prompt([(USER, "a")]) == "say again: a"
+
+
+def test_answers_may_be_as_long_as_the_right_ones(folder: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "long.jsonl"
+    rows.write_text(json.dumps({"prompt": "a", "response": "long " * 60}) + "\n", encoding="utf8")
+    config, _, loader = evaluation_rows(settings(folder, tmp_path, validation_file=rows), folder, folder)
+    assert loader.longest[1] > GenerateConfig().max_new_tokens
+    assert _generation(config, loader).max_new_tokens == loader.longest[1]
+    config = settings(folder, tmp_path, validation_file=rows, max_new_tokens=7)
+    assert _generation(config, loader).max_new_tokens == 7
+
+
 def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None:
     """The settings beside a model from elsewhere say how its rows were made, and not where anything is written."""
     theirs = {"cache_dir": "/theirs/cache", "log_dir": "/theirs/logs", "checkpoint_mirror": "s3://theirs/runs"}
@@ -223,7 +264,7 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
         if path.is_file():
             (run_dir / path.name).symlink_to(path)
     saved.save(run_dir / "settings.json")
-    merged = _data_settings(settings(folder, tmp_path, model=run_dir), run_dir)
+    merged = _data_settings(settings(folder, tmp_path, model=run_dir), run_dir, run_dir)
     assert merged.data.max_seq_len == 64
     assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
     assert merged.run.checkpoint_mirror is None
