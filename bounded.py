@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 16 * 1024**2  # of configurations, states and the like: a table in memory takes some twenty times as much
+PIECE_BYTES = 1024**2  # that are read at a time
 MOST_TABLE_BYTES = 256 * 1024**2  # of tokenizers, and of tables that grow with what they describe
 
 
@@ -32,8 +33,10 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False)
     """
     if not may_wait and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "is no plain file")
-    with open(path, "rb") as file:
-        content = file.read(most + 1)
+    content = bytearray()
+    with open(path, "rb") as file:  # in pieces: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
+        while len(content) <= most and (piece := file.read(min(PIECE_BYTES, most + 1 - len(content)))):
+            content += piece
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most // 1024**2} MiB, which no such file is")
-    return content
+    return bytes(content)

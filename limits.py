@@ -38,6 +38,7 @@ STATE_BLOCK = 128  # elements of a row that share a scale, of moments in 8 bits
 FILE_CHUNK_BYTES = 4 * 1024**2  # of a tensor that is read from a file, as fp32
 SLAB_BYTES = 64 * 1024**2  # of host memory for checkpointed activations
 HEAP_BELOW = 4 * 1024**2  # bytes of the tensors in the heap with malloc "fast"; larger ones are mapped by themselves
+UNTRIMMED_HEAP_BELOW = 8 * 1024**2  # the same with malloc "untrimmed"
 MALLOCS = ("small", "fast", "untrimmed")  # tunings of malloc (`devices.malloc`), from the least memory on
 ENCODER_TOKENS = 4096  # that pass through the encoder together to be answered, or one prompt
 EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known

@@ -8,20 +8,19 @@ Source: mallopt(3), malloc_trim(3).
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Mapping
 from functools import cache
 
-from limits import HEAP_BELOW
+from limits import HEAP_BELOW, UNTRIMMED_HEAP_BELOW
 
 # numbers of malloc.h
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
+ALWAYS = {M_TOP_PAD: 128 * 1024, M_MMAP_MAX: 65536}  # as glibc has them where nobody says otherwise
 # "fast" keeps small tensors in the heap, which a step trims; large ones are mapped, so that what they took is given back.
-# "untrimmed" keeps nearly all in the heap, and its pages for the next step; glibc takes no higher threshold
+# "untrimmed" keeps nearly all in the heap, and its pages for the next step
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
     "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: HEAP_BELOW, M_TRIM_THRESHOLD: 8 * 1024**2},
-    "untrimmed": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 32 * 1024**2, M_TRIM_THRESHOLD: 2**31 - 1},
+    "untrimmed": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: UNTRIMMED_HEAP_BELOW, M_TRIM_THRESHOLD: 2**31 - 1},
 }
 
 
@@ -39,21 +38,21 @@ def _libc() -> ctypes.CDLL | None:
     return libc
 
 
-def tune_malloc(tuning: str, environ: Mapping[str, str] = os.environ) -> bool:
+def tune_malloc(tuning: str) -> bool:
     """Set malloc's thresholds for this process. Best called before much is allocated.
+
+    They go before MALLOC_* and glibc.malloc tunables of the environment, which many container images set: a plan counts on
+    what it has chosen, and the budget that it keeps is what the user asks for.
 
     Args:
         tuning: of `TUNINGS`: "small" (least memory), "fast" or "untrimmed" (the fastest).
-        environ: a user who sets MALLOC_* or glibc.malloc tunables keeps them.
     Returns:
-        whether the setting took effect: False without glibc, where the user has set malloc, or where malloc refused.
+        whether the setting took effect: False without glibc, or where malloc refused.
     """
-    wanted = TUNINGS[tuning]
     libc = _libc()
-    user_has_set = any(name.startswith("MALLOC_") for name in environ)
-    if libc is None or user_has_set or "glibc.malloc" in environ.get("GLIBC_TUNABLES", ""):
-        return False
-    return all([libc.mallopt(option, value) == 1 for option, value in wanted.items()])
+    return libc is not None and all(
+        [libc.mallopt(option, value) == 1 for option, value in {**ALWAYS, **TUNINGS[tuning]}.items()]
+    )
 
 
 def trim_malloc() -> bool:

@@ -43,7 +43,7 @@ class Recorder:
         mean, speed = loss / max(labels, 1), tokens / seconds
         reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
         live.journal.step(reading, tokens, seconds, plan.choice, figures)
-        if self._first_over is None and reading.peak_bytes > plan.budget_bytes:
+        if self._first_over is None and self._counted_peak_bytes() > plan.budget_bytes:
             self._first_over = reading.step
             live.journal.over(reading)
 
@@ -64,7 +64,7 @@ class Recorder:
     def _over(self) -> str | None:
         """When the budget was first exceeded, in words; None: never, on no process."""
         live = self.live
-        is_over = self._peak_bytes() > live.keeper.plan.budget_bytes
+        is_over = self._first_over is not None or self._counted_peak_bytes() > live.keeper.plan.budget_bytes
         if not sum_over(live.accelerator, float(is_over))[0]:
             return None
         if not is_over:
@@ -73,6 +73,10 @@ class Recorder:
             return say("at step {step}", step=self._first_over)
         peaks = live.monitor.phase_peaks
         return say("after the last step, in {phase}", phase=max(peaks, key=lambda phase: peaks[phase], default="save"))
+
+    def _counted_peak_bytes(self) -> int:
+        """The most that was held since the budget is what it is: the machine may have had more to give before."""
+        return self._peak_bytes() if self.live.device.is_separate_memory else self.live.monitor.counted_peak_bytes
 
     def _peak_bytes(self) -> int:
         device = self.live.device

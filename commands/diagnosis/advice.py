@@ -123,9 +123,6 @@ def _about_surroundings(machine: dict[str, Any]) -> Iterator[str]:
     if not malloc["is_glibc"]:
         told = "the allocator is {library}: freed memory cannot be trimmed, so peaks lie a little above the plan"
         yield say(told, library=malloc["library"])
-    elif malloc["set_by_user"]:
-        names = ", ".join(malloc["set_by_user"])
-        yield say("{names} set malloc, so the plan's own tuning of it is left out", names=names)
     if "expandable_segments" not in variables.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments"):
         yield say(
             "PYTORCH_CUDA_ALLOC_CONF is set without expandable_segments:True, which keeps rows of many lengths from fragmenting"

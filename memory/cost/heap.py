@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from limits import HEAP_BELOW
+from limits import HEAP_BELOW, UNTRIMMED_HEAP_BELOW
 from memory.cost.precision import QUANTIZED
 from memory.cost.step_peaks import StepPeaks
 from units import MIB
@@ -27,6 +27,9 @@ SAVED_SHARE = 0.5  # the same of a saved block, whose tensors are no new ones
 GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
 # Of the most that comes and goes: gaps of a heap that is never trimmed. 0.13 to 0.38 were measured; it grows for some 150 steps.
 UNTRIMMED_SHARE = 0.33
+# At least: some of the largest tensors in that heap, where a few of them are most of what comes and goes (logits of small models):
+# a small tensor that stays in the gap of one lets the next one find none. Up to 3 were measured.
+UNTRIMMED_BYTES = 3 * UNTRIMMED_HEAP_BELOW
 AGED_SHARE = 0.2  # of those of all saved blocks: what some hundred steps of other lengths leave between them
 
 
@@ -46,8 +49,8 @@ class Heap:
             return 0
         if self.choice.malloc == "untrimmed":
             if phase == "evaluation":  # cleaned before
-                return int(UNTRIMMED_SHARE * passing)
-            return max(0, int((1.0 + UNTRIMMED_SHARE) * most) - passing)
+                return _gaps(passing)
+            return max(0, most + _gaps(most) - passing)
         if self.choice.malloc == "small":
             return int(SMALL_SHARE * passing)
         return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + self._pieces(phase))
@@ -100,3 +103,8 @@ class Heap:
     def _small_graphs(self, encoder: int, decoder: int) -> int:
         """Of the graphs of so many saved blocks, of all micro-batches, the tensors in the heap."""
         return self.peaks.graphs(encoder, decoder, HEAP_BELOW)
+
+
+def _gaps(passing: int) -> int:
+    """Of a heap that is not trimmed, in which so many bytes come and go."""
+    return max(int(UNTRIMMED_SHARE * passing), min(passing, UNTRIMMED_BYTES))

@@ -72,7 +72,7 @@ class Monitor:
         self.budget_bytes, self.device_budget_bytes = budget_bytes, device_budget_bytes
         self.device: Device | HostAlone = device
         self.interval_seconds, self.on_record = interval_seconds, on_record
-        self.peak_bytes = 0
+        self.peak_bytes = self.counted_peak_bytes = 0  # in all, and what counts against the budget
         self.phase_peaks: dict[str, int] = {}  # phase -> most anonymous memory in it
         self.cost_seconds = 0.0  # processor time that sampling took
         self._made = time.monotonic()
@@ -84,9 +84,15 @@ class Monitor:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, budget_bytes: int, device_budget_bytes: int | None = None) -> None:
-        """Hold memory against another host budget from now on, and where one is given against another of the device."""
-        self.budget_bytes = budget_bytes
+    def watch(self, budget_bytes: int, device_budget_bytes: int | None = None, from_now: bool = False) -> None:
+        """Hold memory against another host budget from now on, and where one is given against another of the device.
+
+        Args:
+            from_now: the machine has less by now: what was held when it had more is not held against the new budget.
+        """
+        with self._lock:
+            self.budget_bytes = budget_bytes
+            self.counted_peak_bytes = 0 if from_now else self.peak_bytes
         if device_budget_bytes is not None:
             self.device_budget_bytes = device_budget_bytes
 
@@ -147,7 +153,9 @@ class Monitor:
             )
             self._last = sample
             highest = max(sample.anon_bytes, self._new_mark())
-            self.peak_bytes = max(self.peak_bytes, highest)
+            self.peak_bytes, self.counted_peak_bytes = (
+                max(peak, highest) for peak in (self.peak_bytes, self.counted_peak_bytes)
+            )
             self.phase_peaks[sample.phase] = max(self.phase_peaks.get(sample.phase, 0), highest)
             self.cost_seconds += time.thread_time() - start
             return sample

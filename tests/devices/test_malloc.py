@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from devices import malloc
-from devices.malloc import TUNINGS, _libc, trim_malloc, tune_malloc
+from devices.malloc import ALWAYS, TUNINGS, _libc, trim_malloc, tune_malloc
 from limits import MALLOCS
 from memory.observe.processes import has_proc
 
@@ -27,13 +27,13 @@ def without_glibc(monkeypatch):
 
 
 def test_without_glibc_nothing_happens(without_glibc):
-    assert not tune_malloc("small", {}) and not trim_malloc()
+    assert not tune_malloc("small") and not trim_malloc()
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):
     _libc.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert not tune_malloc("fast", {})
+    assert not tune_malloc("fast")
     monkeypatch.undo()
     _libc.cache_clear()
 
@@ -49,20 +49,13 @@ class Recorded:
         return self.answer
 
 
-@pytest.mark.parametrize("environ", [{"MALLOC_ARENA_MAX": "4"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}])
-def test_the_users_own_setting_is_kept(monkeypatch, environ):
-    libc = Recorded()
-    monkeypatch.setattr(malloc, "_libc", lambda: libc)
-    assert not tune_malloc("small", environ) and libc.options == {}
-
-
 @pytest.mark.parametrize("tuning", TUNINGS)
 def test_every_option_is_set_and_a_refusal_is_told(monkeypatch, tuning):
     libc = Recorded()
     monkeypatch.setattr(malloc, "_libc", lambda: libc)
-    assert tune_malloc(tuning, {}) and libc.options == TUNINGS[tuning]
+    assert tune_malloc(tuning) and libc.options == {**ALWAYS, **TUNINGS[tuning]}
     monkeypatch.setattr(malloc, "_libc", lambda: Recorded(answer=0))
-    assert not tune_malloc(tuning, {})
+    assert not tune_malloc(tuning)
 
 
 PROGRAM = """
@@ -70,7 +63,7 @@ import os
 from devices.malloc import trim_malloc, tune_malloc
 from memory.observe.processes import process_usage
 
-assert tune_malloc("{tuning}", {{}})
+assert tune_malloc("{tuning}")
 held = lambda: process_usage(os.getpid()).anon_bytes
 start = held()
 blocks = [b"x" * 2**18 for _ in range(320)]
@@ -83,11 +76,20 @@ print(full, freed, held() - start)
 """
 
 
+FOREIGN = {  # what makes malloc keep all that it ever had
+    "none": {},
+    "variables": {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_MAX_": "0"},
+    "tunables": {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"},
+}
+
+
 @needs_glibc
+@pytest.mark.parametrize("environ", FOREIGN)
 @pytest.mark.parametrize(("tuning", "keeps"), [("fast", True), ("small", False)])
-def test_fast_keeps_freed_blocks_until_trimmed_and_small_returns_them_at_once(tuning, keeps):
+def test_fast_keeps_freed_blocks_until_trimmed_and_small_returns_them_at_once(tuning, keeps, environ):
     command = [sys.executable, "-c", PROGRAM.format(tuning=tuning)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "0"})
+    variables = {"PYTHONHASHSEED": "0", **FOREIGN[environ]}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
     full, freed, trimmed = (int(word) / 2**20 for word in done.stdout.split())
     assert full > 76 and trimmed < 8
     assert (freed > 16) == keeps and (freed < 8) == (not keeps)
@@ -98,7 +100,7 @@ def test_fast_keeps_freed_blocks_until_trimmed_and_small_returns_them_at_once(tu
 def test_glibc_takes_every_tuning_of_a_plan(tuning: str) -> None:
     assert tuple(TUNINGS) == MALLOCS
     told = subprocess.run(
-        [sys.executable, "-c", f"from devices.malloc import tune_malloc; print(tune_malloc({tuning!r}, {{}}))"],
+        [sys.executable, "-c", f"from devices.malloc import tune_malloc; print(tune_malloc({tuning!r}))"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert told.stdout.strip() == "True", "a threshold beyond what it allows would change nothing"

@@ -154,7 +154,7 @@ class Keeper:
         room = self._room(now)
         if room < self._room(self.budget):
             self.budget = now
-            self._monitor.watch(max(now.host_bytes, 1))
+            self._monitor.watch(max(now.host_bytes, 1), from_now=True)
         drift = min(DRIFT_BYTES, now.margin_bytes)
         if room + drift < min(self.plan.budget_bytes, self._expected_peak()):
             self._shrink(step, "train", "budget", None, self._plan_within(room / self._ratio))

@@ -29,7 +29,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a full disk": ({"disk__free_bytes": GIB}, ("/data has 1.00 GiB free", "--output_dir")),
     "a slow disk": ({"disk__read_rate": 2e7}, ("the disk reads", "--cache_dir")),
     "another allocator": ({"malloc__is_glibc": False, "malloc__library": "Darwin"}, ("the allocator is Darwin",)),
-    "malloc set by the user": ({"malloc__set_by_user": ["MALLOC_ARENA_MAX"]}, ("MALLOC_ARENA_MAX set malloc",)),
     "Rosetta": ({"torch__mac": "rosetta"}, ("Rosetta", "arm64 Python")),
     "torch without MPS": (
         {"torch__mac": "apple_silicon", "devices": [{"name": "mps", "missing": "this build of torch has no MPS"}, CPU]},
