@@ -34,7 +34,9 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False)
     if not may_wait and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "is no plain file")
     content = bytearray()
-    with open(path, "rb") as file:  # in pieces: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
+    with open(
+        path, "rb"
+    ) as file:  # in pieces: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
         while len(content) <= most and (piece := file.read(min(PIECE_BYTES, most + 1 - len(content)))):
             content += piece
     if len(content) > most:

@@ -33,8 +33,9 @@ from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, markdown, picture_place, write_section
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import events_of
-from config import flags_of, load
+from config import load
 from data.prepare.preparing import find_prepared
+from training.checkpoints.runs import SETTINGS_FILE
 from units import format_size
 
 RECIPES = {
@@ -127,8 +128,7 @@ class Peer:
     """
 
     def __init__(self, recipe: str, settings: dict[str, Any], ours: Path, options: dict[str, str], work: Path) -> None:
-        taken = {name: settings[name] for name in flags_of("train")}
-        prepared = find_prepared(load("train", taken))
+        prepared = find_prepared(load("train", {"config": str(ours / SETTINGS_FILE)}))
         if prepared is None:
             sys.exit(f"the rows that {ours} was trained on are no longer in {settings['cache_dir']}")
         micro_batch = options["peer_micro_batch"] or ("256" if recipe.startswith("g2p") else "8")

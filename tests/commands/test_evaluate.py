@@ -207,7 +207,9 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
 
 def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
     """The same scores however little is free; nothing where nothing was asked for."""
-    config, _, loader = evaluation_rows(settings(folder, tmp_path, eval_generate_rows=4, metrics="chrf,f1"), folder, folder)
+    config, _, loader = evaluation_rows(
+        settings(folder, tmp_path, eval_generate_rows=4, metrics="chrf,f1"), folder, folder
+    )
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     alone = Rank(0, num_processes=1)
     results = [

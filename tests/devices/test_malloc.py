@@ -78,7 +78,11 @@ print(full, freed, held() - start)
 
 FOREIGN = {  # what makes malloc keep all that it ever had
     "none": {},
-    "variables": {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_MAX_": "0"},
+    "variables": {
+        "MALLOC_MMAP_THRESHOLD_": "4294967296",
+        "MALLOC_TRIM_THRESHOLD_": "4294967296",
+        "MALLOC_MMAP_MAX_": "0",
+    },
     "tunables": {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"},
 }
 
