@@ -29,6 +29,7 @@ from typing import Any
 from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from language import join, say, speak
 from screen import guard, visible
+from settings.consistency import unheeded
 from settings.fields import AUTO, OverBudget, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
 from settings.program import missing, python
@@ -169,7 +170,7 @@ def _run(name: str, config: Config) -> None:
     prepare_environment()  # before torch is imported
     if "compiled_kernels" in flags_of(name) and name != "plan":
         _make_kernels(config)
-    for note in config.edited_notes():
+    for note in (*config.edited_notes(), *unheeded(config, name)):
         _print_once(note)
     if name in ("train", "dpo"):
         _train(config)

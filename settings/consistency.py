@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from settings.fields import AUTO
+from language import say
+from settings.fields import AUTO, counted
 
 if TYPE_CHECKING:
     from config import Config
@@ -21,6 +22,32 @@ def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
     parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _answers, _memory, _going_on)
     return [problem for part in parts for problem in part(config)]
+
+
+def unheeded(config: Config, command: str) -> list[str]:
+    """Flags that change nothing beside the others, each in a sentence. Contradictions are refused; these are told."""
+    data, train, how = config.data, config.train, config.generate
+    learns_pairs = train.is_finetune or data.objective in ("pairs", PREFERENCES)
+    trains, writes = command in ("train", "dpo"), command in ("generate", "evaluate")
+    searches = writes or command == "chat"
+    idle: dict[str, tuple[bool, str]] = {
+        **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
+        **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and learns_pairs, "--objective=span")),
+        **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0, "--temperature=0.7")),
+        **dict.fromkeys(("length_penalty", "early_stopping"), (searches and how.num_beams == 1, "--num_beams=4")),
+        "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
+        "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
+    }  # fmt: skip
+    values = config.as_dict()
+    told = [
+        say("--{name} = {value}, changes nothing here without {needed}", name=name, value=values[name], needed=needed)
+        for name, (is_idle, needed) in idle.items()
+        if is_idle and config.origin(name) == "flag"
+    ]
+    if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
+        text = "--warmup_steps = {warmup}, is more than the {steps} of this run: the rate rises to its end"
+        told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))
+    return told
 
 
 def asks_for_text(config: Config) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 import config
 from config import COMMANDS, GROUPS, Config, UserError, flags_of, load
+from settings.consistency import unheeded
 from settings.fields import allowed, parse
 from settings.precedence import model_presets, run_presets
 
@@ -235,6 +236,25 @@ def test_a_text_column_that_would_do_nothing_is_refused() -> None:
         assert problems_of("train", train_file="x", text_column="body", **flags) == [told.format(what="pairs")]
     assert problems_of("dpo", train_file="x", text_column="body") == [told.format(what="preferences")]
     assert load("generate", {"text_column": "body"}).data.objective == "auto", "prompts are read from it"
+
+
+@pytest.mark.parametrize(
+    "command, idle, heeded",
+    [
+        ("train", {"min_letters": "0.9"}, {"clean": "True"}),
+        ("train", {"noise_density": "0.5", "is_finetune": "True"}, {"is_finetune": "False"}),
+        ("train", {"epochs": "7", "max_steps": "2"}, {"max_steps": "auto"}),
+        ("train", {"bf16_rounding": "nearest", "mixed_precision": "no"}, {"mixed_precision": "bf16"}),
+        ("train", {"warmup_steps": "50", "max_steps": "2"}, {"max_steps": "50"}),
+        ("generate", {"top_p": "0.5"}, {"temperature": "0.7"}),
+        ("evaluate", {"length_penalty": "2.0"}, {"num_beams": "4"}),
+    ],
+)
+def test_a_flag_that_changes_nothing_is_told(command: str, idle: dict[str, str], heeded: dict[str, str]) -> None:
+    name = next(iter(idle))
+    (told,) = unheeded(load(command, idle), command)
+    assert told.startswith(f"--{name} = ")
+    assert unheeded(load(command, {**idle, **heeded}), command) == unheeded(load(command, {}), command) == []
 
 
 def test_an_edited_default_goes_before_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
