@@ -39,7 +39,7 @@ def unheeded(config: Config, command: str) -> list[str]:
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
     }  # fmt: skip
     values = config.as_dict()
-    told = [
+    told: list[str] = [
         say("--{name} = {value}, changes nothing here without {needed}", name=name, value=values[name], needed=needed)
         for name, (is_idle, needed) in idle.items()
         if is_idle and config.origin(name) == "flag"

@@ -17,10 +17,11 @@ from data.durable import writing
 from data.prepare.child import call_in_child
 from devices import pick
 from devices.malloc import tune_malloc
-from language import speak
+from language import say, speak
+from memory.cost.work import BASE_BYTES
 from memory.observe.budget import Budget, host_budget
 from memory.observe.monitor import HostAlone, Monitor
-from settings.fields import AUTO, UserError
+from settings.fields import AUTO, DoesNotFit, UserError
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, new_run_name
@@ -32,6 +33,9 @@ from training.report.progress import Progress
 from training.report.trackers import tracker_names
 from training.start.beginning import Begun, begin
 from training.start.resuming import find_run_to_resume, goes_on
+from units import format_size
+
+SURELY_TAKEN = 0.97  # of BASE_BYTES, which differs by some percent from machine to machine
 
 
 @dataclass
@@ -66,11 +70,29 @@ def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
     if config.run.device not in (AUTO, "cpu") or config.run.log_with:
         call_in_child(refuse_missing, config)  # before hours of preparing; torch goes with it
     budget = host_budget(config.memory.memory_budget)
+    _refuse_too_small(budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
     watch = Watch(
         budget, monitor, held.enter_context(Ownership()), held.enter_context(Beginning(interrupt_main_thread))
     )
     return Ahead(settle(config, watch, Alone()), watch)
+
+
+def _refuse_too_small(budget: Budget) -> None:
+    """Find whether the program itself fits, before a limit of the system kills it while torch is loaded.
+
+    Where the user's own figure binds nothing kills, and the plan tells what would fit.
+
+
+    Raises:
+        DoesNotFit: it does not.
+    """
+    if budget.margin_bytes and budget.host_bytes < SURELY_TAKEN * BASE_BYTES:
+        told = (
+            "--memory_budget = {size}, does not hold the program itself, which takes about {base} ({why}); give it more"
+        )
+        size, base = format_size(budget.host_bytes), format_size(BASE_BYTES)
+        raise DoesNotFit(say(told, size=size, base=base, why=budget.describe()))
 
 
 def refuse_missing(config: Config) -> None:

@@ -112,16 +112,19 @@ def why_hopeless(base: Path | None, compute: str) -> str:
     return f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
 
 
-def why_diverged(learning_rate: float | str, step: int, rate_factor: float, published: Path | None) -> str:
+def why_diverged(
+    learning_rate: float | str, max_grad_norm: float, step: int, rate_factor: float, published: Path | None
+) -> str:
     """The problem where less and less of the learning rate has not helped.
 
     Args:
-        learning_rate: that was asked for. rate_factor: of which this was left.
+        learning_rate, max_grad_norm: that were asked for. rate_factor: of which this was left.
         step: where it failed last. published: folder of the last good model, if any.
     """
+    others = "a longer --warmup_steps" + ("" if max_grad_norm else ", or --max_grad_norm=1")
     slower = f", also with {rate_factor:g} of it" if rate_factor < 1.0 else ""
     ending = f"the model of the last good checkpoint is in {published}" if published else "no model is published"
     return (
         f"--learning_rate = {learning_rate}, the run diverges at step {step}: its numbers become inf or nan{slower}; "
-        f"take a smaller one or auto, a longer --warmup_steps, or --max_grad_norm=1; {ending}"
+        f"take a smaller one or auto, {others}; {ending}"
     )

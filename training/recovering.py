@@ -98,4 +98,6 @@ class Recovery:
         if last is not None:
             publish(last, live.start.run_dir, live.is_main)
         rate, folder = live.config.train.learning_rate, last and live.start.run_dir
-        raise UserError(why_diverged(rate, number, live.divergence.rate_factor, folder))
+        raise UserError(
+            why_diverged(rate, live.config.train.max_grad_norm, number, live.divergence.rate_factor, folder)
+        )

@@ -118,10 +118,7 @@ def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None 
     for group in group_limits(pid, root):
         others = max(0, group.used_bytes - own)
         limits.append(Limit(group.what, max(0, group.limit_bytes - others) // local_processes))
-    address_space = _address_space(pid, root)
-    if address_space is not None:
-        limits.append(Limit("address space (ulimit -v)", address_space))  # of each process, so not shared
-    return limits
+    return limits + _own_limits(pid, root)
 
 
 def installed_bytes(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> int:
@@ -200,16 +197,24 @@ def _kib_of(lines: list[str]) -> dict[str, int]:
     return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
 
 
-def _address_space(pid: int, root: Path) -> int | None:
-    """RLIMIT_AS counts addresses, not memory: what may still be mapped, plus what is held already."""
+# limits of each process: of addresses, and of mappings that it alone writes to; neither counts memory
+OWN_LIMITS = (
+    ("address space (ulimit -v)", "Max address space", "VmSize:"),
+    ("data segment (ulimit -d)", "Max data size", "VmData:"),
+)
+
+
+def _own_limits(pid: int, root: Path) -> list[Limit]:
+    """What one process may still map, plus what it holds already; not shared with others."""
     try:
         limits = (root / f"proc/{pid}/limits").read_text()
         status = (root / f"proc/{pid}/status").read_text()
     except OSError:
-        return None  # Windows and macOS have no such limit that is kept
-    soft = limits.partition("Max address space")[2].split()[:1]
-    if not soft or not soft[0].isdigit():
-        return None
-    mapped = int((status.partition("VmSize:")[2].split() or ["0"])[0]) * 1024
-    own = process_usage(pid, root)
-    return max(0, int(soft[0]) - mapped) + (own.anon_bytes if own else 0)
+        return []  # Windows and macOS have no such limits that are kept
+    own, found = process_usage(pid, root), list[Limit]()
+    for what, name, counted in OWN_LIMITS:
+        soft = limits.partition(name)[2].split()[:1]
+        if soft and soft[0].isdigit():
+            mapped = int((status.partition(counted)[2].split() or ["0"])[0]) * 1024
+            found.append(Limit(what, max(0, int(soft[0]) - mapped) + (own.anon_bytes if own else 0)))
+    return found

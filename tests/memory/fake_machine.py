@@ -25,7 +25,7 @@ class FakeMachine:
         self, pid: int, parent: int, anon: int = 0, file: int = 0, shared: int = 0, mapped: int = 0, name: str = "py"
     ) -> None:
         self.write(f"proc/{pid}/stat", f"{pid} ({name}) S {parent} 0 0 0")
-        rows = {"VmSize": mapped, "RssAnon": anon, "RssFile": file, "RssShmem": shared}
+        rows = {"VmSize": mapped, "VmData": mapped, "RssAnon": anon, "RssFile": file, "RssShmem": shared}
         self.write(f"proc/{pid}/status", "".join(f"{name}:\t{size // 1024} kB\n" for name, size in rows.items()))
 
     def groups(self, lines: str, mounts: str = "") -> None:

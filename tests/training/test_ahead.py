@@ -5,13 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from config import load
+from memory.cost.work import BASE_BYTES
+from memory.observe.budget import FLAG, Budget, Limit
+from settings.fields import DoesNotFit, UserError
 from training.ahead import begin_ahead
 from training.processes.launch import SIZES
+from units import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_TORCH = (
@@ -31,3 +36,20 @@ def test_several_processes_begin_together(monkeypatch: pytest.MonkeyPatch, size:
     monkeypatch.setenv(size, "2")
     with ExitStack() as held:
         assert begin_ahead(load("train", {"train_file": "missing.txt"}), held) is None
+
+
+def test_where_the_system_would_kill_while_torch_is_loaded_it_is_refused_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the user's own figure is as small nothing kills, and the plan tells what would fit."""
+    limits = (Limit("memory limit of the group", BASE_BYTES // 2),)
+    killing = Budget(BASE_BYTES // 2, None, BASE_BYTES // 2, limits, limits[0].what, margin_bytes=5 * MIB)
+    monkeypatch.setattr("training.ahead.host_budget", lambda flag: killing)
+    config = load("train", {"train_file": "missing.txt", "output_dir": str(tmp_path)})
+    with ExitStack() as held, pytest.raises(DoesNotFit, match="does not hold the program itself"):
+        begin_ahead(config, held)
+    assert not any(tmp_path.iterdir())
+    named = replace(killing, binding=FLAG, margin_bytes=0)
+    monkeypatch.setattr("training.ahead.host_budget", lambda flag: named)
+    with ExitStack() as held, pytest.raises(UserError, match="no such file"):
+        begin_ahead(config, held)

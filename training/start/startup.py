@@ -135,5 +135,9 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 f"--tokenizer_dir = {config.data.tokenizer_dir}, has pad {tokenizer.pad_id} and eos {tokenizer.eos_id}, the model "
                 f"{model.pad_token_id} and {model.eos_token_id}: it does not match; use the model's own tokenizer"
             )
-        model = dataclasses.replace(model, pad_token_id=tokenizer.pad_id, eos_token_id=tokenizer.eos_id)
+        ids = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
+        if named := [name for name in ids if config.origin(name) == "flag" and getattr(model, name) != ids[name]]:
+            told = "--{name} = {asked}, the tokenizer has {found}; leave it out"
+            raise UserError(*(say(told, name=name, asked=getattr(model, name), found=ids[name]) for name in named))
+        model = dataclasses.replace(model, **ids)
     return dataclasses.replace(config, model=model)

@@ -74,13 +74,12 @@ def test_memory_of_the_other_ranks_counts_as_our_own(tmp_path):
     assert ask(machine, ranks=2).available_bytes == (8 + 2) * GIB // 2
 
 
+@pytest.mark.parametrize("name", ["Max address space", "Max data size"])
 @pytest.mark.parametrize(("soft", "expected"), [("unlimited", 16 * GIB), (str(6 * GIB), 4 * GIB + GIB)])
-def test_address_space_limit(tmp_path, soft, expected):
+def test_limits_of_a_process(tmp_path, name, soft, expected):
     machine = FakeMachine(tmp_path, available=15 * GIB)
     machine.process(ME, parent=50, anon=GIB, mapped=2 * GIB)
-    machine.write(
-        f"proc/{ME}/limits", f"Limit   Soft Limit  Hard Limit  Units\nMax address space   {soft}   unlimited   bytes\n"
-    )
+    machine.write(f"proc/{ME}/limits", f"Limit   Soft Limit  Hard Limit  Units\n{name}   {soft}   unlimited   bytes\n")
     assert ask(machine).available_bytes == expected
 
 

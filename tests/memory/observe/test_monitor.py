@@ -52,6 +52,18 @@ def test_record_has_exactly_the_fields_of_a_memory_event():
     assert records == [got]
 
 
+def test_what_was_held_before_the_machine_had_less_is_not_held_against_the_new_budget():
+    monitor = make(700, 300, 500)
+    monitor.sample("prepare")
+    monitor.watch(900 * MIB)
+    assert monitor.counted_peak_bytes == 700 * MIB, "named otherwise, and not shrunk: the run's own limit"
+    monitor.watch(400 * MIB, from_now=True)
+    monitor.sample("train")
+    assert (monitor.counted_peak_bytes, monitor.peak_bytes) == (300 * MIB, 700 * MIB)
+    monitor.sample("train")
+    assert monitor.counted_peak_bytes == 500 * MIB, "and so it is over"
+
+
 def test_a_device_may_come_later():
     """What was measured before stays, and its budget presses from then on."""
     monitor, device = make(700, 200, device=HostAlone()), FakeDevice(900 * MIB)
