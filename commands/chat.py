@@ -8,6 +8,7 @@ answer, Ctrl-D leaves. Where standard input is no terminal, questions are read f
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +68,7 @@ def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
     told: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D leaves", folder=trained.folder)]
     if only_pretrained(trained.folder):
-        command = f"{program()} train --is_finetune=True --finetune_from={trained.folder} --train_file=pairs.jsonl"
+        command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.folder))} --train_file=pairs.jsonl"
         told.append(
             say(
                 "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text and answers no question; "

@@ -8,6 +8,7 @@ does the folder appear under its name. Our runs are such folders themselves, so 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def convert(config: Config) -> Conversion:
             say("tokenizer"),
             say("none in the source") if done.tokenizer is None else say("{count} ids", count=f"{done.tokenizer:,}"),
         ),
-        (say("next"), f'{program()} generate --model={done.output} --input="..."'),
+        (say("next"), f'{program()} generate --model={shlex.quote(str(done.output))} --input="..."'),
     ]
     Progress(1).table(say("converted"), rows)
     return done

@@ -5,6 +5,7 @@ The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, whic
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from commands.convert import probe_logits
@@ -72,7 +73,7 @@ def merge(config: Config) -> float:
         (say("base model"), str(home)),
         (say("weights"), str(model.embedding.dtype).removeprefix("torch.")),
         (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
-        (say("next"), f"{program()} generate --model={output} --input='...'"),
+        (say("next"), f"{program()} generate --model={shlex.quote(str(output))} --input='...'"),
     ]
     Progress(1).table(say("merged {adapter}", adapter=adapters[0]), rows)
     return difference

@@ -6,6 +6,7 @@ is measured on validation rows: those of `--validation_file`, those held out by 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +122,6 @@ def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
             (say("weights"), f"{format_size(before.size)} -> {format_size(after.size)}"),
             (say("loss"), say("{before} -> {after} ({change}) on {rows}", rows=rows, **losses)),
             (say("logits"), differ),
-            (say("next"), f"{program()} generate --model={output} --input='...'"),
+            (say("next"), f"{program()} generate --model={shlex.quote(output)} --input='...'"),
         ],
     )

@@ -9,6 +9,7 @@ Source: Hugging Face's model cards, YAML between two lines of dashes, then Markd
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
 def push_command(folder: Path) -> str:
     """The command that uploads a folder, for the user to type: nothing here does."""
     left_out = "".join(f" --exclude '{name}'" for name in OWN_FILES if any(folder.glob(name)))
-    return f"hf upload YOUR_NAME/{folder.name} {folder} .{left_out}"
+    return f"hf upload YOUR_NAME/{shlex.quote(folder.name)} {shlex.quote(str(folder))} .{left_out}"
 
 
 def card(model: Path, form: str = "transformers") -> str:

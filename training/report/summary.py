@@ -173,7 +173,7 @@ def _example(prompt: str) -> str:
 
 def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[str]:
     """What the user may type next."""
-    typed = program()
+    typed, model_dir = program(), shlex.quote(model_dir)
     lines = [
         f"{typed} generate --model={model_dir} --input='{_example(prompt)}'",
         f"{typed} evaluate --model={model_dir}",
