@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 16 * 1024**2  # of configurations, states and the like: a table in memory takes some twenty times as much
-PIECE_BYTES = 1024**2  # that are read at a time
+PIECE_BYTES = 1024**2  # that are read at a time where a file does not say how many it has
 MOST_TABLE_BYTES = 256 * 1024**2  # of tokenizers, and of tables that grow with what they describe
 
 
@@ -33,12 +33,14 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False)
     """
     if not may_wait and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "is no plain file")
-    content = bytearray()
-    with open(
-        path, "rb"
-    ) as file:  # in pieces: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
-        while len(content) <= most and (piece := file.read(min(PIECE_BYTES, most + 1 - len(content)))):
-            content += piece
+    pieces, left = list[bytes](), most + 1
+    with open(path, "rb") as file:
+        # no more at once than the file has: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
+        step = max(PIECE_BYTES, os.fstat(file.fileno()).st_size + 1)
+        while left and (piece := file.read(min(step, left))):
+            pieces.append(piece)
+            left -= len(piece)
+    content = b"".join(pieces)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most // 1024**2} MiB, which no such file is")
-    return bytes(content)
+    return content

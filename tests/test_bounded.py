@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -109,3 +111,17 @@ def test_a_card_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert write_card(tmp_path / "run", tmp_path / "run")
     assert not (tmp_path / "elsewhere").exists() and "T5" in (tmp_path / "run" / "README.md").read_text()
     shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
+def test_a_small_file_is_read_where_little_may_be_mapped(tmp_path: Path) -> None:
+    """As under `ulimit -v`: what is allowed for such files is no reason to ask for as much."""
+    code = (
+        "import resource, sys; from bounded import MOST_TABLE_BYTES, read_text\n"
+        "mapped = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**26, -1))\n"
+        "assert read_text(sys.argv[1], MOST_TABLE_BYTES) == 'small'"
+    )
+    (tmp_path / "small").write_text("small")
+    root = Path(__file__).resolve().parents[1]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "small")], cwd=root, check=True)

@@ -83,7 +83,6 @@ def _refuse_too_small(budget: Budget) -> None:
 
     Where the user's own figure binds nothing kills, and the plan tells what would fit.
 
-
     Raises:
         DoesNotFit: it does not.
     """

@@ -50,7 +50,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/cost/speed.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
         "machine.rate(choice.compute) * pace.evaluation", "machine.rate(choice.compute) // pace.evaluation",
     ): "the share is 1.0 of every class that has been measured",
-    ("memory/observe/monitor.py", "self.peak_bytes = 0", "0", "1"): "one byte, before the first look",
+    ("memory/observe/monitor.py", "self.peak_bytes = self.counted_peak_bytes = 0", "0", "1"): "one byte, before the first look",
     (
         "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
     ): "the facts stand in one order anyway; another name costs one probe",
@@ -58,7 +58,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "training/checkpoints/folder.py", "named = self.folder / name_of(number) if type(number) is int and number >= 0 else None", "0", "-1",
     ): "no checkpoint has the name of step -1, and the next line wants one",
     (
-        "training/checkpoints/runs.py", "replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + '\\n')", "1", "2",
+        "training/checkpoints/runs.py", "replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + '\\n')", "1", "0",
     ): "spaces",
     (
         "training/checkpoints/state.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",

@@ -44,7 +44,7 @@ budget = measure_budget("auto", device)
 clean_all(device)
 facts = take_inventory(Path("runs"))
 print(json.dumps({
-    "proc": has_proc(), "malloc": [tune_malloc("small", {}), trim_malloc()], "limits": [limit.what for limit in budget.limits],
+    "proc": has_proc(), "malloc": [tune_malloc("small"), trim_malloc()], "limits": [limit.what for limit in budget.limits],
     "budget": budget.host_bytes, "usage": process_usage(os.getpid()).anon_bytes, "tree": ProcessTree().usage().anon_bytes,
     "peak": HighWater().peak_bytes(), "load": facts["system"]["load"], "read": facts["disk"]["read_rate"],
     "set": sorted(prepare_environment({})), "device": device.name,
