@@ -16,7 +16,7 @@ from limits import HEAP_BELOW, UNTRIMMED_HEAP_BELOW
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 ALWAYS = {M_TOP_PAD: 128 * 1024, M_MMAP_MAX: 65536}  # as glibc has them where nobody says otherwise
 # "fast" keeps small tensors in the heap, which a step trims; large ones are mapped, so that what they took is given back.
-# "untrimmed" keeps nearly all in the heap, and its pages for the next step
+# "untrimmed" keeps more in the heap, and its pages for the next step
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
     "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: HEAP_BELOW, M_TRIM_THRESHOLD: 8 * 1024**2},

@@ -4,7 +4,7 @@ glibc maps a tensor above a size by itself and gives it back when it is freed; s
 comes free in its middle. "small" maps nearly all, and only rounds a few up. "fast" has the heap, which the walk trims
 at the start, after each saved block, before the loss and between the ways back through decoder and
 encoder (`engine.walk`): what came free before is gone by then, and what comes free after stays to the next time. "untrimmed"
-has nearly all in the heap and trims it in no step, so that the next one finds its pages: it stays as large as the highest place of
+has tensors below 8 MiB there and trims it in no step, so that the next one finds its pages: it stays as large as the highest place of
 a step has made it, gaps included, until memory is cleaned.
 
 The shares are fitted: to measured peaks of each place, of models of 6M and 190M weights, with and without recomputing.
