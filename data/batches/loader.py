@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from config import Config, DataConfig
 from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
-from data.batches.mixture import Mixture, temperature_weights
+from data.batches.mixture import Mixture, named_weights, temperature_weights
 from data.batches.objectives import corrupt, corrupted_lengths, lengths_of, pairs, preferences
 from data.batches.order import Order, row_keys
 from data.dataset import LowMemDataset, TokenStream
 from data.shards.store import COLUMNS, PAIRS, PREFERENCES, STREAM, TRAIN, Manifest
 from data.shards.token_rows import TokenRows
 from data.sources.row_access import FILE, REOPEN
-from settings.fields import AUTO, UserError, counted
+from settings.fields import AUTO
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
 AUTO_BLOCK_ROWS = 256
@@ -103,16 +103,10 @@ class StepLoader:
         if data.shuffle_block_rows == AUTO:  # by the data alone: another machine must give the same order
             size = sum(file.stat().st_size for file in manifest.files(split))
             block_rows = AUTO_BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
-        weights = _weights(data.mixture_weights)
-        if split != TRAIN or (weights is None and data.mixture_temperature == 1.0):
+        if split != TRAIN or (data.mixture_weights is None and data.mixture_temperature == 1.0):
             return Order(self.num_rows, self.seed, block_rows)
         names, sizes = self._part_sizes(manifest, split)
-        if weights is not None and len(weights) != len(names):
-            raise UserError(
-                f"--mixture_weights = {data.mixture_weights}, has {counted(len(weights), 'weight')} for "
-                f"{counted(len(names), 'part')} of the training data ({', '.join(names)}); give one for each part of --train_file, separated by commas"
-            )
-        weights = weights or temperature_weights(sizes, data.mixture_temperature)
+        weights = named_weights(data.mixture_weights, names) or temperature_weights(sizes, data.mixture_temperature)
         used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
         return Mixture([size for size, _ in used], [weight for _, weight in used], self.seed, block_rows)
 
@@ -224,16 +218,3 @@ def filled(rows: Sequence[AnyRow], batch_size: int, max_tokens: int | None) -> l
             begin, tokens = place, 0
         tokens += size
     return [*groups, rows[begin:]] if rows else []
-
-
-def _weights(text: str | None) -> list[float] | None:
-    """Read weights separated by commas."""
-    if text is None:
-        return None
-    try:
-        weights = [float(word) for word in str(text).strip("()[] ").split(",")]
-    except ValueError:
-        weights = []
-    if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise UserError(f"--mixture_weights = {text}, is not a list of weights above 0; write it as 0.7,0.3")
-    return weights

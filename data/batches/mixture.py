@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.order import Order, mix, permute
+from settings.fields import UserError, counted
 
 TURN = 2**16
 
@@ -21,6 +22,30 @@ TURN = 2**16
 def temperature_weights(sizes: Sequence[int], temperature: float) -> list[float]:
     """Weights by size^(1 / temperature): 1 is by size, large is even."""
     return [size ** (1 / temperature) for size in sizes]
+
+
+def named_weights(text: str | None, parts: Sequence[str]) -> list[float] | None:
+    """Read the weights of `--mixture_weights`, separated by commas; None where none are named.
+
+    Args:
+        parts: names of the parts of the training data.
+    Raises:
+        UserError: they are no weights, or not one for each part.
+    """
+    if text is None:
+        return None
+    try:
+        weights = [float(word) for word in str(text).strip("()[] ").split(",")]
+    except ValueError:
+        weights = []
+    if not weights or not all(0 < weight < float("inf") for weight in weights):
+        raise UserError(f"--mixture_weights = {text}, is not a list of weights above 0; write it as 0.7,0.3")
+    if len(weights) != len(parts):
+        raise UserError(
+            f"--mixture_weights = {text}, has {counted(len(weights), 'weight')} for {counted(len(parts), 'part')} of the training "
+            f"data ({', '.join(parts)}); give one for each part of --train_file, separated by commas"
+        )
+    return weights
 
 
 def quotas(weights: Sequence[float], turn: int = TURN) -> list[int]:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from config import Config
+from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remove
 from data.durable import put_in_place, sync
@@ -174,6 +175,8 @@ def _inputs(config: Config, once: Once) -> tuple[Task, Place | None, list[Source
     validation_file = config.data.validation_file
     try:
         task = decide(config, once)
+        if task.shards is None:  # of shards their loader reads the parts
+            named_weights(config.data.mixture_weights, task.parts)
         given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
         raw = find(validation_file, "--validation_file") if validation_file and not given else []
     except UserError as error:

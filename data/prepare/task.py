@@ -25,7 +25,7 @@ from data.text.clean import Cleaning
 from data.text.conversations import MESSAGES_COLUMNS, Examples, TurnsColumn, form_of
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
-from data.tokenizers.training import train_tokenizer
+from data.tokenizers.training import check_vocabulary, train_tokenizer
 from formats import JSONL
 from language import say
 from settings.fields import AUTO, UserError
@@ -233,6 +233,7 @@ def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path
     data = config.data
     if data.tokenizer_dir != AUTO:
         return Path(data.tokenizer_dir)
+    check_vocabulary(config.tokenizer.tokenizer_type, config.model.vocab_size)
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns,
         "type": config.tokenizer.tokenizer_type, "vocab_size": config.model.vocab_size,

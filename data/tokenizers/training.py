@@ -50,11 +50,7 @@ def train_tokenizer(
     Memory:
         that of `room`, whatever the texts.
     """
-    smallest = SMALLEST_VOCABULARY[kind]
-    if vocab_size < smallest:
-        raise UserError(
-            f"--vocab_size = {vocab_size}, is too small for a {kind} tokenizer; allowed: {smallest} or more"
-        )
+    check_vocabulary(kind, vocab_size)
     if kind == "byte":
         return byte_tokenizer()
     counts = count_words(sample_texts(texts, sample_bytes, folder=folder), _SPLITS[kind], room.words)
@@ -63,6 +59,19 @@ def train_tokenizer(
     backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, room)
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     return _with_end_of_text(backend)
+
+
+def check_vocabulary(kind: str, vocab_size: int) -> None:
+    """Refuse a vocabulary that a tokenizer of this kind cannot have.
+
+    Raises:
+        UserError: it is too small.
+    """
+    smallest = SMALLEST_VOCABULARY[kind]
+    if vocab_size < smallest:
+        raise UserError(
+            f"--vocab_size = {vocab_size}, is too small for a {kind} tokenizer; allowed: {smallest} or more"
+        )
 
 
 def _with_end_of_text(backend: Backend) -> Tokenizer:

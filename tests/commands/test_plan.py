@@ -55,6 +55,20 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
     assert told(capsys, **flags)["plan"]["seconds_total"] is not None, "the steps follow from the rows"
 
 
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ({"vocab_size": 300}, "too small for a bpe tokenizer"),
+        ({"tokenizer_type": "byte", "mixture_weights": "1,2"}, "2 weights for 1 part"),
+    ],
+)
+def test_what_a_run_refuses_is_not_planned(tmp_path: Path, flags: dict[str, object], words: str) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": f"word {n}"}) for n in range(200)))
+    where = {"train_file": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "c")}
+    with pytest.raises(UserError, match=words):
+        plan_command.show(load("plan", {**SHAPE, **where, **{name: str(value) for name, value in flags.items()}}))
+
+
 def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Short rows fit where rows as long as the settings allow do not; what does not fit by the sample is refused with a word on it."""
     rows = [json.dumps({"prompt": "what is 2 plus 2?", "response": "4"}) for _ in range(200)]

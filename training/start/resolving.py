@@ -17,7 +17,7 @@ from data.cache import NotMade
 from data.prepare.encoding import HELD_OUT_ONE_IN
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.sampled import SampledLengths, sampled_lengths
-from data.prepare.task import decide
+from data.prepare.task import decide, file_problems
 from memory.cost.duration import predict_times, schedule_of
 from memory.cost.precision import Precision
 from memory.cost.shapes import Shapes
@@ -89,9 +89,13 @@ class Rows:
 
     @classmethod
     def known(cls, config: Config, machine: Machine) -> Rows:
-        """Of the data that the settings name, where it is prepared; else like a sample of it, or as long as they allow."""
-        if config.data.train_file is not None:
-            with suppress(UserError, NotMade):  # a plan may be made for data that is elsewhere
+        """Of the data that the settings name, where it is prepared; else like a sample of it, or as long as they allow.
+
+        Raises:
+            UserError: the data are here and cannot be used, as a run would say.
+        """
+        if config.data.train_file is not None and not file_problems(config.data):  # else the data may be elsewhere
+            with suppress(NotMade):
                 if (data := find_prepared(config)) is not None:
                     train = StepLoader(data.train_dir, data.objective, config)
                     validation = StepLoader(data.validation_dir, data.objective, config)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.batches import mixture as mixture_module
 from data.batches.loader import StepLoader
 from data.batches.mixture import TURN, Mixture, quotas, temperature_weights
-from data.prepare.preparing import prepare
+from data.prepare.preparing import find_prepared, prepare
 from settings.fields import UserError
 
 
@@ -86,6 +86,8 @@ def test_weights_must_fit_the_parts(configure: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             StepLoader(prepared.train_dir, "pairs", configure(train_file=spec, mixture_weights=weights))
+        with pytest.raises(UserError, match=words):  # before anything is prepared
+            find_prepared(configure(train_file=spec, mixture_weights=weights))
     plain = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec))
     warm = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec, mixture_temperature=100))
     few = [int((loader._order.rows(0, 400) >= 396).sum()) for loader in (plain, warm)]
