@@ -119,7 +119,9 @@ def _dispatch(arguments: list[str]) -> int:
     import fire
 
     table = {command: _fire_command(command) for command in COMMANDS}
-    fire.Fire(table, [name, *_normalised(arguments[1:])], name="train_low_mem.py")
+    typed = _normalised(arguments[1:])
+    _tell_repeated(typed)
+    fire.Fire(table, [name, *typed], name="train_low_mem.py")
     return 0
 
 
@@ -146,6 +148,22 @@ def _normalised(arguments: list[str]) -> list[str]:
             position += has_value
         result.append(f"--{name.replace('-', '_')}={value}")
     return result
+
+
+def _tell_repeated(typed: Sequence[str]) -> None:
+    """Of a flag that is typed more than once the last one counts, as scripts that add theirs at the end expect."""
+    values: dict[str, list[str]] = {}
+    for word in typed:
+        name, equals, value = word.partition("=")
+        if equals and word.startswith("--"):
+            values.setdefault(name, []).append(value.replace(NO_VALUE, ""))
+    for name, named in values.items():
+        if len(set(named)) > 1:
+            _print_once(
+                say(
+                    "{name} is typed {count} times; {name}={value} counts", name=name, count=len(named), value=named[-1]
+                )
+            )
 
 
 def _is_flag(word: str) -> bool:

@@ -22,7 +22,8 @@ def of_tier(results: Sequence[dict[str, Any]], tier: str) -> list[dict[str, Any]
 
 
 def table(results: Sequence[dict[str, Any]], reference: str) -> str:
-    """A line a tier: what a weight takes, the loss over the seeds, and how far it is from the reference at equal seeds."""
+    """A line a tier: what a weight takes, the loss over the seeds, how far it is from the reference at equal seeds, and after
+    which part of the tokens it was where the reference ended."""
     base = {run["seed"]: run["loss"] for run in of_tier(results, reference)}
     rows = []
     for tier in dict.fromkeys(run["tier"] for run in results):
@@ -35,9 +36,21 @@ def table(results: Sequence[dict[str, Any]], reference: str) -> str:
             f"{runs[0]['learning_rate']:.2g}", f"{mean(losses):.4f}" if finite else "diverged",
             f"{min(losses):.4f}-{max(losses):.4f}" if finite and len(losses) > 1 else "-",
             f"{mean(distances):+.2f}% ({min(distances):+.2f} to {max(distances):+.2f})" if finite and distances else "-",
+            _reached([_share_until(run, base[run["seed"]]) for run in runs if run["seed"] in base]),
         ])  # fmt: skip
     header = ["tier", "products in", "bytes a weight", "learning rate", "evaluation loss", "over seeds"]
-    return markdown([*header, "to the reference"], rows)
+    return markdown([*header, "to the reference", "its loss after"], rows)
+
+
+def _share_until(run: dict[str, Any], loss: float) -> float | None:
+    """The part of a run's steps after which an evaluation first gave so low a loss; None: none did."""
+    last, _ = run["evaluations"][-1]
+    return next((step / last for step, found in run["evaluations"] if found <= loss), None)
+
+
+def _reached(shares: Sequence[float | None]) -> str:
+    found = [share for share in shares if share is not None]
+    return f"{mean(found):.0%} of the tokens" if found and len(found) == len(shares) else "-"
 
 
 def verdict(results: Sequence[dict[str, Any]], reference: str) -> str:
@@ -83,8 +96,8 @@ def draw(results: Sequence[dict[str, Any]], heading: str, tokens_per_step: int, 
 def write_page(
     study: dict[str, Any], results: Sequence[dict[str, Any]], rates: dict[str, float], reference: str, page: Path | None
 ) -> None:
-    """Write picture and section, one for each size of model; `page` None: docs/benchmarks.md."""
-    page, name = page or PAGE, f"quality-{study['size']}"
+    """Write picture and section, one for each size of model and number of tokens; `page` None: docs/benchmarks.md."""
+    page, name = page or PAGE, f"quality-{study['size']}-{study['tokens'] / 1e6:g}M"
     picture, link = picture_place(name, page)
     seeds = len({run["seed"] for run in results})
     text = Path(study["text"]).name if study["text"] else "the built-in sample"

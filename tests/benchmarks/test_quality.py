@@ -52,7 +52,8 @@ def test_table_and_verdict() -> None:
     small, nearest, diverged = lines[3], lines[4], lines[5]
     assert "4.5100" in small and "+0.25% (+0.00 to +0.50)" in small and "2.10" in small
     assert "+10.00% (+10.00 to +10.00)" in nearest and "4.4000-5.5000" in nearest
-    assert "diverged" in diverged
+    assert "diverged" in diverged and diverged.endswith("| - |")
+    assert lines[2].endswith("| 100% of the tokens |") and small.endswith("| - |"), "one of its seeds never came there"
     assert SMALL.name in quality_page.verdict(RESULTS, REFERENCE.name), "nearest is smaller, but not within 1%"
 
 
@@ -60,14 +61,14 @@ def test_page_and_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     study = {"size": "small", "tokens": 20_000_000, "text": None, "rows": 16, "length": 256}
     quality_page.write_page(study, RESULTS, {}, REFERENCE.name, tmp_path / "page.md")
-    picture, link = results.picture_place("quality-small", tmp_path / "page.md")
+    picture, link = results.picture_place("quality-small-20M", tmp_path / "page.md")
     assert f"({link})" in (tmp_path / "page.md").read_text(encoding="utf8")
     assert picture.stat().st_size > 10_000
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    raw = (tmp_path / "benchmarks" / results.class_folder() / "quality-small.json").read_text(encoding="utf8")
+    raw = (tmp_path / "benchmarks" / results.class_folder() / "quality-small-20M.json").read_text(encoding="utf8")
     assert json.loads(raw, parse_constant=refuse)["figures"]["runs"][-1]["loss"] is None
 
 
