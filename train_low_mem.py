@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before what takes time to import
     leave_at_ctrl_c()
 
 import difflib
+import errno
 import os
 import shutil
 import sys
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: what follows the program's name.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lives
     for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 must not end a run at the first Chinese letter
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     speak(_typed(arguments, "language", AUTO))  # until all settings are read, which may come from a file
@@ -76,6 +80,16 @@ def _answered(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            _report_crash(error, arguments)
+            return 1
+        place = error.filename or say("the output")
+        told = say(
+            "{place}, cannot be written: {reason}; free space, and start again", place=place, reason=error.strerror
+        )
+        _print_refusal(_name_of(arguments), UserError(told))
+        return 2
     except SystemExit:
         raise
     except BaseException as error:  # a panic of a library in Rust is no Exception

@@ -83,7 +83,11 @@ class LowMemTrainer:
             self.peers = Peers(self.accelerator.process_index, self.accelerator.num_processes)
             stack.enter_context(self.peers)
             self._open(stack)
-            self._loop()
+            try:
+                self._loop()
+            except Exception as error:
+                self.recovery.end_sharded(error)
+                raise
             return self._finish()
 
     def _open(self, stack: ExitStack) -> None:

@@ -46,9 +46,16 @@ class Measured:
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the file lies."""
+    """Where the file lies.
+
+    Raises:
+        OSError: the user has no home, as in some containers.
+    """
     home = environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / FOLDER / NAME
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / FOLDER / NAME
+    except RuntimeError:
+        raise OSError("this user has no home; name a folder with XDG_CACHE_HOME") from None
 
 
 def key_of(device: str, processor: str) -> str:
@@ -98,8 +105,8 @@ def keep_disk(folder: Path, read_rate: float, write_rate: float, way: str = DISK
 def keep(key: str, processor: str, threads: int, rates: Mapping[str, float], way: str = WAY) -> Measured:
     """Write what was measured now; where no file can be written, the next run measures again."""
     measured = Measured(processor, threads, dict(rates), time.strftime("%Y-%m-%d"), way)
-    path = place()
     try:
+        path = place()
         try:
             entries: Any = json.loads(path.read_text(encoding="utf8"))
         except (OSError, ValueError, RecursionError):

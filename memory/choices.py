@@ -16,6 +16,7 @@ from limits import LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.cost.precision import Precision, precisions
 from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes
 from memory.first_guess import table_guess
+from settings.consistency import writes_answers
 from settings.fields import AUTO
 
 LOSS_CHUNKS_BYTES = (LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES // 2, LOSS_CHUNK_BYTES // 4)
@@ -104,7 +105,8 @@ def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool
             "--shard_weights = True, shares the weights out over processes, and there is one; start several, as with "
             "torchrun --nproc_per_node=2 train_low_mem.py ..., or leave it out"
         )
-    apart = config.lora.lora_rank or config.data.objective == PREFERENCES  # ways of training that have not learned it
+    # ways of training that have not learned it; answers have as many tokens as they come to have, on each process others
+    apart = config.lora.lora_rank or config.data.objective == PREFERENCES or writes_answers(config)
     holds_all = config.train.max_grad_norm > 0 or config.memory.mixed_precision == "fp16"  # sharded gradients never are
     can_shard = processes > 1 and not holds_all and not apart
     passes: list[int] = []

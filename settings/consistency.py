@@ -134,12 +134,17 @@ def score_words(metrics: str) -> list[str]:
     return [name for word in words for name in (ROUGE if word == "rouge" else (word,))]
 
 
+def writes_answers(config: Config) -> bool:
+    """Whether evaluations within a run write answers."""
+    return config.metrics.eval_generate_rows not in (AUTO, 0)
+
+
 def _scores(config: Config) -> list[str]:
     """A score that decides and that no evaluation would give."""
     chosen, given = config.train.metric_for_best, config.metrics
     if chosen == "loss":
         return []
-    if given.eval_generate_rows in (AUTO, 0):
+    if not writes_answers(config):
         return [
             f"--metric_for_best = {chosen}, is a score of answers, and none are written; name --eval_generate_rows=64"
         ]
@@ -180,6 +185,11 @@ def _memory(config: Config) -> list[str]:
     if train.max_grad_norm > 0:
         problems.append(
             f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; leave out one"
+        )
+    if writes_answers(config):
+        problems.append(
+            f"--eval_generate_rows = {config.metrics.eval_generate_rows}, is written by each process for itself, which none can with "
+            "shard_weights=True; leave out one, and score the finished model with evaluate"
         )
     if memory.mixed_precision == "fp16":
         problems.append(

@@ -22,17 +22,29 @@ IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV,
 
 def python() -> str:
     """The word for the Python that runs this, as it may be typed here."""
-    found = shutil.which("python")
-    is_active = found is not None and Path(found).parent == Path(sys.prefix, IN_VENV.parent.name)
-    with suppress(OSError):
-        if not is_active and Path(VENV).samefile(sys.prefix):
-            return str(IN_VENV)
-    return "python3" if found is None and shutil.which("python3") else "python"
+    if _is_here(Path(VENV), sys.prefix) and not _is_active():
+        return str(IN_VENV)
+    word = next((word for word in ("python", "python3") if shutil.which(word)), None)
+    if word and (_is_active() or sys.prefix == sys.base_prefix):
+        return word
+    return shlex.quote(sys.executable) or "python"
 
 
 def program() -> str:
     """The head of every command that is shown."""
-    return f"{python()} {FILE}"
+    return f"{python()} {FILE if _is_here(Path(FILE), ROOT / FILE) else shlex.quote(str(ROOT / FILE))}"
+
+
+def _is_active() -> bool:
+    """Whether `python` is that of the environment whose packages are in use."""
+    found = shutil.which("python")
+    return found is not None and Path(found).parent == Path(sys.prefix, IN_VENV.parent.name)
+
+
+def _is_here(path: Path, other: str | Path) -> bool:
+    with suppress(OSError):
+        return path.samefile(other)
+    return False
 
 
 def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:

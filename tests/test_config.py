@@ -181,6 +181,10 @@ def test_round_trip(tmp_path: Path) -> None:
         (dict(offload_boundaries="True", memory_mode="standard"), "--offload_boundaries = True"),
         (dict(shard_weights="True", max_grad_norm="1"), "--max_grad_norm = 1.0, needs all gradients at once"),
         (dict(shard_weights="True", mixed_precision="fp16"), "--mixed_precision = fp16, scales the loss"),
+        (
+            dict(shard_weights="True", eval_generate_rows="8"),
+            "--eval_generate_rows = 8, is written by each process for itself",
+        ),
         (dict(shard_weights="True", lora_rank="4"), "--shard_weights = True, is for training all weights"),
         (dict(preset="smaple"), "--preset = smaple"),
         (dict(model_preset="t5-smal"), "t5-small"),

@@ -128,7 +128,7 @@ def test_ways_to_turn_a_switch_on(monkeypatch: pytest.MonkeyPatch, flags: list[s
 def test_of_a_flag_typed_twice_the_last_counts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[Any] = []
+    seen: list[object] = []
     monkeypatch.setattr(train_low_mem, "_run", lambda name, config: seen.append(config.train.max_steps))
     assert train_low_mem.main(["train", "--max_steps=5", "--seed=1", "--max-steps", "7", "--seed=1"]) == 0
     assert seen == [7] and capsys.readouterr().err == "--max_steps is typed 2 times; --max_steps=7 counts\n"

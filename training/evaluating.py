@@ -48,7 +48,7 @@ class Evaluator:
                 batches = live.start.validation.evaluation_batches(live.config.train.eval_rows, size, rank, count)
                 return evaluate(live.engine.walk, batches, accelerator, live.device.torch_device)
             except Exception as error:
-                if not live.device.is_out_of_memory(error):
+                if live.engine.shards is not None or not live.device.is_out_of_memory(error):
                     raise
                 size = live.keeper.after_evaluation_out_of_memory(error, size, live.state.step)
             if live.keeper.exhausted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from language import say
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
-from training.processes.collectives import sum_over
+from training.processes.collectives import first_told, most_of
 from training.report.progress import Reading
 from training.report.summary import Summary
 
@@ -54,25 +54,27 @@ class Recorder:
             steps=state.step, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
             best_evaluation=state.best_evaluation,
-            planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=self._peak_bytes(),
+            planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=int(most_of(live.accelerator, self._peak_bytes())[0]),
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            first_over=self._over(), model_dir=str(live.start.run_dir), metrics_file=str(live.journal.metrics.path),
+            first_over=first_told(live.accelerator, self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.journal.metrics.path),
             **live.divergence.figures(),
         )  # fmt: skip
 
     def _over(self) -> str | None:
-        """When the budget was first exceeded, in words; None: never, on no process."""
+        """When the budget was first exceeded, in words; None: not on this process."""
         live = self.live
-        is_over = self._first_over is not None or self._counted_peak_bytes() > live.keeper.plan.budget_bytes
-        if not sum_over(live.accelerator, float(is_over))[0]:
-            return None
-        if not is_over:
-            return say("on another process")
         if self._first_over is not None:
-            return say("at step {step}", step=self._first_over)
-        peaks = live.monitor.phase_peaks
-        return say("after the last step, in {phase}", phase=max(peaks, key=lambda phase: peaks[phase], default="save"))
+            when = say("at step {step}", step=self._first_over)
+        elif self._counted_peak_bytes() > live.keeper.plan.budget_bytes:
+            peaks = live.monitor.phase_peaks
+            phase = max(peaks, key=lambda phase: peaks[phase], default="save")
+            when = say("after the last step, in {phase}", phase=phase)
+        else:
+            return None
+        return (
+            when if live.is_main else say("{when}, on process {rank}", when=when, rank=live.accelerator.process_index)
+        )
 
     def _counted_peak_bytes(self) -> int:
         """The most that was held since the budget is what it is: the machine may have had more to give before."""

@@ -12,6 +12,7 @@ from typing import NoReturn
 from config import DoesNotFit, UserError
 from engine.step import Outcome
 from language import say
+from training.budget.keeping import ADVICE, NOTHING_LEFT
 from training.checkpoints.runs import publish
 from training.divergence import why_diverged, why_hopeless
 from training.live import LiveRun
@@ -60,6 +61,19 @@ class Recovery:
                 story=told, step=live.last_good, folder=live.start.run_dir, command=resume_command(live.config),
             )  # fmt: skip
         raise DoesNotFit(told)
+
+    def end_sharded(self, error: Exception) -> None:
+        """End a run with sharded weights that memory did not suffice for: the other processes stand in a collective by then.
+
+        Raises:
+            DoesNotFit: it was that; another error stays what it is.
+        """
+        live = self.live
+        if live.engine.shards is None or not live.device.is_out_of_memory(error):
+            return
+        story = say("out of memory at step {step}, where weights are sharded", step=live.state.step + 1)
+        live.keeper.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE))
+        self.give_up()
 
     def _after_out_of_memory(self, outcome: Outcome, number: int) -> None:
         """The error came here or on another process: a smaller way there, the same rows again on all."""

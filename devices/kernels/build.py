@@ -44,7 +44,10 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
     """
     runtime, compiler, target = _ingredients(environ)
     name = f"kernels-{_digest(compiler, target, str(runtime))}.so"
-    path = machine_file.place(environ).with_name(name)
+    try:
+        path = machine_file.place(environ).with_name(name)
+    except OSError as error:
+        raise NoKernels(f"the compiled kernels cannot be kept: {error}") from None
     if not _is_ours(path):
         _compile(compiler, target, runtime, path)
     return path

@@ -77,6 +77,18 @@ def test_the_user_s_own_cache_folder_is_taken(monkeypatch: pytest.MonkeyPatch) -
     assert machine_file.place() == Path("/home/someone/.cache/frugalt5/machine.json")
 
 
+def test_a_user_without_a_home_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert read("cpu: a") is None
+    assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9}, "the next run measures again"
+    with pytest.raises(OSError, match="XDG_CACHE_HOME"):
+        machine_file.place()
+
+
 def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "not yet there"
     assert machine_file.disk_rates(folder) is None

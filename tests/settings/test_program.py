@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
     [
         (["python", "python3"], False, "python"),
         (["python3"], False, "python3"),
-        ([], False, "python"),
+        ([], False, sys.executable),
         (["python"], True, ".venv/bin/python"),
         ([], True, ".venv/bin/python"),
         ([".venv"], True, "python"),
@@ -39,7 +39,19 @@ def test_the_word_for_this_python(
             (folder / name).symlink_to(sys.executable)
     monkeypatch.setenv("PATH", os.pathsep.join([*([str(inside)] if ".venv" in on_path else []), str(outside)]))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv") if runs_in_venv else sys.base_prefix)
+    assert program.program() == f"{word} {ROOT}/train_low_mem.py", "it lies elsewhere"
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    (tmp_path / "train_low_mem.py").touch()
     assert program.program() == f"{word} train_low_mem.py"
+
+
+def test_an_environment_elsewhere_that_is_not_active_is_named_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", "/some where/env")
+    monkeypatch.setattr(sys, "executable", "/some where/env/bin/python")
+    assert program.python() == "'/some where/env/bin/python'"
 
 
 def test_a_package_that_is_missing_is_named_with_what_installs_it(

@@ -82,6 +82,19 @@ def test_another_process_may_have_nothing_left() -> None:
         recovery_of(Live())[0].give_up()
 
 
+def test_sharded_weights_end_where_memory_does_not_suffice() -> None:
+    live = Live()
+    live.device = SimpleNamespace(is_out_of_memory=lambda error: isinstance(error, MemoryError))
+    live.engine.shards = None
+    recovery_of(live)[0].end_sharded(NO_MEMORY)
+    live.engine.shards = SimpleNamespace(rank=1)
+    recovery_of(live)[0].end_sharded(ValueError("a bug"))
+    with pytest.raises(
+        DoesNotFit, match=r"out of memory at step 5, where weights are sharded; .* step 4 is saved in runs/mine"
+    ):
+        recovery_of(live)[0].end_sharded(NO_MEMORY)
+
+
 def test_rows_are_passed_over_then_the_run_slows_down() -> None:
     live = Live(last_good=2)
     recovery, _ = recovery_of(live)

@@ -80,7 +80,7 @@ class Checkpoints:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if _is_write_failure(error):
-                raise self._failure(step, error) from error
+                raise self.failure(step, error) from error
             raise
         self._rotate()
         return final
@@ -214,7 +214,8 @@ class Checkpoints:
             os.replace(path, going)
             remove(going)
 
-    def _failure(self, step: int, error: BaseException) -> UserError:
+    def failure(self, step: int, error: BaseException) -> UserError:
+        """What is said of a checkpoint that cannot be written."""
         last = self.latest()
         kept = f"the checkpoint of step {step_of(last)} is whole" if last else "there is no earlier checkpoint"
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())

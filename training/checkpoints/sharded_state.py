@@ -75,7 +75,10 @@ def save_sharded(
         (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
     if shards.rank != 0:
-        _write_pieces(Path(_for_all(None)), optimizer, shards)
+        try:
+            _write_pieces(Path(_for_all(None)), optimizer, shards)
+        except OSError as error:
+            raise checkpoints.failure(state.step, error) from error
         _lend(model, shards)
     path = checkpoints.save(state.step, write, is_best)
     dist.barrier()  # nobody continues before the folder has its name

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 
 import torch.distributed as dist
 
+from leaving import INTERRUPTED
 from screen import visible
 from settings.fields import UserError
 from training.processes.interrupts import SHOW_CURSOR
@@ -65,11 +66,11 @@ class Peers:
         rank, num_processes: of this process.
         beat_seconds: time between two looks.
     Attributes:
-        resume: what continues the run; the whole command, once its name is known.
+        resume: the command that continues the run, once its name is known.
     """
 
     def __init__(self, rank: int, num_processes: int, beat_seconds: float = BEAT_SECONDS) -> None:
-        self.resume = "--is_keep_training=True"
+        self.resume = ""
         self.rank, self.num_processes, self.beat_seconds = rank, num_processes, beat_seconds
         self._store: Any = None
         self._over = threading.Event()
@@ -144,9 +145,10 @@ class Peers:
 
     def _own_failure(self, error: BaseException) -> Failure:
         """What this process says of itself. Process 0 tells its refusals by itself, and those of the others."""
-        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        who = f"process {self.rank} of {self.num_processes} on {socket.gethostname()}"
         text = "\n  ".join(error.problems) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        reason = f"process {self.rank} of {self.num_processes} on {socket.gethostname()} failed: {text}"
+        reason = f"{who} was interrupted" if code == INTERRUPTED else f"{who} failed: {text}"
         return Failure(self.rank, reason[:4000], code, 0 if self.rank else -1)
 
     def _explanation(self, error: BaseException) -> Failure | None:
@@ -173,12 +175,15 @@ class Peers:
         names = ", ".join(str(rank) for rank in ranks)
         reason = (
             f"process {names} of {self.num_processes} is gone without a word: killed, most likely for lack of memory "
-            f"(the kernel's log says so), or its machine is gone; continue with\n  {self.resume}"
+            f"(the kernel's log says so), or its machine is gone; {self._way_on()}"
         )
         return Failure(ranks[0], reason, 1, self.rank)
 
+    def _way_on(self) -> str:
+        return f"continue with\n  {self.resume}" if self.resume else "start it again by the same command"
+
     def _store_lost(self) -> Failure:
-        where = f"process 0 or the launcher of its machine is gone; continue with\n  {self.resume}"
+        where = f"process 0 or the launcher of its machine is gone; {self._way_on()}"
         return Failure(0, f"process {self.rank} of {self.num_processes}: {where}", 1, self.rank)
 
     def _tell(self, failure: Failure) -> None:

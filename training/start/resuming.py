@@ -14,7 +14,7 @@ from config import PREFERENCES, Config, UserError, load, places, settings_by_nam
 from settings.fields import AUTO, read_settings_file
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import SETTINGS_FILE, newest_run
-from training.processes.launch import restarts
+from training.processes.launch import num_processes, restarts
 
 
 def goes_on(config: Config, brings: bool = True) -> bool:
@@ -93,6 +93,8 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         )
     if problems:
         raise UserError(*problems)
+    if num_processes() == 1 and not config.given("shard_weights"):
+        flags["shard_weights"] = AUTO  # one process has nobody to share with
     now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
     return load(command, {"config": str(path), **flags, **here, **now})
 

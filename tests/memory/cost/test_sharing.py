@@ -53,6 +53,13 @@ def test_auto_shares_where_whole_weights_do_not_fit() -> None:
             source_tokens=128,
             target_tokens=64,
         )
+    with pytest.raises(DoesNotFit):  # each process would wait for tokens that the others do not write
+        plan(
+            config_of(optimizer="adamw_rms", eval_generate_rows="4"),
+            machine(4, 6.0),
+            source_tokens=128,
+            target_tokens=64,
+        )
 
 
 def test_sharing_takes_several_processes() -> None:

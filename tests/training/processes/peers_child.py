@@ -26,6 +26,8 @@ def act(deed: str, accelerator: Accelerator) -> None:
             raise UserError("--train_file = x, is torn on this machine")
         if deed == "overflow":
             raise DoesNotFit("does not fit here")
+        if deed == "ctrl-c":
+            raise KeyboardInterrupt
         if deed == "crash":
             raise ValueError("a bug")
         if deed == "kill":

@@ -21,6 +21,7 @@ def run_two(deed: str) -> list[tuple[int, str]]:
     [
         pytest.param("refuse", 2, "failed: --train_file = x, is torn", id="wrong data on one machine"),
         pytest.param("crash", 1, "failed: ValueError: a bug", id="an exception"),
+        pytest.param("ctrl-c", 130, " was interrupted", id="a signal to one", marks=pytest.mark.slow),
         pytest.param("overflow", 3, "failed: does not fit here", id="out of memory", marks=pytest.mark.slow),
     ],
 )

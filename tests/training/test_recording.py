@@ -1,0 +1,47 @@
+"""What is told at the end is of all processes: one that took more than its budget is not hidden by the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from training import recording
+from training.report.summary import Summary
+
+MIB = 1 << 20
+
+
+class Live:
+    """Stands for the run of one process."""
+
+    def __init__(self, rank: int, peak_bytes: int) -> None:
+        phases = {"start": MIB, "evaluation": peak_bytes}
+        self.device = SimpleNamespace(is_separate_memory=False)
+        self.monitor = SimpleNamespace(
+            peak_bytes=peak_bytes, counted_peak_bytes=peak_bytes, phase_peaks=phases, cost_seconds=0.0,
+            watched_seconds=lambda: 1.0,
+        )  # fmt: skip
+        self.keeper = SimpleNamespace(
+            plan=SimpleNamespace(budget_bytes=700 * MIB), cleaner=SimpleNamespace(total_seconds=0.0)
+        )
+        self.accelerator, self.is_main = SimpleNamespace(process_index=rank, num_processes=1), rank == 0
+        self.state = SimpleNamespace(step=9, first_eval_loss=None, best_eval_loss=None, best_evaluation=None)
+        self.start = SimpleNamespace(run_dir="runs/mine")
+        self.journal = SimpleNamespace(metrics=SimpleNamespace(path="logs/metrics.jsonl"))
+        self.divergence = SimpleNamespace(figures=dict)
+
+
+def summary_of(rank: int, peak_bytes: int) -> Summary:
+    live: Any = Live(rank, peak_bytes)
+    return recording.Recorder(live, 600 * MIB).summary()
+
+
+def test_another_process_over_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = summary_of(1, 870 * MIB)
+    assert over.first_over == "after the last step, in evaluation, on process 1"
+    monkeypatch.setattr(recording, "most_of", lambda accelerator, mine: [max(mine, 870 * MIB)])
+    monkeypatch.setattr(recording, "first_told", lambda accelerator, mine: mine or over.first_over)
+    told = summary_of(0, 214 * MIB).over_budget()
+    assert "on process 1" in told and "the peak was 870.0 MiB" in told and "--memory_budget=870M" in told
