@@ -18,7 +18,7 @@ class OptimizerFacts:
 
     Args:
         made_by: the class, `file:Class` in `engine/optimizers/`. help: a few words for users.
-        learning_rate: the highest, where it is left auto.
+        learning_rate: the highest, where it is left auto. small_rate: of a small model that starts from random weights.
         weight_bytes: of state for each weight. matrix_bytes: for each weight of the matrices of blocks. factor_bytes: for each
             row and column of a matrix, and each number of a vector.
         has_block_factors: whether matrices of blocks have them; else only embedding, head, bias tables and vectors.
@@ -32,6 +32,7 @@ class OptimizerFacts:
     made_by: str
     help: str
     learning_rate: float
+    small_rate: float = 2e-2
     weight_bytes: float = 0.0
     matrix_bytes: int = 0
     factor_bytes: int = 0
@@ -71,6 +72,7 @@ OPTIMIZERS = {
         "muon:Muon",
         "learns most from a word",
         2e-2,
+        small_rate=5e-2,
         matrix_bytes=2,
         factor_bytes=4,
         has_block_factors=False,

@@ -34,9 +34,10 @@ from memory.cost.prediction import (
 )
 from memory.cost.shapes import Shapes
 from memory.cost.trained import trained_counts
+from memory.cost.work import state_bytes
 from memory.first_guess import effective_batch
 from memory.homes import Homes, homes_to_try, ways_at
-from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, size_reasons
+from memory.reasons import FASTER, dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
 from settings.fields import AUTO
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
@@ -140,6 +141,7 @@ def plan(
         best,
         reasons=(
             *size_reasons(config, best.choice, machine),
+            *optimizer_reasons(config, _more_state(work, best.choice)),
             *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
             *_fp16_reasons(config, machine, best.choice),
@@ -271,6 +273,12 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
 def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     """Whole weights before sharded ones, which need more of the network; int8 and int4, which change numbers, last; then the fastest."""
     return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
+
+
+def _more_state(work: Work, choice: Choice) -> int:
+    """What the optimizer that learns faster keeps more than the one that is planned."""
+    faster = replace(work, optimizer=FASTER)
+    return state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
 
 
 def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:

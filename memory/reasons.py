@@ -10,7 +10,14 @@ from memory.cost.precision import Precision
 from memory.cost.prediction import Choice, Machine
 from memory.cost.work import FILE
 from memory.first_guess import table_guess
+from model.shapes import weight_counts
+from settings.consistency import PREFERENCES
 from settings.fields import AUTO, counted
+from units import format_size
+
+# Measured with 1.4M to 10M weights (docs/benchmarks.md, quality; docs/recipes.md). It is not the default: its products over each
+# matrix are the larger a part of a step the fewer tokens that has, and its state needs room
+FASTER, FASTER_UP_TO = "muon", 30e6
 
 
 def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[str]:
@@ -25,6 +32,23 @@ def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[s
     else:
         told = "planned: {micro} x {times}, in {passes} passes over the model, gradients held between them"
         yield say(told, passes=choice.accumulation_passes, **sizes)
+
+
+def optimizer_reasons(config: Config, more_bytes: int) -> Iterator[str]:
+    """What would learn faster, where nobody has named an optimizer and weights are random.
+
+    Args:
+        more_bytes: of state that it keeps.
+    """
+    train = config.train
+    is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
+    is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank
+    if is_open and is_random and weight_counts(config.model)["total"] <= FASTER_UP_TO:
+        told = (
+            "{optimizer} takes the least memory; at this size --optimizer={faster} learns the same in a third of the steps or "
+            "fewer, which take somewhat longer, and {size} more (docs/recipes.md)"
+        )
+        yield say(told, optimizer=train.optimizer, faster=FASTER, size=format_size(more_bytes))
 
 
 def home_reasons(choice: Choice, total: int) -> Iterator[str]:

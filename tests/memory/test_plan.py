@@ -46,6 +46,22 @@ def test_the_old_table_is_the_first_guess(available: float, guess: tuple[int, in
     assert not any("rows a step" in reason for reason in named.reasons), "nothing is left to say"
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_told"),
+    [
+        ({}, True),
+        ({"optimizer": "adafactor"}, False),
+        ({"model_preset": "t5-small"}, False),
+        ({"lora_rank": "4"}, False),
+    ],
+)
+def test_what_learns_faster_from_random_weights_is_told(flags: dict[str, str], is_told: bool) -> None:
+    found = plan(settings_of(**{"model_preset": "tiny", **flags}), machine(4 * GIB))
+    told = [reason for reason in found.reasons if "--optimizer=muon" in reason]
+    assert len(told) == is_told
+    assert not is_told or "6.9 MiB more" in told[0], "two bytes for each weight of the blocks' matrices"
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 40),

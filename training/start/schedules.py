@@ -31,8 +31,9 @@ ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 FINETUNE_RATE, FINETUNE_WEIGHTS, FINETUNE_EXPONENT = 0.1, 60e6, 0.8
 # small models that start from random weights learn faster above T5's own 1e-2. Sweeps of 1.4M and 6M weights found 3e-2 and
 # more (docs/benchmarks.md, quality), words to phones with 3.2M weights too (docs/recipes.md), where 6e-2 diverged; so twice
-# T5's rate keeps a distance. It falls with the 0.3rd power of the weights, to T5's own at 390M
-SMALL_RATE, LARGE_WEIGHTS, RATE_EXPONENT = 2e-2, 390e6, 0.3
+# T5's rate keeps a distance. Muon, whose matrices do not grow by what they have become, learns best at 5e-2 and 6e-2 (prose
+# with 1.4M weights, dates, summaries). It falls with the 0.3rd power of the weights, to T5's own at 390M
+LARGE_WEIGHTS, RATE_EXPONENT = 390e6, 0.3
 # a step that goes with a weight's size, in a direction of its own, makes the weight larger by rate^2 / 2: over a long run it
 # grows by e to the sum of that, and with it all later steps. 16,000 steps at 3e-2 came to 2.7 and learnt to their end
 # (docs/recipes.md), T5's million of steps to 2.8
@@ -93,12 +94,13 @@ def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> flo
     train, adapts, dpo = config.train, config.lora.lora_rank > 0, config.data.objective == PREFERENCES
     if train.learning_rate != AUTO:
         return float(train.learning_rate)
-    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else OPTIMIZERS[train.optimizer].learning_rate
+    facts = OPTIMIZERS[train.optimizer]
+    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else facts.learning_rate
     is_relative, is_trained = train.optimizer != "adamw", train.is_finetune and train.finetune_from is not None
     if is_relative and is_trained and not adapts:
         rate *= FINETUNE_RATE if dpo else finetuning_share(weight_counts(config.model)["total"])
     elif is_relative and not is_trained and not dpo:
-        rate = max(rate, min(SMALL_RATE, rate * small_model_factor(weight_counts(config.model)["total"])))
+        rate = max(rate, min(facts.small_rate, rate * small_model_factor(weight_counts(config.model)["total"])))
     if dpo:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
     return min(rate, long_run_rate(schedule, warmup, steps)) if is_relative else rate

@@ -99,6 +99,10 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
     [
         ({}, 2e-2),
         ({"optimizer": "adamw_rms"}, 2e-2),
+        ({"optimizer": "muon"}, 5e-2),
+        ({"optimizer": "muon", "max_steps": 16_000}, 3e-2),
+        ({"optimizer": "muon", "model_preset": "t5-small"}, 3.5e-2),
+        ({"optimizer": "muon", "is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 2e-3),
         ({"model_preset": "t5-small"}, 1.75e-2),
         ({"model_preset": "t5-3b"}, 1e-2),
         ({"optimizer": "adamw"}, 3e-4),  # takes steps of one size, whatever the weight's
