@@ -33,11 +33,13 @@ from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
+from training.checkpoints.folder import Checkpoints, step_of
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
 from training.start.base import planned_start
 from training.start.resolving import Rows, RunSpec, resolve
+from training.start.resuming import find_run_to_resume, goes_on, resumed_config
 from units import format_size
 
 MODES = ("standard", "low", "ultra")
@@ -46,38 +48,49 @@ SHOWN_ROWS = 2
 
 
 def show(config: Config) -> None:
-    """Plan, and print it: as tables, or as JSON for programs; for several targets parted by commas, a JSON list.
+    """Plan, and print it: as tables, or as JSON for programs; for several targets parted by commas, a JSON list. A run that
+    goes on is planned by the settings that it has saved, with the flags over them.
 
     Raises:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
     """
-    config, told = _with_start(config)
+    config, told, done = _with_start(config)
     targets = config.plan.target.split(",")
     if config.plan.json and len(targets) > 1:
-        print(json.dumps([_told_or_refused(config, target) for target in targets], indent=1))
+        print(json.dumps([_told_or_refused(config, target, done) for target in targets], indent=1))
     elif config.plan.json:
-        print(json.dumps(_as_json(config, _found(config)), indent=1))
+        print(json.dumps(_as_json(config, _found(config, done)), indent=1))
     else:
         for text in told:
             print(text)
-        _show_tables(config, _found(config))
+        _show_tables(config, _found(config, done))
 
 
-def _with_start(config: Config) -> tuple[Config, list[str]]:
-    """The settings with shape and tokenizer of the model that the run would start from, and what is to be told of it.
+def _with_start(config: Config) -> tuple[Config, list[str], int]:
+    """The settings with shape and tokenizer of the model that the run would start from, what is to be told of it, and how many
+    steps it has done.
 
     Raises:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
     train = config.train
+    if goes_on(config, brings=False):
+        run_dir = find_run_to_resume(config)
+        config = replace(resumed_config(config, run_dir), plan=config.plan)
+        latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()
+        config, told = planned_start(config, run_dir)
+        told = (
+            told if latest is None else [say("{run} goes on after step {step}", run=run_dir.name, step=step_of(latest))]
+        )
+        return config, told, 0 if latest is None else step_of(latest)
     if not train.is_finetune and train.finetune_from in (AUTO, None):
-        return config, []
+        return config, [], 0
     try:
-        return planned_start(config)
+        return *planned_start(config), 0
     except UserError as error:
         if not config.given("model_preset"):
             raise
-        return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"]
+        return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"], 0
 
 
 @dataclass(frozen=True)
@@ -94,12 +107,12 @@ class _Found:
         return self.spec.plan
 
 
-def _found(config: Config) -> _Found:
+def _found(config: Config, done: int) -> _Found:
     target, budget = config.plan.target, config.memory.memory_budget
     here, threads = weights_folder(config), config.run.num_threads
     machine = this_machine(budget, threads, here) if target == AUTO else target_machine(target, budget)
     try:
-        spec = _counted(resolve(config, machine))
+        spec = _counted(resolve(config, machine, done=done))
     except DoesNotFit as error:
         raise DoesNotFit(*error.problems, *_assumed(Rows.known(config, machine), config)) from None
     modes = {mode: _in_mode(spec, mode) for mode in MODES}
@@ -150,7 +163,7 @@ def _counted(spec: RunSpec) -> RunSpec:
     told = "time: for about {rows} ({steps}) as long as those of the sample; exact once they are prepared"
     count = 0 if spec.rows.sample is None or spec.asked.train.max_steps != AUTO else spec.rows.sample.about_rows
     if spec.steps is None and (count := _about_rows(spec.asked)):
-        spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count))
+        spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count), done=spec.done)
         told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
     if count:
         steps = counted(spec.counted.max_steps, "step")
@@ -182,10 +195,10 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told_or_refused(config: Config, target: str) -> dict[str, Any]:
+def _told_or_refused(config: Config, target: str, done: int) -> dict[str, Any]:
     config = config.changed(target=target.strip())
     try:
-        return _as_json(config, _found(config))
+        return _as_json(config, _found(config, done))
     except UserError as error:
         return {"problems": [english(problem) for problem in error.problems], "exit_code": error.exit_code}
 

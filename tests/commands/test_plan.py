@@ -14,6 +14,7 @@ from data.prepare.preparing import prepare
 from devices import machine_file, processor
 from memory.machines import DTYPES
 from tests.training.small_trained import save_trained
+from training.checkpoints.runs import SETTINGS_FILE
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "1G", "json": "True"}
@@ -152,6 +153,30 @@ def test_the_same_flags_give_the_same_figures_in_every_table(capsys: pytest.Capt
     for mode in ("low", "ultra"):
         again = told(capsys, **flags, memory_mode=mode)["plan"]
         assert again["peak_bytes"] == first["modes"][mode]["peak_bytes"]
+
+
+def test_a_run_that_goes_on_is_planned_by_what_it_has_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": f"word {n}"}) for n in range(200)))
+    flags = {"train_file": tmp_path / "rows.jsonl", "d_ff": 64, "cache_dir": tmp_path / "c", "max_steps": 10}
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    words = {**SHAPE, **{name: str(value) for name, value in flags.items()}, "run_name": "mine"}
+    saved = load("train", {name: value for name, value in words.items() if name != "json"}).as_dict()
+    (tmp_path / "runs" / "mine" / SETTINGS_FILE).write_text(json.dumps(saved))
+    goes_on = {
+        "is_keep_training": "True",
+        "run_name": "mine",
+        "output_dir": str(tmp_path / "runs"),
+        "cache_dir": str(tmp_path / "c"),
+    }
+    plan_command.show(load("plan", {**goes_on, "json": "True"}))
+    found = json.loads(capsys.readouterr().out)["plan"]
+    asked = told(capsys, **flags)["plan"]
+    assert (found["peak_bytes"], found["seconds"]) == (asked["peak_bytes"], asked["seconds"])
+    (checkpoint := tmp_path / "runs" / "mine" / "checkpoints" / "step_00000009").parent.mkdir()
+    save_trained(checkpoint)
+    plan_command.show(load("plan", {**goes_on, "json": "True", "overwrite": "False"}))
+    left = json.loads(capsys.readouterr().out)["plan"]
+    assert left["seconds_total"] < found["seconds_total"], "one step is left"
 
 
 def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

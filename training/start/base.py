@@ -50,13 +50,15 @@ def choose_base(config: Config, run_dir: Path | None) -> tuple[Path | None, list
     return base, [*told, *why]
 
 
-def planned_start(config: Config) -> tuple[Config, list[str]]:
+def planned_start(config: Config, run_dir: Path | None = None) -> tuple[Config, list[str]]:
     """The settings with shape, tokenizer and adapters' form of what a run of them would start from; and what is told.
 
+    Args:
+        run_dir: as of `choose_base`.
     Raises:
         UserError: as `choose_base`.
     """
-    base, told = choose_base(config, None)
+    base, told = choose_base(config, run_dir)
     if base is None:
         return config, told
     home = home_of(base, config)

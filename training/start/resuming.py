@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config import PREFERENCES, Config, UserError, load, places, settings_by_name, training_command
+from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
 from settings.fields import AUTO, read_settings_file
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import SETTINGS_FILE, newest_run
@@ -67,8 +67,11 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     """
     ours, settings = config.as_dict(), settings_by_name()
     defining = [name for name, (_, member) in settings.items() if member.metadata["defines"]]
+    named = [
+        name for name in ours if config.given(name) and name in flags_of("train")
+    ]  # of `plan`, not what is its own
     # auto, where it defines the run, is what the run has decided
-    flags = {name: ours[name] for name in ours if config.given(name) and not (name in defining and ours[name] == AUTO)}
+    flags = {name: ours[name] for name in named if not (name in defining and ours[name] == AUTO)}
     if config.given("epochs") and ours["max_steps"] == AUTO:
         flags["max_steps"] = AUTO  # else the steps that the run has decided on would go before the epochs of now
     path = run_dir / SETTINGS_FILE
