@@ -18,7 +18,15 @@ from data.batches.objectives import lengths_of
 from data.cache import only_if_made
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows as SeenRows
-from data.prepare.seen import columns_of_shards, cut_of_shards, passed_over, rows_of_files, rows_of_shards, told
+from data.prepare.seen import (
+    columns_of_shards,
+    cut_row,
+    lost_of_shards,
+    passed_over,
+    rows_of_files,
+    rows_of_shards,
+    told,
+)
 from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
@@ -274,14 +282,14 @@ def _rows(config: Config) -> SeenRows:
             table = told(
                 rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), SHOWN_ROWS), columns_of_shards(prepared)
             )
-            cut = cut_of_shards(config, prepared)
+            table += lost_of_shards(config, prepared)
         else:
             known = config.data.tokenizer_dir != AUTO
             task, rows, cut = rows_of_files(
                 config, SHOWN_ROWS, only_if_made, None if known else Path(config.data.cache_dir)
             )
-            table = told(rows, task.columns)
-        return [*table, *([(say("cut"), cut)] if cut else []), *passed_over(config)]
+            table = [*told(rows, task.columns), *cut_row(cut)]
+        return [*table, *passed_over(config)]
     return []
 
 

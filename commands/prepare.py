@@ -5,7 +5,15 @@ from __future__ import annotations
 import data.prepare.preparing
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
-from data.prepare.seen import columns_of_shards, cut_of_shards, passed_over, rows_of_files, rows_of_shards, told
+from data.prepare.seen import (
+    columns_of_shards,
+    cut_row,
+    lost_of_shards,
+    passed_over,
+    rows_of_files,
+    rows_of_shards,
+    told,
+)
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
@@ -37,11 +45,7 @@ def prepare(config: Config) -> None:
         if facts["longest_uncut"] > facts["longest"]:
             told_lengths = say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
         rows.append((say("tokens of {column}", column=column), told_lengths))
-    for reason, entry in manifest.content["dropped"].items():
-        samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
-        example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
-        rows.append((say("left out: {reason}", reason=reason), example))
-    rows += passed_over(config)
+    rows += [*lost_of_shards(config, prepared), *passed_over(config)]
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     Progress(1).table(say("token shards"), [*rows, (say("next"), f"{program()} {command} --train_file={folder}")])
 
@@ -49,14 +53,14 @@ def prepare(config: Config) -> None:
 def _preview(config: Config) -> None:
     """Show rows as the model will see them; writes no shards, and at most a tokenizer into the cache."""
     task, rows, cut = rows_of_files(config, config.prepare.preview)
-    columns = task.columns
+    columns, lost = task.columns, cut_row(cut)
     if task.shards is not None:
         prepared = data.prepare.preparing.prepare(config)
         loader = StepLoader(prepared.train_dir, prepared.objective, config)
         rows = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), config.prepare.preview)
-        columns, cut = columns_of_shards(prepared), cut_of_shards(config, prepared)
+        columns, lost = columns_of_shards(prepared), lost_of_shards(config, prepared)
     table = told(rows, columns)
     Progress(1).table(
         join(" ", [say("rows as the model will see them"), f"({task.objective})"]),
-        [*table, *([(say("cut"), cut)] if cut else []), *passed_over(config)],
+        [*table, *lost, *passed_over(config)],
     )

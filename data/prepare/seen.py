@@ -31,6 +31,7 @@ from language import say
 from settings.fields import UserError, counted
 
 LETTERS = 240  # of a text that are shown
+TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read
 SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the first bytes of a letter that was cut through
 Rows = list[tuple[str, str]]
@@ -127,10 +128,29 @@ def passed_over(config: Config) -> Rows:
     return table
 
 
-def cut_of_shards(config: Config, prepared: Prepared) -> str:
-    """How many rows of the training data were cut; empty for a stream, of which nothing is."""
-    manifest = Manifest.of(prepared.train_dir)
-    return _cut(config, manifest.kind, prepared.counts[f"{TRAIN}_cut_rows"], prepared.counts[f"{TRAIN}_texts"])
+def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
+    """What of the training data was cut, left out or is never read, for a table."""
+    manifest, counts = Manifest.of(prepared.train_dir), prepared.counts
+    table = cut_row(_cut(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"]))
+    for reason, entry in manifest.content["dropped"].items():
+        samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
+        example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
+        table.append((say("left out: {reason}", reason=reason), example))
+    if manifest.kind == STREAM and (tokens := counts[f"{TRAIN}_tokens"]):
+        window = lengths_of(config.data, prepared.objective).raw_tokens
+        left = tokens % min(window, tokens)
+        if left > TOLD_SHARE * tokens:
+            values = {"left": f"{left:,}", "tokens": f"{tokens:,}", "window": f"{window:,}"}
+            told_end = (
+                "the last {left} of {tokens} tokens, as a row takes {window}; a smaller --max_seq_len leaves fewer"
+            )
+            table.append((say("never read"), say(told_end, **values)))
+    return table
+
+
+def cut_row(cut: str) -> Rows:
+    """What `rows_of_files` says of rows that are cut, for a table; none where nothing is."""
+    return [(say("cut"), cut)] if cut else []
 
 
 def columns_of_shards(prepared: Prepared) -> list[str]:

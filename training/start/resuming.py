@@ -67,9 +67,8 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     """
     ours, settings = config.as_dict(), settings_by_name()
     defining = [name for name, (_, member) in settings.items() if member.metadata["defines"]]
-    named = [
-        name for name in ours if config.given(name) and name in flags_of("train")
-    ]  # of `plan`, not what is its own
+    of_plan = {*flags_of("plan")} - {*flags_of("train")}
+    named = [name for name in ours if config.given(name) and name not in of_plan]
     # auto, where it defines the run, is what the run has decided
     flags = {name: ours[name] for name in named if not (name in defining and ours[name] == AUTO)}
     if config.given("epochs") and ours["max_steps"] == AUTO:

@@ -11,7 +11,7 @@ import pytest
 from config import Config
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
-from data.prepare.seen import columns_of_shards, cut_of_shards, passed_over, rows_of_files, rows_of_shards, shown, told
+from data.prepare.seen import columns_of_shards, lost_of_shards, passed_over, rows_of_files, rows_of_shards, shown, told
 from data.tokenizers.tokenizer import Tokenizer
 
 Configure = Callable[..., Config]
@@ -34,7 +34,8 @@ def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> Non
     loader = StepLoader(prepared.train_dir, prepared.objective, config)
     stored = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 2)
     assert stored[0].texts == list(rows[0].texts) and len(stored) == 2
-    assert columns_of_shards(prepared) == task.columns and " rows (49.7%)" in cut_of_shards(config, prepared)
+    ((name, cut_whole),) = lost_of_shards(config, prepared)
+    assert columns_of_shards(prepared) == task.columns and name == "cut" and " rows (49.7%)" in cut_whole
     table = told(stored, task.columns)
     assert table[0] == ("columns", "question -> answer (--prompt_column, --response_column)")
     assert table[1] == ("encoder", "question: qqq (14 tokens)") and table[2] == ("decoder", "a0 (3 tokens)")
@@ -58,7 +59,25 @@ def test_masks_are_shown(configure: Configure, text_file: Path) -> None:
     loader = StepLoader(prepared.train_dir, prepared.objective, config)
     (row,) = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 1)
     assert "<extra_id_0>" in row.texts[0] and row.texts[1].startswith("<extra_id_0>")
-    assert cut_of_shards(config, prepared) == ""
+    assert lost_of_shards(config, prepared) == [], "of many rows hardly anything is left at the end"
+
+
+def test_the_end_of_a_text_that_fills_no_row_is_told(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("\n\n".join(["word " * 30] * 10), encoding="utf8")
+    config = configure(train_file=tmp_path / "short.txt", tokenizer_type="byte", max_seq_len=256)
+    prepared = prepare(config)
+    tokens, window = prepared.counts["train_tokens"], StepLoader(prepared.train_dir, "span", config).lengths.raw_tokens
+    ((name, left),) = lost_of_shards(config, prepared)
+    assert name == "never read" and 0 < tokens % window < window < tokens
+    assert left.startswith(f"the last {tokens % window} of {tokens:,} tokens, as a row takes {window};")
+
+
+def test_rows_that_are_left_out_are_told(configure: Configure, tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"p{at}", "response": "r" if at % 50 else ""}) for at in range(200)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf8")
+    config = configure(train_file=tmp_path / "rows.jsonl", skip_bad_rows=True)
+    (name, count) = lost_of_shards(config, prepare(config))[-1]
+    assert name == "left out: broken" and count.startswith("4, such as ")
 
 
 def test_files_of_a_folder_that_are_not_read_are_told(configure: Configure, file: Path) -> None:
