@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from config import Config
+from config import PREFERENCES, Config
 from language import join, say
 from memory.cost.precision import INT4, QUANTIZED
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
 from memory.cost.trained import trained_counts
 from memory.cost.work import JSON_NAMES
 from optimizers import OPTIMIZERS
+from settings.fields import AUTO
 from units import MIB, format_size
 
 COST = {  # of a change, in what the user gives up: the cheapest is told first
@@ -136,13 +137,24 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
     """Shorter or fewer rows."""
     if config.data.max_seq_len >= 16:
         half = config.data.max_seq_len // 2
-        source, target = min(work.source_tokens, half), max(1, work.target_tokens // 2)
-        shorter = replace(work, source_tokens=source, target_tokens=target, shapes=None, evaluation=None)
+        shorter = replace(
+            work, source_tokens=min(work.source_tokens, half), target_tokens=_shorter_target(config, work, half), shapes=None,
+            evaluation=None,
+        )  # fmt: skip
         yield f"max_seq_len={half}", choice, shorter
     if work.rows > 1:
         fewer = replace(work, rows=max(1, work.rows // 2), shapes=None)
         rows = min(fewer.rows, choice.batch_size_per_gpu)
         yield f"effective_batch_size={fewer.rows}", _cut(fewer, choice, rows), fewer
+
+
+def _shorter_target(config: Config, work: Work, max_seq_len: int) -> int:
+    """Decoder tokens of the longest row with a smaller `max_seq_len`, which bounds them only where nothing else does."""
+    if config.data.max_target_len != AUTO:
+        return work.target_tokens
+    if config.train.is_finetune or config.data.objective in ("pairs", "prefix", PREFERENCES):
+        return min(work.target_tokens, work.answers * max_seq_len)
+    return max(1, work.target_tokens // 2)  # what masks leave out of a row goes with its length
 
 
 def refusal(config: Config, work: Work, machine: Machine, least: Choice) -> list[str]:

@@ -52,6 +52,20 @@ def test_a_change_saves_what_it_says(optimizer: str) -> None:
     assert found["optimizer=adafactor"].peak_bytes == peak_of(predict(work, chosen.choice, where))[1]
 
 
+def test_shorter_rows_have_the_targets_that_they_would_have() -> None:
+    """Of text, what is masked goes with the length of a row; of pairs, answers stay as long as they are."""
+    where = machine(8 * GIB)
+
+    def half(**flags: Any) -> int:
+        config = settings_of(model_preset="t5-small", effective_batch_size=8, **flags)
+        work = make_work(config, where, 512, 100)
+        choice = plan(config, where, source_tokens=512, target_tokens=100).choice
+        found = {change.label: change for change in cheapest_changes(config, work, where, choice, 20)}
+        return found["max_seq_len=256"].peak_bytes
+
+    assert half(objective="span") < half(objective="pairs") == half(max_target_len=100)
+
+
 def test_adapters_are_an_idea_for_finetuning_alone() -> None:
     where = machine(8 * GIB)
     for is_finetune in (True, False):

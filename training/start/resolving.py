@@ -176,7 +176,7 @@ def resolve(
     """
     rows = rows or Rows.known(config, machine)
     chosen = plan(
-        config, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
+        config.changed(objective=rows.objective), machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
         evaluation=rows.evaluation, earlier=earlier, precision=precision, homes=homes,
     )  # fmt: skip
     return RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done).timed()
