@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from board.form import form
 from board.places import DATA_SUFFIXES, Outside, inside
-from board.runs import delete_run, size_of
+from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
 from config import UserError, load
@@ -167,9 +167,9 @@ async def _wish(board: Board, request: Request) -> Response:
         more = asked.get("max_steps")
         await asyncio.to_thread(board.resume, name, more if type(more) is int and more > 0 else None)
     elif word == "withdraw":
-        board.launcher.withdraw(name)
+        await asyncio.to_thread(board.launcher.withdraw, name)
     elif word == "delete":
-        problem = await asyncio.to_thread(delete_run, board.places, name)
+        problem = await asyncio.to_thread(board.launcher.delete, name)
     else:
         board.launcher.wish(name, str(word))
     return JSONResponse({"problems": [problem]} if problem else {"done": word}, 409 if problem else 200)

@@ -28,7 +28,8 @@ from typing import Any
 from board.history import METRICS_FILE
 from board.places import Places, read_json
 
-HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE, RUN_FILE = "heartbeat.json", "request", "launch.json", "run.json"
+HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE = "heartbeat.json", "request", "launch.json"
+RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 OWNER_FILE = "owner.json"
 SIGNS = (METRICS_FILE, LAUNCH_FILE, HEARTBEAT_FILE)
 SILENT_SECONDS = 30.0

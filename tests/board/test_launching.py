@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from board.places import Outside, Places
 from board.planning import Planner, plan_words, still_to_take
 from board.runs import run_facts
 from board.talking import Talks
-from config import UserError
+from config import UserError, load
 from tests.board.recorded import beat, places, start, write
 
 GIB = 2**30
@@ -36,9 +38,11 @@ class Planned(Planner):
 
     answer: dict[str, Any] = field(default_factory=lambda: dict(FITS))
     asked: list[int] = field(default_factory=list)
+    meanwhile: Callable[[], None] = lambda: None  # what happens while it plans
 
     async def plan(self, flags: Any, reserved_bytes: int = 0, fresh_seconds: float = 0.0) -> dict[str, Any]:
         self.asked.append(reserved_bytes)
+        self.meanwhile()
         return self.answer
 
 
@@ -120,6 +124,52 @@ def test_the_queue_is_of_files_and_outlives_the_page(tmp_path: Path) -> None:
     second._children["one"].wait()
 
 
+@pytest.mark.parametrize("meanwhile", ["withdrawn", "deleted", "asked anew"])
+def test_a_run_that_was_taken_back_while_it_was_planned_is_not_started(tmp_path: Path, meanwhile: str) -> None:
+    launching, planner, where = launcher(tmp_path)
+    launching.ask("one", "train", {"max_steps": "5"})
+
+    def act() -> None:
+        launching.delete("one") if meanwhile == "deleted" else launching.withdraw("one")
+        if meanwhile == "asked anew":
+            launching.ask("one", "train", {"max_steps": "6"})
+
+    planner.meanwhile = act
+    assert asyncio.run(launching.start_next()) is None and not launching._children
+    if meanwhile == "asked anew":
+        assert record(where, "one")["flags"]["max_steps"] == "6" and run_facts(where, "one")["state"] == "waiting"
+    else:
+        assert not (where.log_dir / "one").exists()
+
+
+def test_of_many_who_ask_for_one_name_one_gets_it(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(launching.ask, "one", "train", {"max_steps": str(steps)}) for steps in range(1, 9)]
+    problems = [one.exception() for one in asked]
+    assert sum(problem is None for problem in problems) == 1
+    assert all("exists already" in str(problem) for problem in problems if problem is not None)
+    assert record(where, "one")["flags"]["max_steps"] == str(problems.index(None) + 1)
+
+
+def test_a_name_that_another_page_takes_at_that_moment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _, where), (second, _, _) = launcher(tmp_path), launcher(tmp_path)
+    first.ask("one", "train", {"max_steps": "5"})
+    monkeypatch.setattr(Launcher, "_is_there", lambda self, name: False)  # as it was when the second looked
+    with pytest.raises(UserError, match="exists already"):
+        second.ask("one", "train", {"max_steps": "6"})
+    assert record(where, "one")["flags"]["max_steps"] == "5"
+
+
+def test_names_of_the_same_second_are_counted_up(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    (where.output_dir / "run_2").mkdir()
+    assert [launching.ask_anew("run", "train", {}) for _ in range(3)] == ["run", "run_3", "run_4"]
+    assert {record(where, name)["flags"]["run_name"] for name in ("run", "run_3", "run_4")} == {"run", "run_3", "run_4"}
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -171,6 +221,18 @@ def test_a_plan_gets_only_flags_that_it_knows() -> None:
     words = plan_words({"max_steps": "5", "port": "1", "train_file": "x", "run_name": "one"})
     assert set(words) == {"--max_steps=5", "--train_file=x", "--run_name=one"}
     assert "--preset=sample" in plan_words({}), "as train without a file"
+
+
+def test_a_run_that_goes_on_is_planned_with_its_own_settings(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    config = load("train", {"train_file": "rows.jsonl", "model_preset": "tiny", "num_layers": "3", "max_steps": "7"})
+    (where.output_dir / "one").mkdir()
+    (where.output_dir / "one" / "settings.json").write_text(json.dumps(config.as_dict()))
+    launching.ask("one", "train", {"is_keep_training": "True", "max_steps": "9"})
+    words = plan_words(record(where, "one")["flags"])
+    planned = load("plan", dict(word.removeprefix("--").split("=", 1) for word in words))
+    assert (planned.data.train_file, planned.model.num_layers, planned.train.max_steps) == ("rows.jsonl", 3, 9)
+    assert not [word for word in words if word.startswith("--preset")]
 
 
 PLANNER = """
