@@ -134,7 +134,7 @@ class Board:
         settled: dict[str, str] = {}
         for name, value in flags.items():
             text = value if isinstance(value, str) else json.dumps(value)
-            if name in (*OWN, "config", "shards_dir") or len(text) > LONGEST_VALUE:
+            if name in OWN or len(text) > LONGEST_VALUE:
                 raise UserError(f"--{name}, is not set from the page; use the command line")
             if name in ("train_file", "validation_file") and text:
                 settled[name] = self._typed(self.places.data(text))
