@@ -288,6 +288,12 @@ def test_a_wish_is_a_file(page: Page, client: TestClient) -> None:
     assert (page.places.log_dir / "one" / "request").read_text() == "stop\n"
 
 
+def test_a_question_is_refused_and_not_cut(page: Page, client: TestClient) -> None:
+    (page.places.output_dir / "one").mkdir()
+    refused = post(client, "/api/talk", {"pane": "p", "model": "one", "text": "x" * 20_001})
+    assert refused.status_code == 422 and "20,001 characters; allowed: 20,000" in refused.json()["problems"][0]
+
+
 # --- uploads ---
 
 

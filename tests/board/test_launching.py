@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from board.launching import Launcher
 from board.places import Outside, Places
 from board.planning import Planner, plan_words, still_to_take
 from board.runs import run_facts
-from board.talking import Talks
+from board.talking import BUSY, Talks
 from config import UserError, load
 from tests.board.recorded import beat, places, start, write
 
@@ -337,7 +338,67 @@ def test_an_answer_that_nobody_waits_for_is_ended_and_the_model_stays(tmp_path: 
         await leaving.aclose()  # type: ignore[attr-defined]
         again = [told async for told in talks.answer("p", "one", "short", {})]
         assert again == [{"piece": "short"}, {"end": True}] and talks._talks["p"].child.pid == process
-        await talks._close("p")
+        await talks._close(talks._talks["p"])
+
+    asyncio.run(go())
+
+
+def test_models_that_answer_are_not_ended_for_another(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (where.output_dir / "one").mkdir()
+    talks = Talks(where, tmp_path, (sys.executable, "-c", ENDLESS))
+
+    async def go() -> None:
+        panes = {pane: talks.answer(pane, "one", "long", {}) for pane in "ab"}
+        for told in panes.values():
+            assert [await anext(told), await anext(told)] == [{"loading": True}, {"piece": "long"}]
+        assert [told async for told in talks.answer("c", "one", "short", {})] == [{"problem": BUSY}]
+        talks._talks["a"].child.send_signal(signal.SIGINT)
+        assert [told async for told in panes["a"]] == [{"end": True}], "its answer comes to its own end"
+        third = [told async for told in talks.answer("c", "one", "short", {})]
+        assert third[1:] == [{"piece": "short"}, {"end": True}] and set(talks._talks) == {"b", "c"}
+        await panes["b"].aclose()  # type: ignore[attr-defined]
+        for talk in list(talks._talks.values()):
+            await talks._close(talk)
+
+    asyncio.run(go())
+
+
+def test_a_talk_that_is_begun_anew_says_that_its_turns_are_forgotten(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (where.output_dir / "one").mkdir()
+    talks = Talks(where, tmp_path, (sys.executable, "-c", TALKER))
+
+    async def go() -> None:
+        async def first(pane: str, goes_on: bool) -> dict[str, Any]:
+            records = [told async for told in talks.answer(pane, "one", "x", {}, goes_on)]
+            return records[0]
+
+        told = [await first(pane, goes_on) for pane, goes_on in (("a", False), ("a", True), ("b", False), ("c", False))]
+        assert told == [{"loading": True}, {"piece": "x"}, {"loading": True}, {"loading": True}]
+        assert await first("a", True) == {"forgotten": True}, "others had taken its place"
+        for talk in list(talks._talks.values()):
+            await talks._close(talk)
+
+    asyncio.run(go())
+
+
+def test_an_answer_that_is_ended_takes_no_other_model_with_it(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    for name in ("one", "two"):
+        (where.output_dir / name).mkdir()
+    talks = Talks(where, tmp_path, (sys.executable, "-c", ENDLESS))
+
+    async def go() -> None:
+        leaving = talks.answer("p", "one", "long", {})
+        assert [await anext(leaving), await anext(leaving)] == [{"loading": True}, {"piece": "long"}]
+        left = talks._talks["p"]
+        await leaving.aclose()  # type: ignore[attr-defined]
+        told = [told async for told in talks.answer("p", "two", "short", {})]
+        assert told[1:] == [{"piece": "short"}, {"end": True}] and left.ending is not None
+        await left.ending
+        assert talks._talks["p"] is not left and talks._talks["p"].child.returncode is None
+        await talks._close(talks._talks["p"])
 
     asyncio.run(go())
 
@@ -351,7 +412,7 @@ def test_only_known_options_reach_the_model(tmp_path: Path) -> None:
     async def go() -> Any:
         talk = await talks._talk("p", "one", {"temperature": "0.5", "output_dir": "/tmp"})
         told = await talk.read(60.0)
-        await talks._close("p")
+        await talks._close(talks._talks["p"])
         return told
 
     words = asyncio.run(go())["words"]
