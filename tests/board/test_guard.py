@@ -255,13 +255,6 @@ def test_a_new_run_has_a_name(page: Page, client: TestClient, name: str) -> None
     assert not list(page.places.log_dir.iterdir())
 
 
-@pytest.mark.parametrize("name", ["AUTO", " Auto ", "auto", ""])
-def test_a_run_that_is_given_no_name_gets_its_kind_and_the_time(page: Page, client: TestClient, name: str) -> None:
-    told = [post(client, "/api/start", {"flags": {"run_name": name}}).json()["name"] for _ in range(2)]
-    assert len({*told}) == 2 and {folder.name for folder in page.places.log_dir.iterdir()} == {*told}
-    assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_2)?", one) for one in told)
-
-
 def test_a_name_that_exists_is_refused(page: Page, client: TestClient) -> None:
     (page.places.output_dir / "one").mkdir()
     assert "exists" in post(client, "/api/start", {"flags": {"run_name": "one"}}).json()["problems"][0]
