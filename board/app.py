@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from board.form import form
 from board.places import DATA_SUFFIXES, Outside, inside
-from board.runs import delete_run, size_of
+from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
 from config import UserError, load
@@ -32,6 +32,7 @@ from web.guard import Guard
 STATIC = Path(__file__).resolve().parent / "static"
 PAGES = ("/", "/run/{name}", "/new", "/plan", "/chat")
 DISK_SPARE = 2**28
+LONGEST_QUESTION = 20_000  # letters
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -167,9 +168,9 @@ async def _wish(board: Board, request: Request) -> Response:
         more = asked.get("max_steps")
         await asyncio.to_thread(board.resume, name, more if type(more) is int and more > 0 else None)
     elif word == "withdraw":
-        board.launcher.withdraw(name)
+        await asyncio.to_thread(board.launcher.withdraw, name)
     elif word == "delete":
-        problem = await asyncio.to_thread(delete_run, board.places, name)
+        problem = await asyncio.to_thread(board.launcher.delete, name)
     else:
         board.launcher.wish(name, str(word))
     return JSONResponse({"problems": [problem]} if problem else {"done": word}, 409 if problem else 200)
@@ -239,16 +240,19 @@ async def _models(board: Board, request: Request) -> Response:
 
 async def _talk(board: Board, request: Request) -> Response:
     asked = await read_object(request)
-    pane, model, text = (str(asked.get(key, ""))[:20_000] for key in ("pane", "model", "text"))
+    pane, model, text = (str(asked.get(key, "")) for key in ("pane", "model", "text"))
     given = asked.get("options") or {}
     options = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
     load("chat", options)
     board.places.model(model)
     if not text.strip():
         raise UserError("text, is empty; ask something")
+    if len(text) > LONGEST_QUESTION:
+        raise UserError(f"text, has {len(text):,} characters; allowed: {LONGEST_QUESTION:,}; ask with less")
+    goes_on = asked.get("goes_on") is True
 
     async def lines() -> AsyncIterator[bytes]:
-        async for told in board.talks.answer(pane[:40], model, text, options):
+        async for told in board.talks.answer(pane[:40], model, text, options, goes_on):
             yield json.dumps(told, ensure_ascii=False).encode() + b"\n"
 
     headers = {"Cache-Control": "no-store", "Content-Encoding": "identity"}  # packed, pieces would wait for more

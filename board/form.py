@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from config import GROUPS, Config, flags_of
+from config import GROUPS, Config, flags_of, places
 from settings.fields import AUTO, allowed, read_settings_file, show
 from settings.precedence import PRESETS_DIR, model_presets, run_presets
 
@@ -17,8 +17,8 @@ FIRST = (
     "train_file", "is_finetune", "finetune_from", "model_preset", "lora_rank", "max_steps", "epochs",
     "effective_batch_size", "max_seq_len", "learning_rate", "memory_budget", "run_name",
 )  # fmt: skip
-# the page decides these, or does not offer them
-OWN = ("log_dir", "output_dir", "cache_dir", "overwrite", "is_keep_training", "checkpoint_mirror")
+# the page decides these, or does not offer them: above all where is read and written
+OWN = frozenset((*places(), "shards_dir", "config", "overwrite", "is_keep_training"))
 
 
 @cache

@@ -13,15 +13,17 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from board.places import Outside, Places, read_json
-from board.planning import PROGRAM, Flags, Planner, still_to_take, words_of
-from board.runs import ALIVE, LAUNCH_FILE, REQUEST_FILE, list_runs, run_facts, run_names
+from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
+from board.runs import ALIVE, LAUNCH_FILE, REQUEST_FILE, delete_run, list_runs, run_facts, run_names
 from config import UserError, load
 from units import MIB
 
@@ -43,32 +45,66 @@ class Launcher:
     folder: Path
     program: tuple[str, ...] = PROGRAM
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    # held from a look at a run's files until what follows from it is written: requests come in threads
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def ask(self, name: str, command: str, flags: Flags) -> None:
         """Put a run into the queue.
 
         Raises:
-            UserError: the settings are wrong. Outside: the name is none.
+            UserError: the settings are wrong, or the name is taken. Outside: the name is none.
         """
-        folder, saved = self.places.logs(name), self.places.saved(name)
         own = {"run_name": name, "log_dir": str(self.places.log_dir), "output_dir": str(self.places.output_dir)}
         flags = {**flags, **own}
         load(command, flags)
-        is_resumed = str(flags.get("is_keep_training", "")).lower() in ("true", "1", "yes", "on")
-        state = run_facts(self.places, name)["state"] if folder.exists() or saved.exists() else ""
-        if is_resumed and not saved.exists():
+        with self._lock:
+            self._claim(name, goes_on(flags))
+            self._write(name, {"asked": time.time(), "command": command, "flags": flags, "process": None})
+
+    def ask_anew(self, stem: str, command: str, flags: Flags) -> str:
+        """Put a run into the queue under the first of `stem`, `stem_2`, `stem_3` ... that is free. Returns its name.
+
+        Raises:
+            UserError, Outside: see `ask`.
+        """
+        with self._lock:
+            names = (stem if number == 1 else f"{stem}_{number}" for number in count(1))
+            name = next(one for one in names if not self._is_there(one))
+            self.ask(name, command, flags)
+            return name
+
+    def _is_there(self, name: str) -> bool:
+        return self.places.logs(name).exists() or self.places.saved(name).exists()
+
+    def _claim(self, name: str, is_resumed: bool) -> None:
+        """Make the folder of a run that may be asked for; that of a new run here alone, also beside another page.
+
+        Raises:
+            UserError: the name is taken, or there is nothing to go on from.
+        """
+        is_there, is_saved = self._is_there(name), self.places.saved(name).exists()
+        taken = UserError(f"--run_name = {name}, exists already; choose another name")
+        if is_resumed and not is_saved:
             raise UserError(f"--run_name = {name}, has no checkpoint to go on from; start it anew under another name")
-        if state in (*ALIVE, "waiting") or (saved.exists() and not is_resumed):
-            raise UserError(f"--run_name = {name}, exists already; choose another name")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._write(name, {"asked": time.time(), "command": command, "flags": flags, "process": None})
+        if (is_saved and not is_resumed) or (is_there and run_facts(self.places, name)["state"] in (*ALIVE, "waiting")):
+            raise taken
+        try:
+            self.places.logs(name).mkdir(parents=True, exist_ok=is_there)
+        except FileExistsError:
+            raise taken from None
 
     def withdraw(self, name: str) -> None:
         """Take a run out of the queue."""
-        if run_facts(self.places, name)["state"] == "waiting":
-            (self.places.logs(name) / LAUNCH_FILE).unlink(missing_ok=True)
-            with suppress(OSError):
-                self.places.logs(name).rmdir()
+        with self._lock:
+            if run_facts(self.places, name)["state"] == "waiting":
+                (self.places.logs(name) / LAUNCH_FILE).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self.places.logs(name).rmdir()
+
+    def delete(self, name: str) -> str:
+        """Remove a run with all that it has written; see `delete_run`."""
+        with self._lock:
+            return delete_run(self.places, name)
 
     def wish(self, name: str, word: str) -> None:
         """Ask a run to `save` now, or to `stop` behind its step.
@@ -87,7 +123,7 @@ class Launcher:
         """Look after children and queue until cancelled."""
         while True:
             try:
-                self.count_ended()
+                await asyncio.to_thread(self.count_ended)
                 await self.start_next()
             except (OSError, UserError, asyncio.TimeoutError) as error:
                 print(f"queue: {error}", file=sys.stderr, flush=True)
@@ -103,6 +139,19 @@ class Launcher:
         reserved = still_to_take(runs)
         found = await self.planner.plan(record["flags"], reserved, fresh_seconds=0.0)
         others = [run["name"] for run in runs if run["state"] in ALIVE]
+        return await asyncio.to_thread(self._settle, name, record, found, others)
+
+    def _settle(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
+        """Do with a run what its plan says. Returns its name if it was started.
+
+        Args:
+            record: that was planned; where another stands there by now, the run was withdrawn, deleted or asked for anew.
+            others: runs that are alive.
+        """
+        with self._lock:
+            return self._follow(name, record, found, others) if self._launch(name) == record else None
+
+    def _follow(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
         if "plan" not in found and (found["exit_code"] != DOES_NOT_FIT or not others):
             self._write(name, {**record, "refused": "\n".join(found["problems"])})
         elif not found["fits_now"] if "plan" in found else True:
@@ -133,16 +182,20 @@ class Launcher:
             code = child.poll()
             if code is not None:
                 del self._children[name]
-                record = read_json(self.places.log_dir / name / LAUNCH_FILE)
-                if record.get("process") == child.pid:
-                    self._write(name, {**record, "exit_code": code})
+                with self._lock:
+                    record = self._launch(name)
+                    if record.get("process") == child.pid:
+                        self._write(name, {**record, "exit_code": code})
 
     def _launches(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(name, read_json(self.places.log_dir / name / LAUNCH_FILE)) for name in run_names(self.places)]
+        return [(name, self._launch(name)) for name in run_names(self.places)]
+
+    def _launch(self, name: str) -> dict[str, Any]:
+        return read_json(self.places.log_dir / name / LAUNCH_FILE)
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         path = self.places.logs(name) / LAUNCH_FILE
-        fresh = path.with_name(f".tmp-{LAUNCH_FILE}")
+        fresh = path.with_name(f".tmp-{os.getpid()}-{LAUNCH_FILE}")  # another page may write one beside it
         fresh.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf8")
         os.replace(fresh, path)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from board.runs import ALIVE
 from config import ROOT, flags_of
+from settings.fields import TRUE_WORDS
 from units import MIB
 
 PROGRAM = (sys.executable, str(ROOT / "train_low_mem.py"))
@@ -108,9 +109,14 @@ def plan_words(flags: Flags) -> list[str]:
     """The flags of a training run that its plan takes, as words of a command line."""
     taken = {*flags_of("plan"), "model_preset", "preset", "config"} - {"json", "target"}
     kept = {name: value for name, value in flags.items() if name in taken}
-    if not flags.get("train_file") and "preset" not in flags:
+    if not (goes_on(flags) or flags.get("train_file") or "preset" in flags):
         kept["preset"] = "sample"  # as `train` does
     return words_of(kept)
+
+
+def goes_on(flags: Flags) -> bool:
+    """Whether a run with these flags is one that is resumed."""
+    return str(flags.get("is_keep_training", "")).strip().lower() in TRUE_WORDS
 
 
 def words_of(flags: Flags) -> list[str]:

@@ -22,6 +22,7 @@ from board.planning import Planner, still_to_take
 from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, RUN_FILE, console_tail, list_runs, run_facts, run_names
 from board.talking import Talks
 from config import ROOT, UserError, load
+from settings.fields import AUTO
 
 KEPT_HISTORIES, READ_BYTES = 32, 2**21
 LOG_BYTES, LONGEST_VALUE, MOST_FLAGS = 60_000, 4000, 150
@@ -133,7 +134,7 @@ class Board:
         settled: dict[str, str] = {}
         for name, value in flags.items():
             text = value if isinstance(value, str) else json.dumps(value)
-            if name in (*OWN, "config", "shards_dir") or len(text) > LONGEST_VALUE:
+            if name in OWN or len(text) > LONGEST_VALUE:
                 raise UserError(f"--{name}, is not set from the page; use the command line")
             if name in ("train_file", "validation_file") and text:
                 settled[name] = self._typed(self.places.data(text))
@@ -147,11 +148,8 @@ class Board:
         """A path as one would type it here."""
         return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
 
-    def new_name(self, flags: Mapping[str, Any]) -> str:
-        """The name of a run: the one that was given, or one made of its data and the time."""
-        given = str(flags.get("run_name") or "").strip()
-        if given and given != "auto":
-            return checked_name(given)
+    def _own_name(self, flags: Mapping[str, Any]) -> str:
+        """The name of a run that is given none: its kind and the time."""
         kind = "finetune" if str(flags.get("is_finetune", "")).lower() == "true" else "pretrain"
         return f"{kind}_{time.strftime('%Y%m%d_%H%M%S')}"
 
@@ -170,9 +168,11 @@ class Board:
 
     def start(self, raw: Mapping[str, Any]) -> str:
         """Put a new run into the queue. Returns its name."""
-        flags, name = self.settled(raw), self.new_name(raw)
-        self.launcher.ask(name, "train", flags)
-        return name
+        flags, given = self.settled(raw), str(raw.get("run_name") or "").strip()
+        if given.lower() in ("", AUTO):
+            return self.launcher.ask_anew(self._own_name(raw), "train", flags)
+        self.launcher.ask(checked_name(given), "train", flags)
+        return given
 
     def resume(self, name: str, max_steps: int | None = None) -> None:
         """Let a run go on from its last checkpoint, further than it was meant to where `max_steps` says so."""

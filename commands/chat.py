@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -53,7 +53,8 @@ def chat(config: Config) -> None:
     trained.rows_at_once(1, writing)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
-    session = Session(Writer(trained, config), config.chat.system_prompt, turns, trained.adapters)
+    note = _note_in_json if config.plan.json else _note
+    session = Session(Writer(trained, config, note), config.chat.system_prompt, turns, trained.adapters)
     if config.plan.json:
         converse(session, sys.stdin, sys.stdout)
         return
@@ -118,11 +119,10 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
 
     Args:
         lines: `{"text": question}`, or `{"reset": true}` to begin anew; others are passed over.
-        out: `{"ready": true}` first; of each question the pieces of its answer, `{"piece": text}`, and `{"end": true}`.
+        out: `{"ready": true}` first; of each question what is to be known of it, `{"note": text}`, the pieces of its
+            answer, `{"piece": text}`, and `{"end": true}`.
     """
-
-    def tell(record: dict[str, object]) -> None:
-        print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
+    tell = partial(_tell, out)
 
     tell({"ready": True})
     for line in lines:
@@ -135,6 +135,18 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
         elif isinstance(asked, dict) and isinstance(asked.get("text"), str):
             session.ask(asked["text"], lambda piece: tell({"piece": piece}))
             tell({"end": True})
+
+
+def _tell(out: TextIO, record: dict[str, object]) -> None:
+    print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _note_in_json(text: str) -> None:
+    _tell(sys.stdout, {"note": text})
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:
@@ -258,10 +270,15 @@ class Session:
 
 @dataclass
 class Writer:
-    """Writes answers with a trained model."""
+    """Writes answers with a trained model.
+
+    Args:
+        note: tells the user what is to be known of a question.
+    """
 
     trained: Trained
     config: Config
+    note: Callable[[str], None] = _note
     asked: int = 0
 
     def __call__(self, turns: list[Turn], system: str | None) -> Iterator[str]:
@@ -280,8 +297,9 @@ class Writer:
         tokenizer, longest = self.trained.tokenizer, self.config.data.max_seq_len - 1
         ids = newest_turns(tokenizer, self.trained.template, turns, system, longest)
         if len(ids) > longest:
-            note = say("the question is longer than --max_seq_len={longest} tokens and was cut", longest=longest + 1)
-            print(note, file=sys.stderr, flush=True)
+            self.note(
+                say("the question is longer than --max_seq_len={longest} tokens and was cut", longest=longest + 1)
+            )
         return [*ids[:longest], tokenizer.eos_id]
 
 
@@ -289,6 +307,9 @@ def newest_turns(
     tokenizer: Tokenizer, template: Template, turns: list[Turn], system: str | None, longest: int
 ) -> list[int]:
     """As many of the newest turns as have at most `longest` tokens, beginning with a question; at least the newest question.
+
+    What is encoded follows from `longest`, however many turns there are: questions are added from the newest on, twice as
+    many each time, and behind the first time that they are too long half as many.
 
     Args:
         turns: the last is the user's; no instructions among them.
@@ -299,8 +320,14 @@ def newest_turns(
         return ids
 
     questions = [place for place, (role, _) in enumerate(turns) if role == USER]
-    if len(whole := encoded(questions[0])) <= longest or len(questions) == 1:
-        return whole
-    later = questions[1:-1]  # fewer turns have fewer tokens: the first that fits is found by halves
-    place = bisect_left(later, True, key=lambda first: len(encoded(first)) <= longest)
-    return encoded([*later, questions[-1]][place])
+    kept, more, is_growing = 1, 1, True
+    fitting = encoded(questions[-1])
+    while more and kept < len(questions) and len(fitting) <= longest:
+        wider = min(kept + more, len(questions))
+        ids = encoded(questions[-wider])
+        if len(ids) <= longest:
+            kept, fitting = wider, ids
+        else:
+            is_growing = False
+        more = 2 * more if is_growing else more // 2
+    return fitting

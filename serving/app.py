@@ -20,16 +20,20 @@ from config import GenerateConfig
 from model.decoding.choosing import Choice, Penalties
 from serving.answers import Answer, Prompt, Told
 from serving.asking import Asked, Refused, Texts, read_chat, read_completion, read_question
-from serving.engine import Busy, Closed, Engine
+from serving.engine import Busy, Closed, Engine, NeverFits
 from serving.flow import Bridge, Flow
 from serving.replies import END, Finished, Form, event, problem, refusal
-from web.bodies import read_object
+from web.bodies import Room, announced_bytes, object_of, read_body
 from web.guard import Guard
 
 BODY_BYTES = 2**18
+READ_BYTES = 16 * BODY_BYTES  # that all bodies being read may hold
+PARSED = 40  # times its body that a JSON object takes at the most; one is parsed at a time
+READING_BYTES = 2 * READ_BYTES + PARSED * BODY_BYTES  # a body stands twice where its parts are put together
 LEFT = 499  # the client closed the request; nobody reads it
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
+Read = Callable[[dict[str, Any], Texts, GenerateConfig], Asked]
 
 
 class Failed(Exception):
@@ -59,6 +63,35 @@ class Api:
     defaults: GenerateConfig = field(default_factory=GenerateConfig)
     seconds: float = 600.0
     seed: int | None = None
+    room: Room = field(default_factory=lambda: Room(READ_BYTES))
+    parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def asked(self, request: Request, read: Read, names_model: bool = True) -> Asked:
+        """What a request asks for; behind that nothing of its body is held.
+
+        Args:
+            read: reads a body of this address. names_model: whether `model` in it is to be this one.
+        Raises:
+            Refused, HTTPException: it is wrong, or too many bodies are being read (429).
+        Memory: `READING_BYTES`, for all requests together.
+        """
+        with self.room.taken(announced_bytes(request, BODY_BYTES)):
+            held = await read_body(request, BODY_BYTES)
+            async with self.parsing:
+                return await asyncio.to_thread(self._understood, held, read, names_model)
+
+    def _understood(self, held: bytes, read: Read, names_model: bool) -> Asked:
+        body = object_of(held)
+        if names_model:
+            self.check_model(body)
+        return read(body, self.texts, self.defaults)
+
+    def check_model(self, body: dict[str, Any]) -> None:
+        """Refuse what is asked of another model."""
+        asked = body.get("model")
+        if asked not in (None, self.name):
+            text = f"The model {str(asked)[:100]!r} does not exist here; there is {self.name!r}"
+            raise Refused(404, text, "model", "model_not_found")
 
     def begin(self, asked: Asked) -> Flow:
         """Hand a request to the engine.
@@ -70,11 +103,19 @@ class Api:
         flow.answers = self._answers(asked, flow)
         try:
             self.engine.submit(flow.answers)
+        except NeverFits as never:
+            raise Refused(400, *self._too_many(asked, never)) from None
         except Busy as busy:
             raise Refused(429, f"{busy} answers wait already; come again", code="rate_limit_exceeded") from None
         except Closed:
             raise Refused(503, "the server is being ended") from None
         return flow
+
+    def _too_many(self, asked: Asked, never: NeverFits) -> tuple[str, str]:
+        """What is wrong with a request for more answers than are ever taken at once, and the field that says so."""
+        param = "n" if asked.count > 1 else "prompt"
+        text = f"{param}, asks for {len(asked.prompts) * asked.count} answers at once; allowed here: {never} in one request"
+        return text, param
 
     def _answers(self, asked: Asked, flow: Flow) -> list[Answer]:
         how = asked.how
@@ -93,11 +134,13 @@ class Api:
                 )  # fmt: skip
         return made
 
-    def retry_after(self) -> int:
-        """Seconds after which a request is worth another try: what the queue takes at the speed so far."""
+    def retry_headers(self, status: int) -> dict[str, str] | None:
+        """To whom there is no room for now, when a request is worth another try: what the queue takes at the speed so far."""
+        if status != 429:
+            return None
         meters, rows = self.engine.meters, max(1, self.engine.running)
         a_token = meters.step_seconds / meters.steps if meters.steps else 0.02
-        return 1 + int(self.engine.waiting / rows * self.defaults.max_new_tokens / 2 * a_token)
+        return {"Retry-After": str(1 + int(self.engine.waiting / rows * self.defaults.max_new_tokens / 2 * a_token))}
 
     def gauges(self) -> list[tuple[str, str, int]]:
         """What there is now."""
@@ -162,12 +205,11 @@ async def _answered(api: Api, request: Request, answer: Callable[[Api, Request],
     try:
         return await answer(api, request)
     except Refused as refused:
-        headers = {"Retry-After": str(api.retry_after())} if refused.status == 429 else None
-        return refusal(refused.status, refused.text, refused.param, refused.code, headers)
+        return refusal(refused.status, refused.text, refused.param, refused.code, api.retry_headers(refused.status))
     except Failed as failed:
         return refusal(failed.status, failed.text)
     except HTTPException as error:
-        return refusal(error.status_code, error.detail)
+        return refusal(error.status_code, error.detail, headers=api.retry_headers(error.status_code))
     except ClientDisconnect:
         return Response(status_code=LEFT)
 
@@ -185,32 +227,18 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
 
 
 async def _chat(api: Api, request: Request) -> Response:
-    body = await read_object(request, BODY_BYTES)
-    _check_model(api, body)
-    asked = await asyncio.to_thread(read_chat, body, api.texts, api.defaults)
-    return await _respond(api, request, asked, Form(True, api.name))
+    return await _respond(api, request, await api.asked(request, read_chat), Form(True, api.name))
 
 
 async def _completion(api: Api, request: Request) -> Response:
-    body = await read_object(request, BODY_BYTES)
-    _check_model(api, body)
-    asked = await asyncio.to_thread(read_completion, body, api.texts, api.defaults)
-    return await _respond(api, request, asked, Form(False, api.name))
+    return await _respond(api, request, await api.asked(request, read_completion), Form(False, api.name))
 
 
 async def _question(api: Api, request: Request) -> Response:
     """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
-    body = await read_object(request, BODY_BYTES)
-    asked = await asyncio.to_thread(read_question, body, api.texts, api.defaults)
+    asked = await api.asked(request, read_question, names_model=False)
     finished = await _whole(api, request, api.begin(asked))
     return Response(status_code=LEFT) if finished is None else JSONResponse({"response": finished[0].text})
-
-
-def _check_model(api: Api, body: dict[str, Any]) -> None:
-    asked = body.get("model", api.name)
-    if asked != api.name:
-        text = f"The model {str(asked)[:100]!r} does not exist here; there is {api.name!r}"
-        raise Refused(404, text, "model", "model_not_found")
 
 
 async def _respond(api: Api, request: Request, asked: Asked, form: Form) -> Response:
@@ -310,7 +338,7 @@ async def _models(api: Api, request: Request) -> Response:
 
 
 async def _model(api: Api, request: Request) -> Response:
-    _check_model(api, {"model": request.path_params["name"]})
+    api.check_model({"model": request.path_params["name"]})
     return JSONResponse(_about(api))
 
 

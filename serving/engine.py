@@ -39,6 +39,10 @@ class Busy(Exception):
     """Too many answers wait; the number says how many."""
 
 
+class NeverFits(Exception):
+    """A request is for more answers than are ever taken at once; the number says how many are."""
+
+
 class Closed(Exception):
     """No more answers are taken."""
 
@@ -109,8 +113,11 @@ class Engine:
         """Take the answers of one request, all or none.
 
         Raises:
-            Busy: too many wait. Closed: the engine has ended.
+            Busy: too many wait. NeverFits: these alone are too many. Closed: the engine has ended.
         """
+        most = self.max_queue + self.capacity.rows
+        if len(answers) > most:
+            raise NeverFits(most)
         with self._changed:
             if self._is_closed:
                 raise Closed
@@ -138,11 +145,19 @@ class Engine:
 
     def _wait(self) -> bool:
         """Sleep until there is work; whether to go on."""
+        while not self._has_come():
+            if self.meters.take_news():
+                self._cleaner.before("quiet")
+            else:  # what was read and refused may have filled the memory without a step
+                self._is_pressed()
+        return not self._is_closed
+
+    def _has_come(self) -> bool:
+        """Sleep until there is work or the end, for `QUIET_SECONDS` at the most; whether there is."""
         with self._changed:
-            while not (self._is_closed or self._waiting or self._running):
-                if not self._changed.wait(QUIET_SECONDS) and self.meters.take_news():
-                    self._cleaner.before("quiet")
-            return not self._is_closed
+            return self._changed.wait_for(
+                lambda: bool(self._is_closed or self._waiting or self._running), QUIET_SECONDS
+            )
 
     def _drop_left(self) -> None:
         for answer in [*self._running, *self._waiting]:

@@ -22,7 +22,7 @@ from language import say
 from memory.cost.generation import MOST_ROWS, Capacity, serving_capacity
 from memory.observe.monitor import Monitor
 from model.decoding.running import RunningBatch
-from serving.app import Api, make_app
+from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts
 from serving.engine import Engine
 from serving.flow import Bridge
@@ -102,7 +102,13 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
     longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True)
     room = trained.room
     found = serving_capacity(
-        trained.walk.model.config, trained.weights, longest, room.base_bytes, room.total_bytes, config.serve.max_queue
+        trained.walk.model.config,
+        trained.weights,
+        longest,
+        room.base_bytes,
+        room.total_bytes,
+        config.serve.max_queue,
+        READING_BYTES,
     )
     if found is None:
         raise trained.too_little(writing_of(config, 1))

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from config import UserError
 from settings.fields import AUTO
@@ -77,6 +78,15 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class Connection(H11Protocol):
+    """One connection. What came of a body that nobody has read goes with the answer, however long the connection stays."""
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn behind each answer."""
+        self.cycle.body = bytearray()
+        super().on_response_complete()
+
+
 def server_of(app: ASGIApp, leave_seconds: int) -> Server:
     """A server for an application; `run(sockets=[listener])` serves until SIGINT or SIGTERM.
 
@@ -91,7 +101,7 @@ def server_of(app: ASGIApp, leave_seconds: int) -> Server:
             timeout_graceful_shutdown=leave_seconds,
             lifespan="on",
             server_header=False,
-            http="h11",
+            http=Connection,
             ws="none",
             loop="asyncio",
         )

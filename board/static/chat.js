@@ -28,13 +28,14 @@ export function showChat(place) {
   const label = (model) => (model.is_checkpoint ? t("checkpoint_of", { run: model.run, step: Number(model.name.match(/(\d+)$/)?.[1] ?? 0) }) : model.name);
 
   function add(name) {
-    const pane = { id: crypto.getRandomValues(new Uint32Array(2)).join(""), turns: h("div.turns", { role: "log", "aria-live": "polite" }), stop: null };
+    const pane = { id: crypto.getRandomValues(new Uint32Array(2)).join(""), turns: h("div.turns", { role: "log", "aria-live": "polite" }), stop: null, answered: 0 };
     pane.pick = h("select.input", { "aria-label": t("choose_model") }, models.map((model) => h("option", { value: model.name }, `${label(model)} · ${bytes(model.bytes)}`)));
     const other = panes[0]?.pick.value;
     pane.pick.value = models.find((model) => model.name === name)?.name ?? models.find((model) => model.name !== other)?.name ?? models[0].name;
     pane.node = h("section.card.pane", {}, h("header", {}, pane.pick, h("button.ghost", { type: "button", title: t("begin_anew"), "aria-label": t("begin_anew"), onclick: () => { pane.pick.dispatchEvent(new Event("change")); ask("/api/talk/reset", { pane: pane.id }); } }, icon("trash"))), pane.turns);
     const begin = () => {
       pane.stop?.();
+      pane.answered = 0;
       const filling = models.find((model) => model.name === pane.pick.value)?.kind === "pretrain";
       pane.turns.replaceChildren(filling ? h("p.note.small", {}, t("gap_hint")) : "");
     };
@@ -63,7 +64,8 @@ export function showChat(place) {
 
   async function answer(pane, text) {
     const waiting = h("span.dots", {}, h("i"), h("i"), h("i")), its = h("div.turn.its", {}, waiting), words = document.createTextNode("");
-    pane.turns.append(h("div.turn.mine", {}, text), its);
+    const mine = h("div.turn.mine", {}, text), goes_on = pane.answered > 0 && Number(turns.value) > 0;
+    pane.turns.append(mine, its);
     const follow = () => { pane.turns.scrollTop = pane.turns.scrollHeight; };
     follow();
     let said = "";
@@ -73,12 +75,14 @@ export function showChat(place) {
     const say = (told) => {
       if (told.loading) waiting.replaceChildren(t("loading_model"));
       else if (told.piece !== undefined) { said += told.piece; words.data = said.trimStart().replace(/\n{3,}/g, "\n\n"); if (words.data && waiting.isConnected) waiting.replaceWith(words); }
+      else if (told.forgotten) mine.before(h("p.note.small", {}, t("forgotten")));
+      else if (told.note) mine.after(h("p.note.small", {}, told.note));
       else if (told.problem) { its.classList.add("bad"); its.replaceChildren(told.problem); }
-      else if (told.end && waiting.isConnected) waiting.replaceChildren("…");
+      else if (told.end) { pane.answered += 1; if (waiting.isConnected) waiting.replaceChildren("…"); }
       follow();
     };
     try {
-      const reply = await fetch("/api/talk", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ pane: pane.id, model: pane.pick.value, text, options }), signal: abort.signal });
+      const reply = await fetch("/api/talk", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ pane: pane.id, model: pane.pick.value, text, options, goes_on }), signal: abort.signal });
       if (!reply.ok) { say({ problem: ((await reply.json()).problems ?? []).join("\n") }); return; }
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";

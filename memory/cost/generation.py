@@ -25,7 +25,7 @@ from units import MIB
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
 SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
-REQUEST_BYTES = 128 * 1024  # of a request that is open: its text, tokens and connection
+REQUEST_BYTES = 128 * 1024  # of a request that is taken: its text, tokens and connection
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
 
@@ -117,13 +117,20 @@ class Capacity:
 
 
 def serving_capacity(
-    model: T5ModelConfig, weights: Weights, longest: Writing, base_bytes: int, total_bytes: int, waiting: int
+    model: T5ModelConfig,
+    weights: Weights,
+    longest: Writing,
+    base_bytes: int,
+    total_bytes: int,
+    waiting: int,
+    reading_bytes: int = 0,
 ) -> Capacity | None:
     """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
 
     Args:
         longest: the most rows asked for, the longest prompt and answer. base_bytes, total_bytes: see `predict_generation`.
         waiting: requests that may be held beside those being written.
+        reading_bytes: what requests may hold together until it is known what they ask for.
     """
     token = 2 * model.num_decoder_layers * inner_width(model) * dtype_bytes(weights.compute)
     one = longest.source_tokens + longest.new_tokens
@@ -133,7 +140,7 @@ def serving_capacity(
         fixed = predict_generation(model, weights, replace(longest, rows=1), base_bytes)
         fixed["keys and values"] = 0
         fixed["logits"] = _logits_bytes(model, dtype_bytes(weights.compute), replace(longest, rows=rows))
-        fixed["requests"] = REQUEST_BYTES * (rows + waiting)
+        fixed["requests"] = REQUEST_BYTES * (rows + waiting) + reading_bytes
         left = total_bytes - sum(fixed.values())
         tokens = min(int(left / (token * (1 + SLACK))), rows * one)
         if tokens >= one:

@@ -16,6 +16,7 @@ from board.app import make_app
 from board.places import Outside, Places, checked_name
 from board.service import Board
 from config import UserError, load
+from config import places as places_of_settings
 from tests.board.recorded import beat, places, start, step, write
 from web.listening import token_of
 
@@ -220,12 +221,10 @@ def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        "log_dir",
-        "output_dir",
+        *places_of_settings(),
+        "shards_dir",
         "overwrite",
-        "cache_dir",
         "config",
-        "checkpoint_mirror",
         "is_keep_training",
         "nonsense",
         "run-name",
@@ -236,6 +235,7 @@ def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
 def test_only_the_forms_flags_are_taken(page: Page, client: TestClient, flag: str) -> None:
     answer = post(client, "/api/start", {"flags": {flag: "/tmp/elsewhere"}})
     assert answer.status_code == 422 and not list(page.places.log_dir.iterdir())
+    assert flag not in json.dumps(client.get("/api/form").json()["groups"]).split('"')
 
 
 @pytest.mark.parametrize(
@@ -279,6 +279,12 @@ def test_a_wish_is_a_file(page: Page, client: TestClient) -> None:
     write(page.places, "one", start(), step(1))
     assert post(client, "/api/runs/one/wish", {"word": "stop"}).json() == {"done": "stop"}
     assert (page.places.log_dir / "one" / "request").read_text() == "stop\n"
+
+
+def test_a_question_is_refused_and_not_cut(page: Page, client: TestClient) -> None:
+    (page.places.output_dir / "one").mkdir()
+    refused = post(client, "/api/talk", {"pane": "p", "model": "one", "text": "x" * 20_001})
+    assert refused.status_code == 422 and "20,001 characters; allowed: 20,000" in refused.json()["problems"][0]
 
 
 # --- uploads ---

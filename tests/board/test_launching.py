@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,8 @@ from board.launching import Launcher
 from board.places import Outside, Places
 from board.planning import Planner, plan_words, still_to_take
 from board.runs import run_facts
-from board.talking import Talks
-from config import UserError
+from board.service import Board
+from config import UserError, load
 from tests.board.recorded import beat, places, start, write
 
 GIB = 2**30
@@ -36,9 +39,11 @@ class Planned(Planner):
 
     answer: dict[str, Any] = field(default_factory=lambda: dict(FITS))
     asked: list[int] = field(default_factory=list)
+    meanwhile: Callable[[], None] = lambda: None  # what happens while it plans
 
     async def plan(self, flags: Any, reserved_bytes: int = 0, fresh_seconds: float = 0.0) -> dict[str, Any]:
         self.asked.append(reserved_bytes)
+        self.meanwhile()
         return self.answer
 
 
@@ -120,6 +125,60 @@ def test_the_queue_is_of_files_and_outlives_the_page(tmp_path: Path) -> None:
     second._children["one"].wait()
 
 
+@pytest.mark.parametrize("meanwhile", ["withdrawn", "deleted", "asked anew"])
+def test_a_run_that_was_taken_back_while_it_was_planned_is_not_started(tmp_path: Path, meanwhile: str) -> None:
+    launching, planner, where = launcher(tmp_path)
+    launching.ask("one", "train", {"max_steps": "5"})
+
+    def act() -> None:
+        launching.delete("one") if meanwhile == "deleted" else launching.withdraw("one")
+        if meanwhile == "asked anew":
+            launching.ask("one", "train", {"max_steps": "6"})
+
+    planner.meanwhile = act
+    assert asyncio.run(launching.start_next()) is None and not launching._children
+    if meanwhile == "asked anew":
+        assert record(where, "one")["flags"]["max_steps"] == "6" and run_facts(where, "one")["state"] == "waiting"
+    else:
+        assert not (where.log_dir / "one").exists()
+
+
+def test_of_many_who_ask_for_one_name_one_gets_it(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(launching.ask, "one", "train", {"max_steps": str(steps)}) for steps in range(1, 9)]
+    problems = [one.exception() for one in asked]
+    assert sum(problem is None for problem in problems) == 1
+    assert all("exists already" in str(problem) for problem in problems if problem is not None)
+    assert record(where, "one")["flags"]["max_steps"] == str(problems.index(None) + 1)
+
+
+def test_a_name_that_another_page_takes_at_that_moment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _, where), (second, _, _) = launcher(tmp_path), launcher(tmp_path)
+    first.ask("one", "train", {"max_steps": "5"})
+    monkeypatch.setattr(Launcher, "_is_there", lambda self, name: False)  # as it was when the second looked
+    with pytest.raises(UserError, match="exists already"):
+        second.ask("one", "train", {"max_steps": "6"})
+    assert record(where, "one")["flags"]["max_steps"] == "5"
+
+
+def test_names_of_the_same_second_are_counted_up(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    (where.output_dir / "run_2").mkdir()
+    assert [launching.ask_anew("run", "train", {}) for _ in range(3)] == ["run", "run_3", "run_4"]
+    assert {record(where, name)["flags"]["run_name"] for name in ("run", "run_3", "run_4")} == {"run", "run_3", "run_4"}
+
+
+@pytest.mark.parametrize("name", ["AUTO", " Auto ", "auto", ""])
+def test_a_run_that_is_given_no_name_gets_its_kind_and_the_time(tmp_path: Path, name: str) -> None:
+    board = Board(places(tmp_path), tmp_path)
+    told = [board.start({"run_name": name}) for _ in range(2)]
+    assert len({*told}) == 2 and {folder.name for folder in board.places.log_dir.iterdir()} == {*told}
+    assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_2)?", one) for one in told)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -173,6 +232,19 @@ def test_a_plan_gets_only_flags_that_it_knows() -> None:
     assert "--preset=sample" in plan_words({}), "as train without a file"
 
 
+def test_a_run_that_goes_on_is_planned_with_its_own_settings(tmp_path: Path) -> None:
+    launching, _, where = launcher(tmp_path)
+    config = load("train", {"train_file": "rows.jsonl", "model_preset": "tiny", "num_layers": "3", "max_steps": "7"})
+    (where.output_dir / "one").mkdir()
+    (where.output_dir / "one" / "settings.json").write_text(json.dumps(config.as_dict()))
+    launching.ask("one", "train", {"is_keep_training": "True", "max_steps": "9"})
+    words = plan_words(record(where, "one")["flags"])
+    asked = load("plan", dict(word.removeprefix("--").split("=", 1) for word in words))
+    planned = resumed_config(asked, find_run_to_resume(asked))
+    assert (planned.data.train_file, planned.model.num_layers, planned.train.max_steps) == ("rows.jsonl", 3, 9)
+    assert not [word for word in words if word.startswith("--preset")]
+
+
 PLANNER = """
 import json, sys
 budget = next((int(w.split('=')[1][:-1]) * 2**20 for w in sys.argv if w.startswith('--memory_budget=')), 8 * 2**30)
@@ -204,93 +276,3 @@ def test_a_plan_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
     if told.exists():
         with pytest.raises(ProcessLookupError):
             os.kill(int(told.read_text()), 0)
-
-
-TALKER = """
-import json, sys
-print('a warning that is no JSON', flush=True)
-print(json.dumps({'ready': True}), flush=True)
-for line in sys.stdin:
-    asked = json.loads(line)
-    if 'text' in asked:
-        if asked['text'] == 'die':
-            sys.exit(print('the model broke', file=sys.stderr) or 1)
-        for piece in (asked['text'], '!'):
-            print(json.dumps({'piece': piece}), flush=True)
-        print(json.dumps({'end': True}), flush=True)
-"""
-
-
-def test_a_talk_streams_answers_from_one_process(tmp_path: Path) -> None:
-    where = places(tmp_path)
-    (where.output_dir / "one").mkdir()
-    talks = Talks(where, tmp_path, (sys.executable, "-c", TALKER))
-
-    async def go() -> None:
-        told = [piece async for piece in talks.answer("p", "one", "hello", {})]
-        assert told == [{"loading": True}, {"piece": "hello"}, {"piece": "!"}, {"end": True}]
-        process = talks._talks["p"].child.pid
-        await talks.forget("p")
-        again = [piece async for piece in talks.answer("p", "one", "you", {})]
-        assert again[0] == {"piece": "you"} and talks._talks["p"].child.pid == process
-        broken = [piece async for piece in talks.answer("p", "one", "die", {})]
-        assert broken == [{"problem": "the model broke"}] and not talks._talks
-        for pane in ("a", "b", "c"):
-            [piece async for piece in talks.answer(pane, "one", "x", {})]
-        assert set(talks._talks) == {"b", "c"}, "the one that was used least made room"
-        work = asyncio.create_task(talks.work())
-        await asyncio.sleep(0)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        assert not talks._talks, "no model outlives the page"
-
-    asyncio.run(go())
-
-
-ENDLESS = """
-import json, sys
-print(json.dumps({'ready': True}), flush=True)
-for line in sys.stdin:
-    try:
-        print(json.dumps({'piece': json.loads(line)['text']}), flush=True)
-        while 'long' in line:
-            pass
-    except KeyboardInterrupt:
-        pass
-    print(json.dumps({'end': True}), flush=True)
-"""
-
-
-def test_an_answer_that_nobody_waits_for_is_ended_and_the_model_stays(tmp_path: Path) -> None:
-    where = places(tmp_path)
-    (where.output_dir / "one").mkdir()
-    talks = Talks(where, tmp_path, (sys.executable, "-c", ENDLESS))
-
-    async def go() -> None:
-        leaving = talks.answer("p", "one", "long", {})
-        async for told in leaving:
-            if "piece" in told:
-                break
-        process = talks._talks["p"].child.pid
-        await leaving.aclose()  # type: ignore[attr-defined]
-        again = [told async for told in talks.answer("p", "one", "short", {})]
-        assert again == [{"piece": "short"}, {"end": True}] and talks._talks["p"].child.pid == process
-        await talks._close("p")
-
-    asyncio.run(go())
-
-
-def test_only_known_options_reach_the_model(tmp_path: Path) -> None:
-    where = places(tmp_path)
-    (where.output_dir / "one").mkdir()
-    program = "import json, sys; print(json.dumps({'ready': True, 'words': sys.argv}))"
-    talks = Talks(where, tmp_path, (sys.executable, "-c", program))
-
-    async def go() -> Any:
-        talk = await talks._talk("p", "one", {"temperature": "0.5", "output_dir": "/tmp"})
-        told = await talk.read(60.0)
-        await talks._close("p")
-        return told
-
-    words = asyncio.run(go())["words"]
-    assert "--temperature=0.5" in words and not [word for word in words if "output_dir" in word]

@@ -18,6 +18,7 @@ from board.form import FIRST, command_line
 from board.service import Board
 from board.streams import Chart, overview_events, run_events
 from config import ROOT, flags_of, load
+from config import places as places_of_settings
 from tests.board.recorded import beat, places, start, step, write
 
 
@@ -111,7 +112,7 @@ def test_the_form_has_every_setting_of_training_once(tmp_path: Path) -> None:
     told = client(tmp_path).get("/api/form").json()
     names = [field["name"] for group in told["groups"] for field in group["fields"]]
     assert len(names) == len(set(names))
-    own = {"log_dir", "output_dir", "cache_dir", "overwrite", "is_keep_training", "checkpoint_mirror"}
+    own = {*places_of_settings(), "overwrite", "is_keep_training"}
     assert set(flags_of("train")) - set(names) == own
     assert set(FIRST) - {"model_preset"} <= set(names) and "t5-small" in told["models"]
     assert all(field["help"] and field["allowed"] for group in told["groups"] for field in group["fields"])

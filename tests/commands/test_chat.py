@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import loading
-from commands.chat import NOTHING, Session, Writer, converse, greeting, run
+from commands.chat import NOTHING, Session, Writer, chat, converse, greeting, newest_turns, run
 from commands.evaluate import evaluate
 from commands.generate import generate
 from config import load
@@ -187,6 +187,42 @@ def test_the_oldest_turns_leave_when_there_is_no_room(folder: Path, capsys: pyte
     cut = writer._fitted([("user", "x" * 99)], None)
     assert "longer than --max_seq_len=30 tokens and was cut" in capsys.readouterr().err
     assert len(cut) == 30 and cut[-1] == writer.trained.tokenizer.eos_id
+
+
+@pytest.mark.parametrize("longest", [1, 7, 30, 100, 333, 5000])
+def test_the_newest_turns_that_fit_are_found_without_encoding_all(
+    tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    tokenizer, template = tokenizers["byte"], Template(turns=True)
+    turns: list[Turn] = [turn for n in range(200) for turn in ((USER, "q" * (n % 7 + 1)), ("assistant", "a" * (n % 5)))]
+    turns.append((USER, "newest"))
+    sizes = []
+    encode = tokenizer.encode_batch
+
+    def counted(texts: list[str], special: bool = False) -> Any:
+        sizes.append(sum(map(len, texts)))
+        return encode(texts, special=special)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", counted)
+    for first in (0, 2, 300, 390, 396, 398, 400):
+        sizes.clear()
+        found = newest_turns(tokenizer, template, turns[first:], None, longest)
+        begins = [
+            encode([template.prompt(turns[at:], None)], special=True)[0].tolist() for at in range(first, len(turns), 2)
+        ]
+        assert found == next((ids for ids in begins if len(ids) <= longest), begins[-1])
+        assert sum(sizes) <= 12 * max(longest, len(begins[-1]) + 30), "the whole is thousands of letters"
+
+
+def test_a_program_is_told_that_a_question_was_cut(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f'{{"text": "{"x" * 99}"}}\n{{"text": "x"}}\n'))
+    chat(load("chat", {"model": str(folder), "max_seq_len": "30", "max_new_tokens": "3", "json": "True"}))
+    printed = capsys.readouterr()
+    told = [json.loads(line) for line in printed.out.splitlines()]
+    assert [record for record in told if "note" in record] == [told[1]] and printed.err == ""
+    assert "longer than --max_seq_len=30 tokens and was cut" in told[1]["note"]
 
 
 def command(folder: Path, *flags: str) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from serving.app import BODY_BYTES, Api
+from serving.app import BODY_BYTES, READ_BYTES, READING_BYTES, Api
 from tests.serving.served import HERE, NAME, Gate, alone, client_of, make_api, prompt_ids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,6 +129,25 @@ def test_a_body_that_never_ends_is_cut_off(client: TestClient, api: Api) -> None
     assert answer.status_code == 413
 
 
+def test_bodies_that_are_read_at_once_share_a_room(client: TestClient, api: Api) -> None:
+    """It is told before anything is read, and is free again behind each, answered or refused."""
+    free = api.room._free_bytes
+    with api.room.taken(free - 50):
+        refused = chat(client, "x" * 100)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        parts = client.post("/v1/completions", content=iter([b"{}"]), headers={"Content-Type": "application/json"})
+        assert parts.status_code == 429, "one that does not say how long it is may be of the longest"
+        assert post(client, "/api/chat", {}).status_code == 406, "a short one has room"
+    assert chat(client, "x" * 100).status_code == 400 and chat(client).status_code == 200
+    assert api.room._free_bytes == free
+
+
+def test_what_bodies_take_is_planned() -> None:
+    held = make_api().engine.capacity.parts["requests"]
+    assert held >= READING_BYTES >= READ_BYTES + BODY_BYTES
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/", 404), ("GET", "/v1/chat/completions", 405), ("GET", "/v1/../etc/passwd", 404), ("POST", "/v1/embeddings", 404),
@@ -141,7 +161,7 @@ def test_unknown_addresses_are_told_in_the_same_form(client: TestClient, method:
 def test_another_model_is_not_there(client: TestClient) -> None:
     answer = chat(client, model="gpt-5")
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
-    assert chat(client, model=NAME).status_code == 200
+    assert [chat(client, model=name).status_code for name in (NAME, None)] == [200, 200], "null says nothing"
 
 
 def test_markup_comes_back_as_json_alone(client: TestClient) -> None:
@@ -215,14 +235,33 @@ def test_a_stop_text_ends_before_itself(client: TestClient) -> None:
 
 
 def test_too_many_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = make_api(max_queue=0, generate_batch_size=1)
+    api = make_api(max_queue=1, generate_batch_size=1)
     gate = Gate(api, monkeypatch)
-    with client_of(api) as client:
+    with client_of(api) as client, ThreadPoolExecutor(1) as beside:
+        first = beside.submit(chat, client)
+        assert gate.reached.wait(60)
         refused = chat(client, n=2)
         gate.may_go.set()
-        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert (
+            first.result().status_code == 200
+            and refused.status_code == 429
+            and int(refused.headers["retry-after"]) >= 1
+        )
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert chat(client).status_code == 200
+
+
+def test_more_answers_than_are_ever_taken_are_no_matter_of_waiting() -> None:
+    with client_of(make_api(max_queue=1, generate_batch_size=1)) as client:
+        assert chat(client, n=2).status_code == 200
+        for path, param, body in (
+            ("/v1/chat/completions", "n", {"messages": [{"role": "user", "content": "x"}], "n": 3}),
+            ("/v1/completions", "prompt", {"prompt": ["x", "y", "z"]}),
+        ):
+            refused = post(client, path, body)
+            assert refused.status_code == 400 and "retry-after" not in refused.headers
+            assert refused.json()["error"]["param"] == param
+            assert "3 answers at once; allowed here: 2" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -10,6 +10,7 @@ import pytest
 
 from memory.cost.generation import Weights, Writing, serving_capacity
 from model.decoding.choosing import Choice, Penalties
+from serving import engine
 from serving.answers import Answer, Prompt, Told
 from serving.app import Api
 from serving.engine import Busy, Closed
@@ -168,6 +169,16 @@ def test_want_of_memory_is_met_by_freeing_and_trying_again(
     assert after.text() == alone(prompt_ids("x")), "the server goes on"
 
 
+def test_memory_that_presses_is_cleaned_without_a_step(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read and refused fills it as well."""
+    cleaned = threading.Event()
+    monkeypatch.setattr(engine, "QUIET_SECONDS", 0.001)
+    monkeypatch.setattr(api.engine.monitor, "pressure", lambda: 1.5)
+    monkeypatch.setattr(api.engine._cleaner, "under_pressure", cleaned.set)
+    api.engine.start()
+    assert cleaned.wait(60) and not api.engine.meters.steps
+
+
 def test_stopping_tells_everybody(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.engine.capacity = replace(api.engine.capacity, rows=1)
     gate = Gate(api, monkeypatch)
@@ -197,5 +208,7 @@ def test_the_budget_says_how_much_is_written_at_once() -> None:
     assert narrow is not None and 640 <= narrow.tokens < wide.tokens
     assert sum(narrow.parts.values()) <= 512 * MIB < sum(narrow.parts.values()) + 2 * token
     assert serving_capacity(model, weights, longest, 200 * MIB, 240 * MIB, 64) is None
+    reading = serving_capacity(model, weights, longest, 200 * MIB, 512 * MIB, 64, reading_bytes=20 * MIB)
+    assert reading is not None and 0 <= narrow.tokens - reading.tokens - 20 * MIB / (1.1 * token) < 2
     few = serving_capacity(model, weights, replace(longest, rows=3), 200 * MIB, 4 * GIB, 64)
     assert few is not None and few.rows == 3
