@@ -23,6 +23,7 @@ from board.runs import run_facts
 from board.service import Board
 from config import UserError, load
 from tests.board.recorded import beat, places, start, write
+from training.start.resuming import find_run_to_resume, resumed_config
 
 GIB = 2**30
 FITS = {"plan": {"peak_bytes": GIB, "budget_bytes": 4 * GIB}, "fits_now": True, "reserved_bytes": 0}
