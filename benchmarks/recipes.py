@@ -250,7 +250,7 @@ def main(arguments: list[str]) -> None:
         body += f"\n\n![memory over time]({picture_place(f'recipe-{names[0]}')[1]})"
         draw_memory(picture_place(f"recipe-{names[0]}")[0], figures)
     answers = figures.pop("answers")
-    write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}, beside Seq2SeqTrainer on equal tokens", body, figures)
+    write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}, beside Seq2SeqTrainer", body, figures)
     told = f"The first {len(answers)} held-out rows, unchosen.\n\n{answers_table(answers)}"
     write_section(f"answers-{names[0]}", f"Answers: {names[0]}", told, answers, ROOT / "docs" / "recipes.md")
 
