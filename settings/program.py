@@ -22,11 +22,14 @@ IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV,
 
 def python() -> str:
     """The word for the Python that runs this, as it may be typed here."""
-    if _is_here(Path(VENV), sys.prefix) and not _is_active():
+    if _is_active():
+        return "python"
+    if _is_here(Path(VENV), sys.prefix):
         return str(IN_VENV)
-    word = next((word for word in ("python", "python3") if shutil.which(word)), None)
-    if word and (_is_active() or sys.prefix == sys.base_prefix):
-        return word
+    if sys.prefix == sys.base_prefix:  # no environment, whose Python is a link to that of the system
+        for word in ("python", "python3"):
+            if (found := shutil.which(word)) and _is_here(Path(found), sys.executable):
+                return word
     return shlex.quote(sys.executable) or "python"
 
 

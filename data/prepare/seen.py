@@ -132,7 +132,7 @@ def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
     """What of the training data was cut, left out or is never read, for a table."""
     manifest, counts = Manifest.of(prepared.train_dir), prepared.counts
     table = cut_row(_cut(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"]))
-    for reason, entry in manifest.content["dropped"].items():
+    for reason, entry in manifest.content.get("dropped", {}).items():
         samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
         table.append((say("left out: {reason}", reason=reason), example))
