@@ -141,7 +141,7 @@ def plan(
         best,
         reasons=(
             *size_reasons(config, best.choice, machine),
-            *optimizer_reasons(config, _more_state(work, best.choice)),
+            *optimizer_reasons(config, *_of_faster(work, best.choice, machine)),
             *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
             *_fp16_reasons(config, machine, best.choice),
@@ -275,10 +275,11 @@ def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
-def _more_state(work: Work, choice: Choice) -> int:
-    """What the optimizer that learns faster keeps more than the one that is planned."""
+def _of_faster(work: Work, choice: Choice, machine: Machine) -> tuple[int, float]:
+    """What the optimizer that learns faster takes: bytes of state beyond the planned one's, and times the seconds of a step."""
     faster = replace(work, optimizer=FASTER)
-    return state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
+    more_bytes = state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
+    return more_bytes, typical_seconds(faster, choice, machine) / typical_seconds(work, choice, machine)
 
 
 def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:

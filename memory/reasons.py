@@ -16,7 +16,7 @@ from settings.fields import AUTO, counted
 from units import format_size
 
 # Measured with 1.4M to 10M weights (docs/benchmarks.md, quality; docs/recipes.md). It is not the default: its products over each
-# matrix are the larger a part of a step the fewer tokens that has, and its state needs room
+# matrix are the larger a part of a step the fewer tokens that has (of 256 words 1.4 times the seconds), and its state needs room
 FASTER, FASTER_UP_TO = "muon", 30e6
 
 
@@ -34,11 +34,11 @@ def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[s
         yield say(told, passes=choice.accumulation_passes, **sizes)
 
 
-def optimizer_reasons(config: Config, more_bytes: int) -> Iterator[str]:
+def optimizer_reasons(config: Config, more_bytes: int, times: float) -> Iterator[str]:
     """What would learn faster, where nobody has named an optimizer and weights are random.
 
     Args:
-        more_bytes: of state that it keeps.
+        more_bytes: of state that it keeps. times: the seconds of a step that its step takes.
     """
     train = config.train
     is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
@@ -46,9 +46,9 @@ def optimizer_reasons(config: Config, more_bytes: int) -> Iterator[str]:
     if is_open and is_random and weight_counts(config.model)["total"] <= FASTER_UP_TO:
         told = (
             "{optimizer} takes the least memory; at this size --optimizer={faster} learns the same in a third of the steps or "
-            "fewer, which take somewhat longer, and {size} more (docs/recipes.md)"
+            "fewer, for {size} more and {times} times the seconds of a step (docs/recipes.md)"
         )
-        yield say(told, optimizer=train.optimizer, faster=FASTER, size=format_size(more_bytes))
+        yield say(told, optimizer=train.optimizer, faster=FASTER, size=format_size(more_bytes), times=f"{times:.1f}")
 
 
 def home_reasons(choice: Choice, total: int) -> Iterator[str]:
