@@ -18,15 +18,7 @@ from data.batches.objectives import lengths_of
 from data.cache import only_if_made
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows as SeenRows
-from data.prepare.seen import (
-    columns_of_shards,
-    cut_row,
-    lost_of_shards,
-    passed_over,
-    rows_of_files,
-    rows_of_shards,
-    told,
-)
+from data.prepare.seen import table_of_files, table_of_shards
 from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
 from data.sources.counting import about_rows, about_tokens
@@ -279,17 +271,11 @@ def _rows(config: Config) -> SeenRows:
         prepared = find_prepared(config)
         if prepared is not None:
             loader = StepLoader(prepared.train_dir, prepared.objective, config)
-            table = told(
-                rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), SHOWN_ROWS), columns_of_shards(prepared)
-            )
-            table += lost_of_shards(config, prepared)
-        else:
-            known = config.data.tokenizer_dir != AUTO
-            task, rows, cut = rows_of_files(
-                config, SHOWN_ROWS, only_if_made, None if known else Path(config.data.cache_dir)
-            )
-            table = [*told(rows, task.columns), *cut_row(cut)]
-        return [*table, *passed_over(config)]
+            tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+            return table_of_shards(config, prepared, loader, tokenizer, SHOWN_ROWS)
+        known = config.data.tokenizer_dir != AUTO
+        worded = None if known else Path(config.data.cache_dir)
+        return table_of_files(config, SHOWN_ROWS, only_if_made, worded)[1]
     return []
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import data.prepare.preparing
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
-from data.prepare.seen import (
-    columns_of_shards,
-    cut_row,
-    lost_of_shards,
-    passed_over,
-    rows_of_files,
-    rows_of_shards,
-    told,
-)
+from data.prepare.seen import lost_of_shards, passed_over, table_of_files, table_of_shards
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
@@ -52,15 +44,11 @@ def prepare(config: Config) -> None:
 
 def _preview(config: Config) -> None:
     """Show rows as the model will see them; writes no shards, and at most a tokenizer into the cache."""
-    task, rows, cut = rows_of_files(config, config.prepare.preview)
-    columns, lost = task.columns, cut_row(cut)
+    task, table = table_of_files(config, config.prepare.preview)
     if task.shards is not None:
         prepared = data.prepare.preparing.prepare(config)
         loader = StepLoader(prepared.train_dir, prepared.objective, config)
-        rows = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), config.prepare.preview)
-        columns, lost = columns_of_shards(prepared), lost_of_shards(config, prepared)
-    table = told(rows, columns)
-    Progress(1).table(
-        join(" ", [say("rows as the model will see them"), f"({task.objective})"]),
-        [*table, *lost, *passed_over(config)],
-    )
+        table = table_of_shards(
+            config, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), config.prepare.preview
+        )
+    Progress(1).table(join(" ", [say("rows as the model will see them"), f"({task.objective})"]), table)

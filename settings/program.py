@@ -30,7 +30,7 @@ def python() -> str:
         for word in ("python", "python3"):
             if (found := shutil.which(word)) and _is_here(Path(found), sys.executable):
                 return word
-    return shlex.quote(sys.executable) or "python"
+    return shlex.quote(sys.executable or "python")
 
 
 def program() -> str:

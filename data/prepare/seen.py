@@ -128,10 +128,22 @@ def passed_over(config: Config) -> Rows:
     return table
 
 
+def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Rows:
+    """The first `count` rows of shards, what of the data was cut, left out or is never read, and files that are not read."""
+    seen = told(rows_of_shards(loader, tokenizer, count), columns_of_shards(prepared))
+    return [*seen, *lost_of_shards(config, prepared), *passed_over(config)]
+
+
+def table_of_files(config: Config, count: int, once: Once = make_once, worded: Path | None = None) -> tuple[Task, Rows]:
+    """The task, and a table of the first rows of the files. Args, and what is raised: as of `rows_of_files`."""
+    task, rows, cut = rows_of_files(config, count, once, worded)
+    return task, [*told(rows, task.columns), *_cut_row(cut), *passed_over(config)]
+
+
 def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
     """What of the training data was cut, left out or is never read, for a table."""
     manifest, counts = Manifest.of(prepared.train_dir), prepared.counts
-    table = cut_row(_cut(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"]))
+    table = _cut_row(_cut(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"]))
     for reason, entry in manifest.content.get("dropped", {}).items():
         samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
@@ -148,8 +160,7 @@ def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
     return table
 
 
-def cut_row(cut: str) -> Rows:
-    """What `rows_of_files` says of rows that are cut, for a table; none where nothing is."""
+def _cut_row(cut: str) -> Rows:
     return [(say("cut"), cut)] if cut else []
 
 

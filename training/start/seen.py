@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data.prepare.seen import Rows, columns_of_shards, lost_of_shards, passed_over, rows_of_shards, told
+from data.prepare.seen import Rows, table_of_shards
 from training.start.startup import Start
 
 SHOWN = 2
@@ -10,6 +10,4 @@ SHOWN = 2
 
 def begun_rows(begin: Start) -> Rows:
     """The first rows of a run's data, and what was cut or left out, for a table."""
-    rows = rows_of_shards(begin.loader, begin.tokenizer, SHOWN)
-    table = told(rows, columns_of_shards(begin.prepared))
-    return [*table, *lost_of_shards(begin.config, begin.prepared), *passed_over(begin.config)]
+    return table_of_shards(begin.config, begin.prepared, begin.loader, begin.tokenizer, SHOWN)
