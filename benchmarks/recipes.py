@@ -14,7 +14,7 @@ held-out rows and their answers, unchosen, go into docs/recipes.md. Other flags 
 --equal_rows=False, --equal_time=False: without that run of the peer. How many steps it makes in equal time is told by its
 run on equal rows; without that, by two short runs.
 --finished=LOG_FOLDER: of a run that has ended, such as logs/summarise; it stands for this project's, which is not run anew.
-Its peak and its time are those that it told itself, without a curve, so no picture is drawn.
+Its peak and its time, over all its starts, are those that it told itself, without a curve, so no picture is drawn.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _our_run(
     if options["finished"]:
         events = events_of(Path(options["finished"]) / "metrics.jsonl")
         end = next(event for event in reversed(events) if event["event"] == "end")
-        return Trained(Path(end["model_dir"]), end["watched_seconds"], end["measured_peak_bytes"]), events
+        return Trained(Path(end["model_dir"]), *taken(events)), events
     folders = [f"--output_dir={work / 'runs'}", f"--log_dir={work / 'logs'}", f"--cache_dir={work / 'cache'}"]
     more = [f"--max_steps={options['steps']}"] if options["steps"] else []
     more += [f"--effective_batch_size={options['rows']}"] if options["rows"] else []
@@ -115,6 +115,20 @@ def _our_run(
     child = run([PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *flags], ROOT)
     events = events_of(work / "logs" / "ours" / "metrics.jsonl")
     return Trained(work / "runs" / "ours", child.seconds, child.peak_bytes, thinned(child.curve)), events
+
+
+def taken(events: list[dict[str, Any]]) -> tuple[float, int]:
+    """Seconds and peak of a run that has ended, over all its starts; of one that was broken off from first to last step."""
+    starts: list[list[dict[str, Any]]] = []
+    for event in events:
+        if event["event"] == "start":
+            starts.append([])
+        elif event["event"] == "step":
+            starts[-1].append(event)
+    end = next(event for event in reversed(events) if event["event"] == "end")
+    earlier = (steps[-1]["time"] - steps[0]["time"] + steps[0]["seconds"] for steps in starts[:-1] if steps)
+    peaks = (step["peak_bytes"] for steps in starts for step in steps)
+    return sum(earlier) + end["watched_seconds"], max(end["measured_peak_bytes"], *peaks)
 
 
 class Peer:

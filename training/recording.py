@@ -19,7 +19,11 @@ class Recorder:
 
     def __init__(self, live: LiveRun, planned_peak_bytes: int) -> None:
         self.live, self._planned_peak_bytes = live, planned_peak_bytes
-        self._seconds, self._tokens = 0.0, 0  # of the steps done here
+        self._steps, self._seconds, self._tokens = (
+            0,
+            0.0,
+            0,
+        )  # done here: a run that is continued has done others before
         self._first_over: int | None = None  # the step after which the peak was first above the budget
 
     def step(self, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
@@ -29,6 +33,7 @@ class Recorder:
             loss: summed over all processes. labels: what its mean is over. rate: the learning rate. tokens: read by all.
         """
         live, plan = self.live, self.live.keeper.plan
+        self._steps += 1
         self._seconds += seconds
         self._tokens += tokens
         now = live.monitor.sample("train")
@@ -51,7 +56,7 @@ class Recorder:
         """What was planned and measured, for the end."""
         live, state, monitor, keeper = self.live, self.live.state, self.live.monitor, self.live.keeper
         return Summary(
-            steps=state.step, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
+            steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
             best_evaluation=state.best_evaluation,
             planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=int(most_of(live.accelerator, self._peak_bytes())[0]),

@@ -9,7 +9,7 @@ from benchmarks.parts.memory_picture import draw_memory, thinned
 from benchmarks.parts.recipe_data import description, page_lines, write
 from benchmarks.parts.recipe_peer import collate
 from benchmarks.parts.simple_answers import first_sentence, nearest, simple_scores, words
-from benchmarks.recipes import RECIPES, SHORT_RUNS, answers_table, steps_in, table
+from benchmarks.recipes import RECIPES, SHORT_RUNS, answers_table, steps_in, table, taken
 from config import load
 
 STANZA = """Package: river
@@ -55,6 +55,13 @@ def test_the_peer_sees_padded_rows() -> None:
     assert torch.equal(batch["input_ids"], torch.tensor([[5, 1], [6, 0]]))
     assert torch.equal(batch["attention_mask"], torch.tensor([[1, 1], [1, 0]]))
     assert torch.equal(batch["labels"], torch.tensor([[7, -100], [8, 1]]))
+
+
+def test_what_a_finished_run_took_is_of_all_its_starts() -> None:
+    begin, end = {"event": "start"}, {"event": "end", "watched_seconds": 70.0, "measured_peak_bytes": 5}
+    steps = [{"event": "step", "time": 1000.0 + 10 * n, "seconds": 10.0, "peak_bytes": 5 + n % 3} for n in range(6)]
+    assert taken([begin, *steps[:1], end]) == (70.0, 5)
+    assert taken([begin, *steps, begin, *({**step, "time": 9000.0} for step in steps[:2]), end]) == (130.0, 7)
 
 
 SHAPE = {"d_model": 192, "num_layers": 3, "num_decoder_layers": 2, "vocab_size": 8000, "optimizer": "muon"}

@@ -144,11 +144,23 @@ def _training(settings: Mapping[str, Any], events: Mapping[str, Any]) -> list[st
     if plan:
         rows.append(("planned peak", f"{format_size(plan['peak_bytes'])} of {format_size(plan['budget_bytes'])}"))
     if end:
-        rows.append(("measured peak", format_size(end["measured_peak_bytes"])))
-        rows.append(("time", f"{duration(end['seconds']).english}, {end['tokens_per_second']:,.0f} tokens/s"))
-        rows.append(("steps", end["step"]))
+        rows += [
+            ("measured peak", format_size(end["measured_peak_bytes"])),
+            *_time(end, events),
+            ("steps", end["step"]),
+        ]
     lines = [f"| {name} | {value} |" for name, value in rows]
     return ["## Training\n\n| | |\n|---|---|\n" + "\n".join(lines)] if rows else []
+
+
+def _time(end: Mapping[str, Any], events: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How long the steps took, over all the times that the run was started; of the last alone where the log is lost."""
+    steps = events.get("steps")
+    if not steps or not steps["seconds"]:
+        speed = end["tokens_per_second"]
+        return [("time", f"{duration(end['seconds']).english}, {speed:,.0f} tokens/s")] if speed else []
+    label = "time" if steps["first"] == 1 else f"time, from step {steps['first']:,} on"
+    return [(label, f"{duration(steps['seconds']).english}, {steps['tokens'] / steps['seconds']:,.0f} tokens/s")]
 
 
 def _scores(events: Mapping[str, Any]) -> list[str]:
@@ -186,12 +198,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _events(path: Path) -> dict[str, Any]:
-    """The first plan, the best evaluation and the last end of a run."""
+    """The first plan, what the steps took, the best evaluation and the last end of a run."""
     found: dict[str, Any] = {}
     try:
         with path.open(encoding="utf8") as file:
             for line in file:
-                if line.startswith(('{"event": "plan"', '{"event": "eval"', '{"event": "end"')):
+                if line.startswith(tuple(f'{{"event": "{name}"' for name in ("plan", "step", "eval", "end"))):
                     _keep(found, json.loads(line))
     except (OSError, ValueError, RecursionError):
         return found
@@ -202,6 +214,10 @@ def _keep(found: dict[str, Any], event: dict[str, Any]) -> None:
     name, loss = event["event"], event.get("loss")
     if name == "plan":
         found.setdefault("plan", event)
+    elif name == "step":
+        steps = found.setdefault("steps", {"first": event["step"], "seconds": 0.0, "tokens": 0})
+        steps["seconds"] += event["seconds"]
+        steps["tokens"] += event["tokens"]
     elif name == "end":
         found["end"] = event
     elif loss is not None and loss <= found.get("best", {}).get("loss", loss):

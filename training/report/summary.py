@@ -28,6 +28,7 @@ class Summary:
     """The end of a run: what was planned, what was measured, what came out. Sizes in bytes, times in seconds."""
 
     steps: int
+    steps_here: int  # done since this start; seconds and tokens_per_second are of them
     seconds: float
     tokens_per_second: float
     first_eval_loss: float | None
@@ -124,7 +125,7 @@ def summary_rows(summary: Summary) -> Rows:
     phases = set(PHASES) if s.run_peak_bytes < s.measured_peak_bytes else set(PHASES) - {"probe"}
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
-    if s.seconds:
+    if s.steps_here:
         share = f"{s.care_seconds / s.watched_seconds:.1%}"
         rows.append(
             (
@@ -150,14 +151,16 @@ def _left_out(summary: Summary) -> str:
 
 
 def _steps(summary: Summary) -> str:
-    if not summary.seconds:
+    if not summary.steps_here:
         return say(
             "{steps}, all done before; --max_steps={more} would train on", steps=summary.steps, more=2 * summary.steps
         )
-    return say(
-        "{steps} in {time}, {speed} tokens/s",
-        steps=summary.steps, time=duration(summary.seconds), speed=f"{summary.tokens_per_second:,.0f}",
-    )  # fmt: skip
+    took = {"time": duration(summary.seconds), "speed": f"{summary.tokens_per_second:,.0f}"}
+    if summary.steps_here < summary.steps:
+        return say(
+            "{steps}, the last {here} in {time}, {speed} tokens/s", steps=summary.steps, here=summary.steps_here, **took
+        )
+    return say("{steps} in {time}, {speed} tokens/s", steps=summary.steps, **took)
 
 
 def _example(prompt: str) -> str:

@@ -26,3 +26,22 @@ def test_the_scores_are_in_the_card_of_a_run_that_goes_on_without_its_log(tmp_pa
     assert "On 12 held-out rows, at step 8; loss before training 7.2500." in told["whole"]
     assert "| loss | 5.7406 |\n| perplexity | 311.2627 |" in told["whole"]
     assert told["lost"] == told["torn"] == told["whole"]
+
+
+def test_the_time_of_a_run_that_was_continued_is_that_of_all_its_steps(tmp_path: Path) -> None:
+    run, log = tmp_path / "runs" / "r", tmp_path / "logs" / "r"
+    run.mkdir(parents=True), log.mkdir(parents=True)
+    (run / "settings.json").write_text(json.dumps({"log_dir": str(tmp_path / "logs")}))
+    steps = [{"event": "step", "step": step, "seconds": 30.0, "tokens": 600} for step in range(1, 5)]
+    end = {"event": "end", "step": 4, "seconds": 30.0, "tokens_per_second": 20.0, "measured_peak_bytes": 2**20}
+    nothing_done = {**end, "seconds": 0.0, "tokens_per_second": 0.0}
+    told = {}
+    for name, events in {
+        "whole": [*steps, end], "again": [*steps, end, nothing_done], "late": [*steps[2:], end], "lost": [end],
+        "nothing": [nothing_done],
+    }.items():  # fmt: skip
+        (log / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        told[name] = card(run)
+    assert "| time | 2:00 min, 20 tokens/s |" in told["whole"] and told["again"] == told["whole"]
+    assert "| time, from step 3 on | 1:00 min, 20 tokens/s |" in told["late"]
+    assert "| time | 30s, 20 tokens/s |" in told["lost"] and "| time" not in told["nothing"]

@@ -8,7 +8,7 @@ from config import load
 from training.report.summary import Summary, next_commands, resume_command, summary_rows
 
 DONE = Summary(
-    steps=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
+    steps=40, steps_here=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
     measured_peak_bytes=190 << 20, budget_bytes=1 << 30, phase_peaks={"load": 150 << 20, "samples": 1}, care_seconds=0.5,
     watched_seconds=25.0, model_dir="model_save/x",
 )  # fmt: skip
@@ -40,9 +40,14 @@ def test_the_plan_is_held_against_the_run_and_not_its_probe() -> None:
 
 
 def test_a_run_that_was_done_before_tells_no_rates() -> None:
-    rows = dict(summary_rows(replace(DONE, seconds=0.0, tokens_per_second=0.0, first_eval_loss=None)))
+    rows = dict(summary_rows(replace(DONE, steps_here=0, seconds=0.0, tokens_per_second=0.0, first_eval_loss=None)))
     assert rows["steps"] == "40, all done before; --max_steps=80 would train on"
     assert "watching and cleaning" not in rows and "evaluation loss" not in rows
+
+
+def test_a_run_that_was_continued_tells_the_time_of_its_last_steps() -> None:
+    """40 steps in the time of 10 would be a speed that nobody has seen."""
+    assert dict(summary_rows(replace(DONE, steps_here=10)))["steps"] == "40, the last 10 in 20s, 1,234 tokens/s"
 
 
 def test_the_next_commands_take_a_short_prompt() -> None:
