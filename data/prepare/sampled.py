@@ -18,9 +18,10 @@ from data.batches.objectives import lengths_of
 from data.cache import NotMade, only_if_made
 from data.prepare.encoder import Encoder
 from data.prepare.task import Task, decide, examples_of, tokenizer_folder
-from data.shards.store import COLUMNS, STREAM
+from data.shards.store import COLUMNS, STREAM, is_shards
 from data.sources.counting import EVERYWHERE, about_rows, some_rows
-from data.sources.reading import Row
+from data.sources.files import find
+from data.sources.reading import Row, check_columns
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from language import say
@@ -72,11 +73,15 @@ def sampled_lengths(config: Config) -> SampledLengths | None:
     """Encode some of the rows that the settings name; None where rows are cut out of a stream, or are shards.
 
     Raises:
-        UserError: the data cannot be read. NotMade: the built-in sample is not there.
+        UserError: the data cannot be read, or lack a column. NotMade: the built-in sample is not there.
     Memory: up to 4 MiB of text, its tokens, and where no tokenizer is known what one learns from 256 KiB.
     """
-    task = decide(config, only_if_made)
-    if task.shards is not None or task.kind == STREAM:
+    task, held_out = decide(config, only_if_made), config.data.validation_file
+    if task.shards is not None:
+        return None
+    beside = find(held_out, "--validation_file") if held_out and not is_shards(held_out) else []
+    check_columns([*task.sources, *beside], task.columns)
+    if task.kind == STREAM:
         return None
     rows, place, is_all = some_rows(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
     try:

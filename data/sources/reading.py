@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from data.sources.files import OBJECTS, TABLES, Source
@@ -40,6 +41,7 @@ DIALECTS: dict[str, dict[str, Any]] = {
     CSV: {"delimiter": ",", "strict": True},
     TSV: {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
 }
+OTHER_DELIMITERS = ";\t"  # of CSV as spreadsheets write it where the comma is the decimal sign
 Row = tuple[str, ...]
 
 
@@ -256,9 +258,9 @@ def is_encodable(text: str) -> bool:
 
 def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[str]]]:
     """Rows of cells with the number of their last line; bytes that are not UTF-8 come as surrogates."""
-    lines = _CsvLines(source)
     csv.field_size_limit(LONGEST_LINE_BYTES)
-    reader = csv.reader(lines, **DIALECTS[source.kind])
+    lines, dialect = _CsvLines(source), _dialect(source)
+    reader = csv.reader(lines, **dialect)
     while True:
         try:
             lines.size = 0
@@ -271,10 +273,21 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
             told = str(error)
             hint = join("; ", [told, say("a quote may be missing")]) if source.kind == CSV else told
             bad_rows.add(source.path, f"line {lines.number}", hint)
-            reader = csv.reader(lines, **DIALECTS[source.kind])  # forgets an open quote
+            reader = csv.reader(lines, **dialect)  # forgets an open quote
         else:
             if cells:
                 yield lines.number, cells
+
+
+def _dialect(source: Source) -> dict[str, Any]:
+    """How cells are parted: by commas, or by what parts the first line of a CSV file that has none."""
+    dialect = DIALECTS[source.kind]
+    if source.kind == CSV:
+        with suppress(csv.Error, _LineTooLong):
+            header = next(csv.reader(_CsvLines(source), delimiter=","), [])
+            if len(header) == 1 and (found := [sign for sign in OTHER_DELIMITERS if sign in header[0]]):
+                return {**dialect, "delimiter": found[0]}
+    return dialect
 
 
 class _LineTooLong(Exception):

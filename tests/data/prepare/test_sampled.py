@@ -14,6 +14,7 @@ from data.batches.step_lengths import drawn_lengths
 from data.prepare.preparing import prepare
 from data.prepare.sampled import TIMES_LONGER, sampled_lengths
 from data.shards.store import Manifest
+from settings.fields import UserError
 
 Configure = Callable[..., Config]
 
@@ -74,6 +75,17 @@ def test_text_and_shards_have_no_sample(configure: Configure, file: Path, text_f
     assert sampled_lengths(configure(train_file=text_file)) is None
     shards = prepare(configure(train_file=file)).train_dir
     assert sampled_lengths(configure(train_file=shards)) is None
+
+
+def test_a_plan_refuses_files_that_lack_a_column(configure: Configure, text_file: Path, tmp_path: Path) -> None:
+    """Also of text, and also those to evaluate with: a run would, after the plan."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"body": "some words"}\n')
+    with pytest.raises(UserError, match="column text is missing; columns: body"):
+        sampled_lengths(configure(train_file=rows))
+    with pytest.raises(UserError, match="column text is missing; columns: body"):
+        sampled_lengths(configure(train_file=text_file, validation_file=rows))
+    assert sampled_lengths(configure(train_file=text_file, validation_file=text_file)) is None
 
 
 def test_drawn_steps_hold_the_longest_row() -> None:
