@@ -637,7 +637,8 @@ ROWS = (
 SHARED = ("output_dir", "log_dir", "language")
 # where a trained model is used, and what it may take
 USE = ("memory_budget", "weights_in", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *SHARED)
-TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run")
+TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
+         "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size")  # fmt: skip
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,
@@ -718,8 +719,9 @@ def unlisted(command: str) -> frozenset[str]:
     """Settings that a command takes and does not show: `plan` takes a whole command line of `train` as it is."""
     if command != "plan":
         return frozenset()
-    unused = ("metrics", "cleaning", "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name")
-    return frozenset(name for name, (group, _) in flags_of(command).items() if group in unused or name in unused)
+    groups = ("metrics", "generate", "cleaning")
+    names = ("prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name")
+    return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)
 
 
 def _place(name: str, group: str, wanted: tuple[str, ...]) -> int:
@@ -744,9 +746,8 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     if is_open and asks_for_text(config):
         config = config.changed(objective="span")  # whatever else the rows have
     if config.lora.lora_rank and config.origin("optimizer") is None:
-        config = config.changed(
-            optimizer="adamw"
-        )  # adapters begin at zero, where steps scaled by a weight's size stand still
+        # adapters begin at zero, where steps scaled by a weight's size stand still
+        config = config.changed(optimizer="adamw")
     if not problems:
         problems += check(config)
     if problems:

@@ -84,8 +84,10 @@ def run(words: list[str], cwd: Path) -> Child:
 def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -> dict[str, float]:
     """What `evaluate` says of a folder: loss, perplexity and the recipe's scores."""
     alike = [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir", "objective", *LENGTHS)]
+    # ours would search by itself, the peer's would not
+    searched = [f"--{name}={settings[name]}" for name in ("num_beams", "length_penalty") if settings["num_beams"] > 1]
     flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
-             f"--metrics={RECIPES[recipe]}", *alike]  # fmt: skip
+             f"--metrics={RECIPES[recipe]}", *alike, *searched]  # fmt: skip
     child = run([PROGRAM, "evaluate", *flags], ROOT)
     told = child.output + child.messages
     found = {}
@@ -94,7 +96,7 @@ def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -
         if match:
             found[name] = float(match[1].replace(",", ""))
     if recipe.startswith("g2p"):
-        words = ["score", str(model), settings["validation_file"], "--max_seq_len=64"]
+        words = ["score", str(model), settings["validation_file"], "--max_seq_len=64", *searched]
         told = run(["-m", "benchmarks.parts.pronunciation", *words], ROOT).output
         found[WER] = float(told.split()[-1])  # the mean stands last
     return found

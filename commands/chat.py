@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.loading import Trained, check_one_process, find_model, load_trained, writing_of
+from commands.loading import Trained, answering, check_one_process, find_model, load_trained, writing_of
 from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
@@ -27,6 +27,7 @@ from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
+from training.start.adapted import adapter_folders, base_of, learnt_last
 from training.start.adapters import AdapterSet
 
 ALL_TURNS = 1000  # the oldest leave where they do not fit
@@ -48,8 +49,11 @@ def chat(config: Config) -> None:
         UserError: the model is not usable. DoesNotFit: the budget does not hold one answer.
     """
     check_one_process("chat")
+    folder = find_model(config)
+    learnt = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter))
+    config = answering(config, base_of(folder), learnt)
     writing = writing_of(config, 1)
-    trained = load_trained(config, find_model(config), writing)
+    trained = load_trained(config, folder, writing)
     trained.rows_at_once(1, writing)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)

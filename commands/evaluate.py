@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from commands.loading import Room, Trained, check_one_adapter, find_model, load_trained
+from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained
 from config import Config, GenerateConfig, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
@@ -42,6 +42,7 @@ def evaluate(config: Config) -> Evaluation:
     """
     names, folder = metric_names(config.metrics.metrics), find_model(config)
     learnt = learnt_last(folder, check_one_adapter(config, folder))
+    config = answering(config, base_of(folder), learnt)
     config, prepared, loader = evaluation_rows(config, learnt, base_of(folder))
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu

@@ -33,11 +33,13 @@ from memory.observe.budget import Budget, measure_budget
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.decoding.generation import generate
+from model.formats.answering import GENERATION_FILE, SEARCH, answers_by
 from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
+from settings.consistency import idle_search
 from settings.fields import AUTO, DoesNotFit, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.processes.launch import num_processes, rank
@@ -131,6 +133,31 @@ def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing
     how = config.generate
     source = min(longest or config.data.max_seq_len, config.data.max_seq_len)
     return Writing(rows, source, how.max_new_tokens, how.num_beams, how.temperature > 0.0)
+
+
+def answering(config: Config, home: Path, learnt: Path, searches: bool = True) -> Config:
+    """The settings with what a model's folder says of how it answers, where nobody has said so for now; it is told.
+
+    Args:
+        home: of the model. learnt: of the adapter over it, which goes before it; else the same. searches: whether there is
+            a beam search here.
+    Raises:
+        UserError: the folder says what nobody can write by.
+    """
+    named = {**answers_by(home), **answers_by(learnt)}
+    own = {name: value for name, value in named.items() if not config.given(name)}
+    is_search = own.get("num_beams", config.generate.num_beams) > 1 and config.generate.temperature == 0.0
+    if not (searches and is_search):
+        own = {name: value for name, value in own.items() if name not in SEARCH}
+    config = config.changed(**own)
+    notes = idle_search(config) if searches else []
+    if own:
+        told = ", ".join(f"--{name}={value}" for name, value in own.items())
+        text = "answers by {settings}, as the model's {file} says; flags go before it"
+        notes.append(say(text, settings=told, file=GENERATION_FILE))
+    for note in notes:  # beside the answers, which a script may read from standard output
+        Progress(1, rank() == 0, stream=sys.stderr).note(note)
+    return config
 
 
 def find_model(config: Config) -> Path:

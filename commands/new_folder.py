@@ -17,8 +17,8 @@ from bounded import read_text
 from data.durable import sync, sync_folder
 from data.tokenizers.published import FILE_NAME, VOCABULARY
 from data.tokenizers.tokenizer import Tokenizer
+from model.formats.answering import GENERATION_FILE
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
-from model.hf_format import GENERATION_FILE
 from settings.fields import UserError, listed
 from training.checkpoints.durable import TEMPORARY
 from training.checkpoints.folder import REPLACED
@@ -115,7 +115,8 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
     Raises:
         UserError: the tokenizer is broken.
     """
-    _keep_generation_settings(home, folder)
+    for place in dict.fromkeys((tokenizer, home)):  # what an adapter says, beside its tokenizer, goes before its base
+        _keep_generation_settings(place, folder)
     if not any(any(tokenizer.glob(kind)) for kind in TOKENIZER_FILES):
         return None
     read = Tokenizer.load(tokenizer)

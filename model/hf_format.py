@@ -22,6 +22,7 @@ from torch import Tensor
 
 from config import T5ModelConfig
 from model.decoding.passing import WithWeights, in_place
+from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, read_json
 from model.formats.shape_file import CONFIG_FILE, EMBEDDING, EMBEDDING_COPIES, HEAD, embedding_name, shape_from
 from model.formats.tensor_files import TensorFolder, write_safetensors, write_shards
@@ -30,7 +31,6 @@ from model.shapes import hf_names, weights
 from model.t5 import T5, Filling, Parts, in_memory
 from settings.fields import UserError, counted
 
-GENERATION_FILE = "generation_config.json"
 Cut = Callable[[T5], Parts]
 
 _FREE_FIELDS = ("dropout_rate", "initializer_factor")  # choices of a training run, not of a checkpoint

@@ -6,6 +6,7 @@ One function for each part of a run; `config.load` tells all that they find toge
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from language import say
@@ -29,25 +30,38 @@ def unheeded(config: Config, command: str) -> list[str]:
     data, train, how = config.data, config.train, config.generate
     learns_pairs = train.is_finetune or data.objective in ("pairs", PREFERENCES)
     trains, writes = command in ("train", "dpo"), command in ("generate", "evaluate")
-    searches = writes or command == "chat"
     idle: dict[str, tuple[bool, str]] = {
         **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
         **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and learns_pairs, "--objective=span")),
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0, "--temperature=0.7")),
-        **dict.fromkeys(("length_penalty", "early_stopping"), (searches and how.num_beams == 1, "--num_beams=4")),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
     }  # fmt: skip
-    values = config.as_dict()
-    told: list[str] = [
-        say("--{name} = {value}, changes nothing here without {needed}", name=name, value=values[name], needed=needed)
-        for name, (is_idle, needed) in idle.items()
-        if is_idle and config.origin(name) == "flag"
-    ]
+    told = _idle(config, {name: needed for name, (is_idle, needed) in idle.items() if is_idle})
+    told += idle_search(config) if trains else []  # elsewhere the model may say that it answers by one
     if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
         text = "--warmup_steps = {warmup}, is more than the {steps} of this run: the rate rises to its end"
         told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))
     return told
+
+
+def idle_search(config: Config) -> list[str]:
+    """Flags of a beam search, where there is none."""
+    return (
+        _idle(config, dict.fromkeys(("length_penalty", "early_stopping"), "--num_beams=4"))
+        if config.generate.num_beams == 1
+        else []
+    )
+
+
+def _idle(config: Config, needed: Mapping[str, str]) -> list[str]:
+    values = config.as_dict()
+    text = "--{name} = {value}, changes nothing here without {needed}"
+    return [
+        say(text, name=name, value=values[name], needed=other)
+        for name, other in needed.items()
+        if config.origin(name) == "flag"
+    ]
 
 
 def asks_for_text(config: Config) -> bool:

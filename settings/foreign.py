@@ -46,7 +46,7 @@ BY_NAME: dict[str, Answer] = {
     "cutoff_len": "max_seq_len", "max_length": "max_seq_len", "max_source_length": "max_seq_len", "max_input_length": "max_seq_len",
     "max_target_length": "max_target_len", "max_output_length": "max_target_len", "model_max_length": "max_seq_len",
     "source_max_len": "max_seq_len", "target_max_len": "max_target_len",
-    "generation_max_length": "max_target_len", "generation_num_beams": lambda value: "beams are for generate: --num_beams",
+    "generation_max_length": "max_target_len", "generation_num_beams": "num_beams",
     "save_total_limit": "keep_latest_n_ckp", "logging_steps": "log_steps", "logging_dir": "log_dir",
     "eval_strategy": _steps("eval_steps"), "evaluation_strategy": _steps("eval_steps"), "save_strategy": _steps("save_steps"),
     "logging_strategy": _steps("log_steps"),

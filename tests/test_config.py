@@ -251,7 +251,7 @@ def test_a_text_column_that_would_do_nothing_is_refused() -> None:
         ("train", {"bf16_rounding": "nearest", "mixed_precision": "no"}, {"mixed_precision": "bf16"}),
         ("train", {"warmup_steps": "50", "max_steps": "2"}, {"max_steps": "50"}),
         ("generate", {"top_p": "0.5"}, {"temperature": "0.7"}),
-        ("evaluate", {"length_penalty": "2.0"}, {"num_beams": "4"}),
+        ("train", {"length_penalty": "2.0"}, {"num_beams": "4"}),
     ],
 )
 def test_a_flag_that_changes_nothing_is_told(command: str, idle: dict[str, str], heeded: dict[str, str]) -> None:

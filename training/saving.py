@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from engine.finite import is_finite
 from engine.micro_batches import MicroBatch
@@ -44,7 +45,7 @@ class Saver:
                 return False
         state = live.checkpoint_state()
         with live.monitor.phase("save"):
-            path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best)
+            path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best, live.config.generate)
         live.journal.checkpoint(step, path, is_best)
         if self.mirror is not None and live.is_main:
             problem = self.mirror.push(live.start.run_dir, path)
@@ -54,18 +55,23 @@ class Saver:
         return True
 
 
-def save(checkpoints: Checkpoints, engine: Engine, tokenizer: Tokenizer, state: TrainingState, is_best: bool) -> Path:
+def save(
+    checkpoints: Checkpoints, engine: Engine, tokenizer: Tokenizer, state: TrainingState, is_best: bool,
+    answers: GenerateConfig,
+) -> Path:  # fmt: skip
     """Write the checkpoint of the step that `state` says; every process calls this. Returns its folder.
 
+    Args:
+        answers: how the model shall answer, see `model.formats.answering`.
     Raises:
         UserError: the disk is full or cannot be written.
     Memory: a few MB of buffers; of sharded weights, the largest matrix.
     """
     model, optimizer, held = engine.model, engine.optimizer, engine.walk.weight_store.held
     if engine.shards is not None:
-        return save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best)
+        return save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers)
     return checkpoints.save(
-        state.step, lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held), is_best
+        state.step, lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers), is_best
     )
 
 

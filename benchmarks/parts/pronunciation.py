@@ -1,7 +1,7 @@
 """How are words pronounced? Rows for the recipes g2p_ten and g2p_english, and their word error rate.
 
     python -m benchmarks.parts.pronunciation rows FOLDER OUTPUT LANGUAGE ...       FOLDER/LANGUAGE_train.tsv and _dev.tsv
-    python -m benchmarks.parts.pronunciation score MODEL FILE ... [--num_beams=N] [--FLAG=VALUE ...]
+    python -m benchmarks.parts.pronunciation score MODEL FILE ... [--FLAG=VALUE ...]
 
 Files are those of the SIGMORPHON shared tasks: a word, a tab, its phones parted by spaces. `rows` writes OUTPUT/train.jsonl
 and OUTPUT/dev.jsonl, and of several languages each one's train_LANGUAGE.jsonl too (to be mixed by weight); a token for each
@@ -9,7 +9,7 @@ letter and phone: letters are decomposed (Unicode NFD, so that a Korean syllable
 is its two or three letters), a space is "_", and the language stands first. `score` takes the language from a file's name
 (kor_test.tsv: kor), or of rows that `rows` has written from their prompts; it answers the words and tells the percentage of
 words with any wrong phone (WER), a language a line, and their mean. A word with several pronunciations counts once, as
-right by any of them. Beams are 5 unless --num_beams tells another number. Other flags go to `generate`.
+right by any of them. Flags go to `generate`; the presets let their models answer by five beams.
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ def main(arguments: list[str]) -> None:
     if words[:1] == ["rows"] and len(words) > 3:
         make_rows(Path(words[1]), Path(words[2]), words[3:])
     elif words[:1] == ["score"] and len(words) > 2:
-        own = flags if any(flag.startswith("--num_beams=") for flag in flags) else [*flags, "--num_beams=5"]
-        score(words[1], [Path(word) for word in words[2:]], own)
+        score(words[1], [Path(word) for word in words[2:]], flags)
     else:
         sys.exit(__doc__)
 

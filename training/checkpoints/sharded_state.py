@@ -20,10 +20,12 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.sharing.sharding import Part, Shards
 from model import hf_format
+from model.formats.answering import keep_answers
 from model.formats.checksums import STATE
 from model.formats.headers import WEIGHTS_FILE
 from model.formats.tensor_files import write_safetensors
@@ -32,7 +34,7 @@ from model.t5 import T5
 from settings.fields import UserError
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.pieces import INDEX, Pieces, write_index, write_rows
-from training.checkpoints.state import OPTIMIZER_FILE, TRAINING_FILE, TrainingState, take_state
+from training.checkpoints.state import GREEDY, OPTIMIZER_FILE, TRAINING_FILE, TrainingState, take_state
 
 PIECES = "shards"
 ALIKE_EVERYWHERE = ("columns", "size")  # state of a sharded matrix that each process has whole
@@ -57,7 +59,7 @@ class _Asked:
 
 def save_sharded(
     checkpoints: Checkpoints, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, shards: Shards,
-    is_best: bool = False,
+    is_best: bool = False, answers: GenerateConfig = GREEDY,
 ) -> Path:  # fmt: skip
     """Write a checkpoint; every process calls this at the same time. Memory: the largest matrix.
 
@@ -71,6 +73,7 @@ def save_sharded(
         with _lending(model, shards) as tensors:
             write_safetensors(tensors, folder / WEIGHTS_FILE)
         hf_format.write_config(model.config, folder, model.embedding.dtype)
+        keep_answers(folder, answers)
         tokenizer.save(folder)
         (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 

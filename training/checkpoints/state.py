@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bounded import read_text
+from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
@@ -25,6 +26,7 @@ from memory.cost.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.cost.work import HOMES, JSON_NAMES, Choice
 from model import hf_format
 from model.decoding.passing import WithWeights, in_place
+from model.formats.answering import keep_answers
 from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
 from model.t5 import T5
@@ -37,6 +39,7 @@ LATER_FIELDS: tuple[str, ...] = (
     "divergence", "best_evaluation", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks", "measured_on",
 )  # fmt: skip
 NO_NAMES: Mapping[str, str] = {}
+GREEDY = GenerateConfig()
 NAMES = {
     "storage": REST_DTYPES,
     "compute": COMPUTE_DTYPES,
@@ -79,6 +82,7 @@ def write_checkpoint(
     optimizer: Optimizer,
     state: TrainingState,
     held: WithWeights = in_place,
+    answers: GenerateConfig = GREEDY,
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
@@ -86,12 +90,14 @@ def write_checkpoint(
 
     Args:
         held: a context in which a weight is in memory, where some rest elsewhere.
+        answers: how the model shall answer, see `model.formats.answering`.
     """
     if model.adapter_info is None:
         hf_format.save(model, folder, held=held)
     else:
         about = model.adapter_info
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
+    keep_answers(folder, answers)
     tokenizer.save(folder)
     (folder / STATE).mkdir()
     save_file({name: tensor.contiguous() for name, tensor in optimizer.state.items()}, folder / STATE / OPTIMIZER_FILE)

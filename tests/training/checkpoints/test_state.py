@@ -13,12 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from config import GenerateConfig
 from data.tokenizers.training import byte_tokenizer
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from engine.optimizers.rounding import ROUNDINGS
 from engine.scaling import LossScaling
 from engine.sharing.sharding import part_of
 from memory.cost.work import Choice, choice_fields
+from model.formats.answering import answers_by
 from model.t5 import T5
 from settings.fields import UserError
 from tests.training.small_trained import SHAPE
@@ -50,6 +52,15 @@ def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tupl
         optimizer.update(weight, Step(1, 1e-3))
         weight.grad = None
     return model, optimizer
+
+
+def test_how_the_model_shall_answer_is_in_its_folder(tmp_path: Path) -> None:
+    model, optimizer = trained("adafactor", torch.float32)
+    (tmp_path / "c").mkdir()
+    write_checkpoint(
+        tmp_path / "c", model, byte_tokenizer(), optimizer, STATE, answers=GenerateConfig(num_beams=2, max_new_tokens=9)
+    )
+    assert answers_by(tmp_path / "c") == {"num_beams": 2}
 
 
 def saved(folder: Path, name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimizer:

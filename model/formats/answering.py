@@ -1,0 +1,55 @@
+"""How does a model answer where nobody says? By what its `generation_config.json` holds, which transformers heeds as well.
+
+Heeded are the settings of a search and of repetition. What draws tokens is not: the same question has the same answer here,
+unless somebody asks for other ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from config import GenerateConfig, load
+from model.formats.headers import read_json
+from settings.fields import UserError
+
+GENERATION_FILE = "generation_config.json"
+SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
+HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
+_WORDS = {"True": True, "False": False}  # of `early_stopping`, which transformers reads as JSON's
+
+
+def answers_by(folder: Path) -> dict[str, Any]:
+    """The settings that a model's folder names and that are not the defaults, as `config.GenerateConfig` has them.
+
+    Raises:
+        UserError: the file is broken, or no answer can be written by what it says.
+    """
+    path = folder / GENERATION_FILE
+    if not path.is_file():
+        return {}
+    named = {name: value for name, value in read_json(path).items() if name in HEEDED and value is not None}
+    try:
+        return other_than_default(load("generate", {name: str(value) for name, value in named.items()}).generate)
+    except UserError as error:
+        raise UserError(*(f"{path}: {problem}" for problem in error.problems)) from None
+
+
+def keep_answers(folder: Path, settings: GenerateConfig) -> None:
+    """Add how a model shall answer to the `generation_config.json` of its folder, as far as that is not the default.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path, named = folder / GENERATION_FILE, other_than_default(settings)
+    if named:
+        there: Mapping[str, Any] = json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
+        told = {name: _WORDS.get(value, value) for name, value in named.items()}
+        path.write_text(json.dumps({**there, **told}, indent=2) + "\n", encoding="utf8")
+
+
+def other_than_default(settings: GenerateConfig) -> dict[str, Any]:
+    """What a model can keep of how answers are written."""
+    return {name: value for name in HEEDED if (value := getattr(settings, name)) != getattr(GenerateConfig, name)}

@@ -1,0 +1,110 @@
+"""A model's own settings of how it answers: kept by a run, heeded by every command, and by transformers alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands.loading import answering
+from commands.merge import merge
+from config import Config, GenerateConfig, load
+from data.tokenizers.tokenizer import Tokenizer
+from model import hf_format
+from model.decoding.generation import generate
+from model.formats.answering import GENERATION_FILE, answers_by, keep_answers
+from settings.fields import UserError
+from tests.commands.test_chat import save_adapter
+from tests.training.small_trained import SHAPE, save_trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SEARCH = GenerateConfig(num_beams=4, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2)
+KEPT = {"num_beams": 4, "length_penalty": 0.6, "early_stopping": "never", "no_repeat_ngram_size": 2}
+
+
+def settings(command: str = "generate", **flags: Any) -> Config:
+    return load(command, {name: str(value) for name, value in flags.items()})
+
+
+def how(config: Config, names: tuple[str, ...] = tuple(KEPT)) -> dict[str, Any]:
+    return {name: getattr(config.generate, name) for name in names}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_trained(tmp_path / "model")
+
+
+def test_what_is_kept_is_read_again_beside_the_tokens(folder: Path) -> None:
+    before = json.loads((folder / GENERATION_FILE).read_text())
+    keep_answers(folder, GenerateConfig(max_new_tokens=7, temperature=0.5))
+    assert json.loads((folder / GENERATION_FILE).read_text()) == before and answers_by(folder) == {}
+    keep_answers(folder, SEARCH)
+    assert json.loads((folder / GENERATION_FILE).read_text()) == {**before, **KEPT}
+    assert answers_by(folder) == KEPT
+    assert answers_by(folder / "nowhere") == {}
+
+
+def test_transformers_answers_by_it_as_this_program_does(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    # its cache has as many layers as the encoder
+    folder = save_trained(tmp_path / "model", shape=replace(SHAPE, num_layers=2))
+    keep_answers(folder, SEARCH)
+    ids = Tokenizer.load(folder).encode_batch(["what flows below the bridge?"])[0].tolist()
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+    expected = theirs.generate(torch.tensor([[*ids, 1]]), max_new_tokens=12)[0].tolist()
+    config = answering(settings(max_new_tokens=12), folder, folder)
+    (answer,) = generate(hf_format.load(folder), [[*ids, 1]], config.generate)
+    (greedy,) = generate(hf_format.load(folder), [[*ids, 1]], GenerateConfig(max_new_tokens=12))
+    assert answer == [token for token in expected[1:] if token not in (0, 1)] != greedy
+
+
+def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep_answers(folder, SEARCH)
+    assert how(answering(settings(), folder, folder)) == KEPT
+    assert "answers by --num_beams=4, --length_penalty=0.6" in capsys.readouterr().err
+    assert how(answering(settings(length_penalty=2), folder, folder)) == {**KEPT, "length_penalty": 2.0}
+    assert "changes nothing" not in capsys.readouterr().err
+    plain = how(GREEDY := Config())
+    for flags in ({"num_beams": 1}, {"temperature": 0.7}):
+        assert how(answering(settings(**flags), folder, folder)) == {**plain, "no_repeat_ngram_size": 2}
+    greedy = answering(GREEDY, folder, folder, searches=False)  # as `serve` writes
+    assert how(greedy) == {**plain, "no_repeat_ngram_size": 2}
+    capsys.readouterr()
+    (folder / GENERATION_FILE).unlink()
+    assert how(answering(settings(length_penalty=2), folder, folder)) == {**plain, "length_penalty": 2.0}
+    assert "--length_penalty = 2.0, changes nothing here without --num_beams=4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content, found",
+    [
+        ({"num_beams": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": "True"}),
+        ({"num_beams": 1, "length_penalty": 1.0, "early_stopping": False, "repetition_penalty": None}, {}),
+        ({"do_sample": True, "temperature": 0.7, "top_k": 50, "max_length": 512}, {}),
+    ],
+)
+def test_published_files(tmp_path: Path, content: dict[str, Any], found: dict[str, Any]) -> None:
+    (tmp_path / GENERATION_FILE).write_text(json.dumps(content))
+    assert answers_by(tmp_path) == found
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"num_beams": "many"}', '{"num_beams": 0}', '{"early_stopping": 7}'])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / GENERATION_FILE).write_text(text)
+    with pytest.raises(UserError, match=GENERATION_FILE):
+        answers_by(tmp_path)
+
+
+def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Path) -> None:
+    keep_answers(folder, SEARCH)
+    adapter = save_adapter(folder, tmp_path / "adapter", 1)
+    Tokenizer.load(folder).save(adapter)
+    keep_answers(adapter, GenerateConfig(num_beams=2))
+    assert how(answering(settings(), folder, adapter)) == {**KEPT, "num_beams": 2}
+    merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "merged"))
+    assert answers_by(tmp_path / "merged") == {**KEPT, "num_beams": 2}
