@@ -108,7 +108,7 @@ def _interrupted(interruption: KeyboardInterrupt) -> int:
     _print_once(f"\n{told}")
     if _rank() == 0 and not isinstance(interruption, Interrupted):
         say_after_launcher(told)
-    return INTERRUPTED
+    return interruption.code if isinstance(interruption, Interrupted) else INTERRUPTED
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -22,7 +22,7 @@ from language import say, speak
 from training.ahead import Ahead
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import bring_replaced_back, let_replaced_go, publish
+from training.checkpoints.runs import bring_replaced_back, let_replaced_go, note_stop, publish
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
@@ -164,6 +164,7 @@ class LowMemTrainer:
                     step=number, folder=live.start.run_dir, command=resume_command(self.config),
                 )  # fmt: skip
                 if live.is_main:
+                    note_stop(live.start.run_dir)
                     say_after_launcher(str(told))
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):

@@ -24,12 +24,14 @@ from memory.observe.monitor import HostAlone, Monitor
 from settings.fields import AUTO, DoesNotFit, UserError
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.ownership import Ownership
-from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, new_run_name
+from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, is_stopped, new_run_name
 from training.processes.alone import Alone
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import is_alone, local_rank
+from training.report.endings import StaysStopped
 from training.report.heartbeat import Beginning
 from training.report.progress import Progress
+from training.report.summary import resume_command
 from training.report.trackers import tracker_names
 from training.start.beginning import Begun, begin
 from training.start.resuming import find_run_to_resume, goes_on
@@ -124,6 +126,7 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
         resumes = goes_on(config, group.is_first_here)
     config, notes = config.changed(is_keep_training=group.agree_on(resumes)), list[str]()
     if config.train.is_keep_training:
+        _stay_stopped(config, group)
         name, notes = group.by_main(partial(_reopen, config, watch.owner))
     else:
         config = config.changed(run_name=name)
@@ -137,6 +140,18 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
         begun = begin(config, tell)
     begun.notes[:0] = notes
     return begun
+
+
+def _stay_stopped(config: Config, group: Alone) -> None:
+    """End at once where the run was stopped as asked: to torchrun that was a failure.
+
+    Raises:
+        StaysStopped: it was.
+    """
+    stopped = group.by_main(lambda: run_dir.name if is_stopped(run_dir := find_run_to_resume(config)) else None)
+    if stopped is not None:
+        told = "{run} was stopped as asked, and its launcher's restart leaves it so; continue with\n  {command}"
+        raise StaysStopped(say(told, run=stopped, command=resume_command(config.changed(run_name=stopped))))
 
 
 def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from training.checkpoints.runs import (
 )
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.interrupts import interrupt_main_thread
-from training.processes.launch import local_processes
+from training.processes.launch import launch_marks, local_processes
 from training.report.heartbeat import Beginning
 from training.report.progress import Progress
 from training.start.adapted import home_of
@@ -276,7 +276,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     """Make or reopen the run's folder; the main process alone."""
     config, settings = begin.config, lasting_settings(begin)
     if config.train.is_keep_training:
-        resume_run(begin.run_dir)
+        resume_run(begin.run_dir, launch=launch_marks())
         with writing("output_dir", config.run.output_dir):
             replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
             Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
@@ -285,7 +285,7 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     refuse(owner.take(begin.run_dir))
     create_run(
         config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
-        fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=begin.prepared.objective,
+        fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=begin.prepared.objective, launch=launch_marks(),
     )  # fmt: skip
     with writing("output_dir", config.run.output_dir):
         owner.sign()

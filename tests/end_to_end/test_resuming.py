@@ -42,6 +42,7 @@ def killed(world: World, folder: Path) -> tuple[Place, tuple[str, ...]]:
 def test_a_launchers_restart_goes_on_and_replaces_nothing(
     pretrained: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "0")
     place, flags = killed(pretrained, tmp_path)
     (place.runs / "cut" / "checkpoints" / ".tmp-step_00000015").mkdir()
     monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "1")

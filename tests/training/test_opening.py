@@ -17,9 +17,10 @@ from settings.fields import AUTO, UserError
 from tests.training.small_trained import SHAPE, save_trained
 from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
-from training.checkpoints.runs import SETTINGS_FILE, create_run
+from training.checkpoints.runs import SETTINGS_FILE, create_run, is_stopped, note_stop, resume_run
 from training.opening import few_steps, narrowed
-from training.start.resuming import goes_on, resumed_config, unused_places
+from training.processes.launch import launch_marks
+from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from training.start.schedules import Steps
 
 
@@ -37,12 +38,52 @@ def now(folder: Path, **flags: Any) -> Config:
 def test_a_restart_goes_on_and_replaces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
 ) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     run_dir = saved_run(tmp_path, overwrite="True")
+    resume_run(run_dir, launch=launch_marks())
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     config = now(tmp_path, **flags)
     assert goes_on(config)
+    assert find_run_to_resume(now(tmp_path, run_name="auto", **flags)) == run_dir and goes_on(
+        now(tmp_path, run_name="auto")
+    )
     resumed = resumed_config(config, run_dir)
     assert resumed.train.is_keep_training is True and resumed.run.overwrite is False
+
+
+@pytest.mark.parametrize("flags", [{}, {"overwrite": "True"}, {"run_name": "auto"}])
+def test_a_restart_takes_no_run_of_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
+) -> None:
+    """What was refused at first, or not yet replaced, is so after the restart."""
+    run_dir = saved_run(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for launch in ([], ["another-machine 7 1.00"], ["none"]):
+        resume_run(run_dir, launch=launch)
+        assert not goes_on(now(tmp_path, **flags))
+
+
+def test_a_job_on_several_machines_goes_on_from_any_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RESTART_COUNT": "0", "RUN_ID": "job-7"}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    run_dir = saved_run(tmp_path)
+    resume_run(run_dir, launch=["another-machine 7 1.00", *launch_marks()[1:]])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert goes_on(now(tmp_path)), "also where one machine is left"
+
+
+def test_a_run_that_was_stopped_stays_so_until_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    run_dir = saved_run(tmp_path)
+    resume_run(run_dir, launch=launch_marks())
+    note_stop(run_dir)
+    assert not is_stopped(run_dir), "whoever starts it anew wants it to go on"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert is_stopped(run_dir)
+    resume_run(run_dir, launch=launch_marks())
+    assert not is_stopped(run_dir)
 
 
 def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:

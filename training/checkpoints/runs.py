@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -25,6 +25,7 @@ from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_su
 from settings.fields import UserError
 from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
 from training.checkpoints.folder import REPLACED, Checkpoints
+from training.processes.launch import is_restart_of
 
 RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 KINDS = ("pretrain", "finetune", "dpo")
@@ -76,7 +77,7 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
 
 def create_run(
     output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, is_main: bool = True,
-    fill: Callable[[Path], object] = lambda folder: None, objective: str = "",
+    fill: Callable[[Path], object] = lambda folder: None, objective: str = "", launch: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """Make the folder of a new run; it appears with all that it begins with, or not at all.
 
@@ -87,6 +88,7 @@ def create_run(
         overwrite: replace an existing run of that name; it lies beside until `let_replaced_go`.
         is_main: other processes create nothing.
         fill: puts further files into the folder it is given. objective: what is learnt, for those who use the model.
+        launch: see `training.processes.launch.launch_marks`.
     Returns:
         the run's folder.
     Raises:
@@ -104,7 +106,8 @@ def create_run(
         remove(fresh)
         make_folder(fresh.parent)
         fresh.mkdir()
-        _write_record(fresh, {"name": name, "kind": kind, "objective": objective, "started": _now(run_dir.parent)})
+        about = {"name": name, "kind": kind, "objective": objective, "launch": list(launch)}
+        _write_record(fresh, {**about, "started": _now(run_dir.parent)})
         fill(fresh)
         sync(fresh)
         if os.path.lexists(aside):  # a start before this one was killed before its model stood
@@ -141,9 +144,11 @@ def bring_replaced_back(run_dir: Path) -> None:
             remove(fresh)
 
 
-def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
+def resume_run(run_dir: str | Path, is_main: bool = True, launch: Sequence[str] = ()) -> Path:
     """Note that a run continues, which makes it the newest one, and clear away what a killed process has left of it.
 
+    Args:
+        launch: see `training.processes.launch.launch_marks`.
     Raises:
         UserError: it cannot be written.
     """
@@ -152,8 +157,35 @@ def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
         with writing("output_dir", run_dir.parent):
             for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
                 remove(path)
-            _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": _now(run_dir.parent)})
+            now = {"launch": list(launch), "is_stopped": False, "resumed": _now(run_dir.parent)}
+            _write_record(run_dir, {**(read_run(run_dir) or {}), **now})
     return run_dir
+
+
+def note_stop(run_dir: str | Path) -> None:
+    """Note that a run was stopped as asked, so that its launcher does not start it again.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write_record(Path(run_dir), {**(read_run(run_dir) or {}), "is_stopped": True})
+
+
+def run_of_launch(output_dir: str | Path) -> Path | None:
+    """The run that this torchrun has begun and starts again now."""
+    found = (run_dir for _, run_dir, _ in sorted(_all_runs(output_dir), reverse=True))
+    return next((run_dir for run_dir in found if is_own(run_dir)), None)
+
+
+def is_own(run_dir: Path) -> bool:
+    """Whether this torchrun has begun a run, and starts it again now."""
+    marks = (read_run(run_dir) or {}).get("launch")
+    return isinstance(marks, list) and is_restart_of([str(mark) for mark in marks])
+
+
+def is_stopped(run_dir: Path) -> bool:
+    """Whether a run of this torchrun was stopped as asked, and is started again now."""
+    return is_own(run_dir) and (read_run(run_dir) or {}).get("is_stopped") is True
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:

@@ -7,4 +7,12 @@ STOP, SAVE = "stop", "save"  # wishes
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, has finished its step and has saved. Ends the program with exit code 130."""
+    """The run was asked to stop, has finished its step and has saved. Ends the program with its exit code."""
+
+    code = EXIT_CODE
+
+
+class StaysStopped(Interrupted):
+    """The run was stopped as asked, and its launcher, to which that is a failure, has started it again: now it is none."""
+
+    code = 0

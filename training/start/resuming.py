@@ -3,7 +3,7 @@
 As asked, or because a launcher has started the same command again: torchrun restarts
 all processes of a run when one fails or a machine joins again, with the very same command line, and a
 batch system does the same a day later. So the command itself has to be able to go on: `--is_keep_training=auto`.
-Under torchrun's own restarts a run that has a name continues without being asked to.
+Under torchrun's own restarts the run that it has begun continues without being asked to, and no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
 from settings.fields import AUTO, read_settings_file
 from training.checkpoints.mirror import Mirror
-from training.checkpoints.runs import SETTINGS_FILE, newest_run
+from training.checkpoints.runs import SETTINGS_FILE, is_own, newest_run, run_of_launch
 from training.processes.launch import num_processes, restarts
 
 
@@ -26,15 +26,14 @@ def goes_on(config: Config, brings: bool = True) -> bool:
         UserError: the mirror cannot be read.
     """
     asked, run = config.train.is_keep_training, config.run
-    restarted = restarts() > 0
     if run.run_name == AUTO:
-        return asked is True
-    if asked is False and not restarted:
+        return asked is True or run_of_launch(run.output_dir) is not None
+    if asked is False and not restarts():
         return False
     folder = Path(run.output_dir) / run.run_name
     if brings and run.checkpoint_mirror is not None:
         Mirror(run.checkpoint_mirror, run.run_name).restore(folder, config.train.keep_latest_n_ckp)
-    return asked is True or (folder / SETTINGS_FILE).is_file()
+    return asked is True or ((folder / SETTINGS_FILE).is_file() and (asked == AUTO or is_own(folder)))
 
 
 def find_run_to_resume(config: Config) -> Path:
@@ -51,7 +50,7 @@ def find_run_to_resume(config: Config) -> Path:
                 f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
             )
         return folder
-    run = newest_run(output_dir)
+    run = run_of_launch(output_dir) or newest_run(output_dir)
     if run is None:
         raise UserError(
             f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one"

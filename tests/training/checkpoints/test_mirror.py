@@ -15,8 +15,8 @@ from settings.fields import UserError
 from tests.killing import DIED, die_at, run_child
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
-from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE
-from training.processes.launch import RESTARTS
+from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE, resume_run
+from training.processes.launch import RESTARTS, launch_marks
 from training.start.resuming import goes_on
 
 
@@ -225,7 +225,9 @@ def test_the_same_command_goes_on_with_its_run(
 ) -> None:
     monkeypatch.setenv(RESTARTS, restarts)
     if exists:
-        save(tmp_path / "runs" / "r", 1)
+        run_dir = save(tmp_path / "runs" / "r", 1).parents[1]
+        (run_dir / RUN_FILE).write_text('{"kind": "pretrain", "name": "r", "started": 1.0}')
+        resume_run(run_dir, launch=launch_marks())
     assert goes_on(config_of(tmp_path, run_name="r", is_keep_training=asked)) is expected
 
 
