@@ -480,7 +480,7 @@ class AnswerConfig:
     )
     output: str | None = setting(
         None,
-        "JSONL file for the answers, continued where it exists; none: the screen",
+        "JSONL file for the answers, continued where it was interrupted; none: the screen",
         kind=str,
         optional=True,
     )

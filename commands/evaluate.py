@@ -185,7 +185,7 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
     others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
-    typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "max_new_tokens")}
+    typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "max_new_tokens", "eval_rows")}
     merged = replace(
         merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home))),
         model=read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,

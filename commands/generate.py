@@ -34,12 +34,11 @@ from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.places import Place
 from data.sources.prompts import PROMPT, Prompt, read_prompts
-from data.sources.reading import is_encodable
 from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.cost.generation import MOST_ROWS
-from settings.fields import AUTO, counted
+from settings.fields import AUTO, counted, is_encodable
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
 from training.report.tracking import plain
@@ -178,8 +177,6 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     if not is_file(given):
         if names_file(given):
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
-        if not is_encodable(given):
-            raise UserError("--input, is not UTF-8; set LANG to a UTF-8 locale, or name a file of prompts")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     keep_to(config.memory.memory_budget)

@@ -47,7 +47,14 @@ def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
             f"--num_processes = {local_rank + 1} or more, but this machine has {counted(count, f'{name.upper()} device')}; "
             f"allowed: at most {counted(count, 'process')} here; lower it or use --device=cpu"
         )
-    chosen: Device = known[name].make(local_rank)
+    try:
+        chosen: Device = known[name].make(local_rank)
+    except RuntimeError as error:  # such as a GPU that others have filled, or hold alone
+        reason = (str(error).splitlines() or ["unknown"])[0]
+        raise UserError(
+            f"--device = {requested}, {name.upper()} device {local_rank} cannot be used ({reason}); free it, choose another by "
+            "CUDA_VISIBLE_DEVICES, or use --device=cpu"
+        ) from error
     return chosen
 
 

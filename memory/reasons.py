@@ -18,6 +18,7 @@ from units import format_size
 # Measured with 1.4M to 10M weights (docs/benchmarks.md, quality; docs/recipes.md). It is not the default: its products over each
 # matrix are the larger a part of a step the fewer tokens that has (of 256 words 1.4 times the seconds), and its state needs room
 FASTER, FASTER_UP_TO = "muon", 30e6
+WORTH = 2.0  # times the seconds of a step, for a third of the steps; more where a step has few tokens
 
 
 def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[str]:
@@ -43,7 +44,7 @@ def optimizer_reasons(config: Config, more_bytes: int, times: float) -> Iterator
     train = config.train
     is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
     is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank
-    if is_open and is_random and weight_counts(config.model)["total"] <= FASTER_UP_TO:
+    if is_open and is_random and weight_counts(config.model)["total"] <= FASTER_UP_TO and times < WORTH:
         told = (
             "{optimizer} takes the least memory; at this size --optimizer={faster} learns the same in a third of the steps or "
             "fewer, for {size} more and {times} times the seconds of a step (docs/recipes.md)"

@@ -119,6 +119,15 @@ def not_known(word: str, known: Iterable[str]) -> str:
     return say("is not known; allowed: {known}{hint}", known=", ".join(known), hint=hint)
 
 
+def is_encodable(text: str) -> bool:
+    """Whether a text holds no half of a surrogate pair, which is in no UTF-8."""
+    try:
+        text.encode("utf8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
     kind = facts["kind"]
     if kind is bool:
@@ -132,6 +141,8 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
         )
     if kind == "size":
         return _size(value, word)
+    if kind in ("text", str) and not is_encodable(str(value)):
+        raise ValueError(say("is not UTF-8; rename it, or set a locale that has its letters, such as LC_ALL=C.UTF-8"))
     if kind == "text":
         return str(value)
     if kind is str:

@@ -6,7 +6,7 @@ of one process begins here from the command line. Several have to agree with eac
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from training.start.beginning import Begun, begin
 from training.start.resuming import find_run_to_resume, goes_on
 from units import format_size
 
+TORCH_ADDRESSES = 900 << 20  # its libraries are mapped whole: 800,000 KiB do not hold them, 1,000,000 do
 SURELY_TAKEN = 0.97  # of BASE_BYTES, which differs by some percent from machine to machine
 
 
@@ -88,12 +89,28 @@ def _refuse_too_small(budget: Budget) -> None:
     Raises:
         DoesNotFit: it does not.
     """
+    addresses = _address_limit()
+    if addresses is not None and addresses < TORCH_ADDRESSES:
+        told = (
+            "ulimit -v, {size}, does not hold the addresses that torch takes to begin with, about {base}; give it more"
+        )
+        raise DoesNotFit(say(told, size=format_size(addresses), base=format_size(TORCH_ADDRESSES)))
     if budget.margin_bytes and budget.host_bytes < SURELY_TAKEN * BASE_BYTES:
         told = (
             "--memory_budget = {size}, does not hold the program itself, which takes about {base} ({why}); give it more"
         )
         size, base = format_size(budget.host_bytes), format_size(BASE_BYTES)
         raise DoesNotFit(say(told, size=size, base=base, why=budget.describe()))
+
+
+def _address_limit() -> int | None:
+    """Bytes that this process may map; None: as many as it likes, or the system has no such limit."""
+    with suppress(ImportError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+    return None
 
 
 def refuse_missing(config: Config) -> None:

@@ -107,7 +107,8 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
     """
     table: Rows = []
     if columns and columns[0] not in ("prompt", "text", "messages", "conversations"):
-        table.append((say("columns"), f"{columns[0]} -> {', '.join(columns[1:])} (--prompt_column, --response_column)"))
+        flags = "--prompt_column, --response_column" if len(columns) > 1 else "--text_column"
+        table.append((say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})"))
     for row in rows:
         for place, text in enumerate(row.texts):
             side, cell = say("decoder") if place else say("encoder"), shown(text)

@@ -59,7 +59,13 @@ STRANGERS = {
     b"<html": "is an HTML page, not {kind}: a sign-in or a preview was saved; fetch the raw file (on the Hugging Face hub /resolve/ "
     "in its address, not /blob/)",
     b"\xff\xfe": "is UTF-16; save it as UTF-8", b"\xfe\xff": "is UTF-16; save it as UTF-8",
+    b"pk\x03\x04": "is a zip archive, as workbooks and documents are, too; unpack it, or save the sheet as CSV",
+    **dict.fromkeys((b"rar!\x1a", b"7z\xbc\xaf"), "is an archive; unpack it"),
+    **{b"bzh%d1ay&sy" % level: "is packed by bzip2; unpack it, or pack it by gzip, xz or zstd" for level in range(1, 10)},
+    b"%pdf-": "is a PDF; save its text as UTF-8",
+    b"sqlite format 3\0": "is a database; write its rows as JSONL, CSV or Parquet",
 }  # fmt: skip
+TAR, TAR_AT = b"ustar", 257
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,10 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
             start = file.read(FIRST_BYTES)
     if not start:
         raise UserError(f"{name} = {path}, is empty; name a file with rows")
+    if start[TAR_AT:].startswith(TAR) or _data_suffix(path) in (".tar", ".tgz"):
+        raise UserError(
+            say("{name} = {value}, {problem}", name=name, value=path, problem=say("is an archive; unpack it"))
+        )
     kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)
     compression = next((how for magic, how in COMPRESSION_BY_MAGIC.items() if start.startswith(magic)), None)
     if compression:
@@ -272,6 +282,9 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
         raise UserError(f"{name} = {path}, {ENCRYPTED}")
     if kind in TABLES:
         raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it again")
+    if kind == TEXT and b"\0" in start:
+        problem = say("holds NUL bytes: it is no text in UTF-8")
+        raise UserError(say("{name} = {value}, {problem}", name=name, value=path, problem=problem))
     if kind == JSONL and start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
         kind = JSON
     return Source(path, kind, part=part)

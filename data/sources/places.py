@@ -100,6 +100,10 @@ def list_remote(uri: str, name: str) -> list[tuple[RemoteFile, PurePosixPath]]:
     Raises:
         UserError: the address cannot be read.
     """
+    if uri.lower().startswith(("http://", "https://")):
+        raise UserError(
+            f"{name} = {public(uri)}, is a page of the web, which is not read; fetch the file first, by curl or a browser"
+        )
     from pyarrow import fs
 
     address, _, query = uri.partition("?")

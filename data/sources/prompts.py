@@ -18,7 +18,7 @@ from data.sources.files import OBJECTS, TABLES, Source
 from data.sources.json_rows import objects
 from data.sources.layouts import Table, is_made, made, stored, table_text
 from data.sources.lines import BadRows, too_long
-from data.sources.reading import column_names, is_encodable, read_source, recognised_columns
+from data.sources.reading import column_names, read_source, recognised_columns
 from data.sources.tables import (
     LARGEST_CELL_BYTES,
     broken_file_is_user_error,
@@ -28,7 +28,7 @@ from data.sources.tables import (
     table_columns,
 )
 from formats import TEXT
-from settings.fields import UserError, listed
+from settings.fields import UserError, is_encodable, listed
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_ROWS = 256

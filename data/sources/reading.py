@@ -20,6 +20,7 @@ from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
     BadRows,
+    blocks,
     crowded,
     decoded_lines,
     is_crowded,
@@ -32,7 +33,7 @@ from data.sources.tables import check_types, table_batches, table_columns, table
 from data.text.conversations import TurnsColumn, check_pair, turns_text
 from formats import CSV, TEXT, TSV
 from language import join, say
-from settings.fields import UserError, counted, listed
+from settings.fields import UserError, counted, is_encodable, listed
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
@@ -68,8 +69,14 @@ def _first_object(source: Source) -> dict[str, Any]:
     if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long(), crowded())):
         raise UserError(bad_rows.examples[0])
     if first is None:
+        begin = next(iter(blocks(source)), b"").lstrip()[:1]
+        hint = ""
+        if begin == b"[" and source.compression:
+            hint = "; an array is read unpacked alone: unpack the file"
+        elif begin == b"{":
+            hint = "; here an object goes on over lines"
         raise UserError(
-            f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them'
+            f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}'
         )
     return first[1]
 
@@ -245,15 +252,6 @@ def _worded_cell(cell: object, name: str) -> str:
         return table_text(cell) if isinstance(name, Table) else turns_text(cell)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
-
-
-def is_encodable(text: str) -> bool:
-    """Whether a text holds no half of a surrogate pair, which is in no UTF-8."""
-    try:
-        text.encode("utf8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[str]]]:

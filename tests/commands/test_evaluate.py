@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,18 @@ def test_only_what_is_asked_for(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert "2, scores in percent" in capsys.readouterr().out
     result = evaluate(settings(folder, tmp_path, eval_generate_rows=0, eval_rows=3))
     assert result.metrics == {} and result.rows == 3
+
+
+def test_all_rows_of_a_file_that_is_named_are_measured_though_its_run_evaluated_fewer(
+    folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    load("train", {"objective": "pairs", "train_file": str(folder / "pairs.jsonl"), "eval_rows": "2"}).save(
+        run / "settings.json"
+    )
+    assert evaluate(settings(folder, tmp_path, model=run)).rows == len(PROMPTS) > 2
+    assert evaluate(settings(folder, tmp_path, model=run, eval_rows=3)).rows == 3
 
 
 def test_beams_are_used(folder: Path, tmp_path: Path) -> None:

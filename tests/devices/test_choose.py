@@ -51,6 +51,18 @@ def test_a_device_that_is_not_here_is_an_error_that_says_what_is(monkeypatch):
         devices.pick("tpu")
 
 
+def test_a_gpu_that_others_hold_is_told(monkeypatch):
+    def refuse(device):
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    machine(monkeypatch, cuda_missing="", gpus=2)
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    with pytest.raises(
+        UserError, match=r"CUDA device 1 cannot be used \(CUDA error: out of memory\); free it, choose another"
+    ):
+        devices.pick("auto", 1)
+
+
 def test_choosing_counting_and_cleaning_do_not_import_torch():
     program = (
         "import sys, devices, devices.environment, devices.malloc, memory.observe.budget, memory.observe.monitor, memory.cleanup,"

@@ -53,6 +53,7 @@ def test_the_old_table_is_the_first_guess(available: float, guess: tuple[int, in
         ({"optimizer": "adafactor"}, False),
         ({"model_preset": "t5-small"}, False),
         ({"lora_rank": "4"}, False),
+        ({"max_seq_len": "16", "max_target_len": "16", "effective_batch_size": "1"}, False),
     ],
 )
 def test_what_learns_faster_from_random_weights_is_told(flags: dict[str, str], is_told: bool) -> None:

@@ -49,6 +49,10 @@ def test_where_the_system_would_kill_while_torch_is_loaded_it_is_refused_before(
     with ExitStack() as held, pytest.raises(DoesNotFit, match="does not hold the program itself"):
         begin_ahead(config, held)
     assert not any(tmp_path.iterdir())
+    monkeypatch.setattr("training.ahead._address_limit", lambda: 800 * MIB)
+    with ExitStack() as held, pytest.raises(DoesNotFit, match=r"ulimit -v, 800\.0 MiB, does not hold the addresses"):
+        begin_ahead(config, held)
+    monkeypatch.setattr("training.ahead._address_limit", lambda: None)
     named = replace(killing, binding=FLAG, margin_bytes=0)
     monkeypatch.setattr("training.ahead.host_budget", lambda flag: named)
     with ExitStack() as held, pytest.raises(UserError, match="no such file"):

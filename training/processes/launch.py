@@ -1,7 +1,7 @@
 """What does a launcher say of this process? Its place among the processes of a run, from the environment.
 
-accelerate and torchrun set the same variables; without a launcher there is one process, number 0. No torch here: a refusal
-asks before it is loaded.
+accelerate and torchrun set the same variables; without a launcher there is one process, number 0. Imports nothing to begin
+with, so that a refusal can ask before torch is loaded.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-
-import psutil
 
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 BY_ACCELERATE = "ACCELERATE_MIXED_PRECISION"  # which it always sets, also for one process
@@ -58,6 +56,8 @@ def launch_marks() -> list[str]:
     """
     if RESTARTS not in os.environ:
         return []
+    import psutil
+
     launcher = psutil.Process(os.getppid())
     here = f"{platform.node()} {launcher.pid} {launcher.create_time():.2f}"
     return [here, os.environ.get(JOB, "none")] if _number("GROUP_WORLD_SIZE", 1) > 1 else [here]
