@@ -276,7 +276,7 @@ class MemoryConfig:
         AUTO, "most memory for the process tree of one rank; auto: what is free here", kind="size", auto=True
     )
     memory_mode: str = setting(
-        AUTO, "standard (all graphs kept), low (least memory for 5% more time), ultra (least memory: recomputes all, weights in bf16); auto: the fastest that fits",
+        AUTO, "standard (all graphs kept), low (least memory for 5% more time, freed memory given back), ultra (least memory: recomputes all, weights in bf16); auto: the fastest that fits with weights in memory",
         kind=str, auto=True, choices=("standard", "low", "ultra"),
     )  # fmt: skip
     probe: bool | str = setting(

@@ -64,7 +64,14 @@ def test_what_a_finished_run_took_is_of_all_its_starts() -> None:
     assert taken([begin, *steps, begin, *({**step, "time": 9000.0} for step in steps[:2]), end]) == (130.0, 7)
 
 
-SHAPE = {"d_model": 192, "num_layers": 3, "num_decoder_layers": 2, "vocab_size": 8000, "optimizer": "muon"}
+SHAPE = {
+    "d_model": 192,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "vocab_size": 8000,
+    "optimizer": "muon",
+    "num_beams": 1,
+}
 
 
 def test_the_table_shows_both_sides() -> None:
