@@ -7,10 +7,12 @@ is here), `count()` (how many there are; None: one, which all processes share) a
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from config import DEVICES
+from language import say
 from settings.fields import AUTO, UserError, counted
 
 if TYPE_CHECKING:
@@ -56,6 +58,14 @@ def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
             "CUDA_VISIBLE_DEVICES, or use --device=cpu"
         ) from error
     return chosen
+
+
+def passed_over(requested: str, device: Device, root: Path = Path("/")) -> list[str]:
+    """What is to be told of a GPU that lies here and is not used, though nobody has chosen another device."""
+    reason = backends()["cuda"].why_missing()
+    if requested != AUTO or device.name != "cpu" or not reason or not (root / "dev/nvidiactl").exists():
+        return []
+    return [say("an NVIDIA GPU is in this machine and is not used: {reason}", reason=reason)]
 
 
 def all_of(name: str) -> list[Device]:

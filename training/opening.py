@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from config import Config
 from data.durable import writing
 from devices.base import Device
+from devices.choose import passed_over
 from devices.kernels.calls import kernels, use
 from language import say
 from memory.cost.disk import bytes_below, disk_need, too_full
@@ -174,6 +175,7 @@ def open_run(
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
+    begin.notes += passed_over(config.run.device, device)
     return Opening(begin, spec, budget, mirror, device, base_bytes, processes)
 
 

@@ -8,6 +8,7 @@ import torch
 
 import devices
 from devices import cuda, mps
+from devices.choose import passed_over
 from settings.fields import UserError
 
 
@@ -61,6 +62,16 @@ def test_a_gpu_that_others_hold_is_told(monkeypatch):
         UserError, match=r"CUDA device 1 cannot be used \(CUDA error: out of memory\); free it, choose another"
     ):
         devices.pick("auto", 1)
+
+
+def test_a_gpu_that_is_here_and_not_used_is_told(monkeypatch, tmp_path):
+    machine(monkeypatch, cuda_missing="this build of torch has no CUDA")
+    assert passed_over("auto", devices.pick(), tmp_path) == []
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    (told,) = passed_over("auto", devices.pick(), tmp_path)
+    assert told.endswith("is not used: this build of torch has no CUDA")
+    assert passed_over("cpu", devices.pick("cpu"), tmp_path) == [], "as asked"
 
 
 def test_choosing_counting_and_cleaning_do_not_import_torch():
