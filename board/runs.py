@@ -11,6 +11,8 @@ Only the beginning and the end of a file of metrics are read here: a list of run
 | paused | older, and its process is still there: the machine slept, or the process was halted |
 | done, stopped, failed | its last sign of life says so |
 | died | no sign of life for 30 s, and no process |
+
+A sign of life that lies ahead by more than 30 s counts as an old one: the clock was set back since, or is another machine's.
 """
 
 from __future__ import annotations
@@ -142,18 +144,23 @@ def _state(
         state, reason = str(beat.get("state")), str(beat.get("reason") or "")
         if state not in ALIVE:
             return state, reason
-        if now - float(beat.get("time") or 0.0) <= SILENT_SECONDS:
+        if _is_fresh(float(beat.get("time") or 0.0), now):
             return state, reason
         return ("paused" if _lives_here(beat) else "died"), ""
     if has_ended:
         return "done", ""
     try:
-        age = now - (folder / METRICS_FILE).stat().st_mtime
+        told = (folder / METRICS_FILE).stat().st_mtime
     except OSError:
         return "died" if (saved / OWNER_FILE).exists() else "stopped", ""
-    if age <= SILENT_SECONDS:
+    if _is_fresh(told, now):
         return "running", ""
     return ("died" if (saved / OWNER_FILE).exists() else "stopped"), ""
+
+
+def _is_fresh(moment: float, now: float) -> bool:
+    """Whether something was told just now; a time that is still to come is none of this clock, and says nothing."""
+    return abs(now - moment) <= SILENT_SECONDS
 
 
 def _state_of_launch(folder: Path, launch: dict[str, Any]) -> tuple[str, str]:
