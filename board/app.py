@@ -146,7 +146,7 @@ async def _window(board: Board, request: Request) -> Response:
     first, last = (int(request.query_params.get(key, "x")) for key in ("first", "last"))
     if not 0 <= first <= last < 2**40:
         raise ValueError
-    return JSONResponse(await asyncio.to_thread(board.history(_known(board, request)).window, first, last))
+    return JSONResponse(await asyncio.to_thread(board.window, _known(board, request), first, last))
 
 
 async def _log(board: Board, request: Request) -> Response:

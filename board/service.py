@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from board.form import OWN, command_line
-from board.history import History
+from board.history import METRICS_FILE, History
 from board.launching import Launcher
 from board.places import Outside, Places, checked_name, read_json
 from board.planning import Planner, still_to_take
@@ -47,6 +48,8 @@ class Board:
     launcher: Launcher = field(init=False)
     talks: Talks = field(init=False)
     _histories: OrderedDict[str, History] = field(default_factory=OrderedDict)
+    # held while the histories are looked through: requests and streams come in threads
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.folder)
@@ -61,22 +64,37 @@ class Board:
         return {"runs": runs, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
 
     def history(self, name: str) -> History:
-        """What a run has told; the least used ones are forgotten."""
-        path = self.places.logs(name) / "metrics.jsonl"
-        if name not in self._histories:
-            self._histories[name] = History(path)
+        """What a run has told, as far as it was read; the least used ones are forgotten, and begin anew."""
+        path = self.places.logs(name) / METRICS_FILE
+        with self._lock:
+            found = self._histories.setdefault(name, History(path))
+            self._histories.move_to_end(name)
             while len(self._histories) > KEPT_HISTORIES:
                 self._histories.popitem(last=False)
-        self._histories.move_to_end(name)
-        return self._histories[name]
+        return found
+
+    def _read(self, name: str) -> History:
+        """The same, read to its end."""
+        history = self.history(name)
+        history.refresh()
+        return history
 
     def is_known(self, name: str) -> bool:
         """Whether there is a run of this name."""
         return checked_name(name) in run_names(self.places)
 
-    def details(self, name: str) -> dict[str, Any]:
-        """How a run stands, and all that is not drawn."""
-        history, launch = self.history(name), read_json(self.places.logs(name) / LAUNCH_FILE)
+    def window(self, name: str, first: int, last: int) -> dict[str, object]:
+        """The steps of a run from `first` to `last` alone, on a finer grid."""
+        return self._read(name).window(first, last)
+
+    def details(self, name: str, history: History | None = None) -> dict[str, Any]:
+        """How a run stands, and all that is not drawn.
+
+        Args:
+            history: of the run, as somebody keeps it who reads on in it; None: it is read to its end.
+        """
+        history = self._read(name) if history is None else history
+        launch = read_json(self.places.logs(name) / LAUNCH_FILE)
         facts = run_facts(self.places, name)
         given = launch.get("flags") if isinstance(launch.get("flags"), dict) else None
         command = command_line(str(launch.get("command", "train")), given) if given else None
@@ -115,8 +133,7 @@ class Board:
         """The losses of several runs."""
         found = {}
         for name in names[:8]:
-            history = self.history(checked_name(name))
-            history.refresh()
+            history = self._read(checked_name(name))
             with history.lock:
                 found[name] = history.grid.drawn()
         return {"runs": found}

@@ -48,7 +48,7 @@ async def run_events(board: Board, name: str, seconds: float = TICK_SECONDS) -> 
                 yield event("gone", name)
                 return
             else:
-                facts = event("facts", await asyncio.to_thread(board.details, name))
+                facts = event("facts", await asyncio.to_thread(board.details, name, history))
                 now, last = (facts, facts) if facts != last else (b"", last)
             if now:
                 quiet = 0
