@@ -71,8 +71,10 @@ class Places:
         """The data files below the data folder, newest first."""
         found = []
         for path in self._data_paths():
-            facts = path.stat()
             name = path.relative_to(self.data_dir).as_posix()
+            if not is_text(name):
+                continue
+            facts = path.stat()
             found.append({"name": name, "bytes": facts.st_size, "time": facts.st_mtime})
             if len(found) >= most:
                 break
@@ -103,6 +105,19 @@ def checked_name(name: str) -> str:
     return name
 
 
+def is_run_name(name: str) -> bool:
+    """Whether the page can open a run of this name; the terminal may have made others."""
+    try:
+        return checked_name(name) == name
+    except Outside:
+        return False
+
+
+def is_text(name: str) -> bool:
+    """Whether a name is text; a file's name may be any bytes, and such as are not UTF-8 fit into no address."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def inside(folder: Path, relative: str) -> Path:
     """A path below a folder, links followed.
 
@@ -122,6 +137,16 @@ def _is_inside(folder: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):  # a loop of links
         return False
+
+
+def json_bytes(content: object, allow_nan: bool = True) -> bytes:
+    """Content as JSON, whatever is in its texts: half of a surrogate pair, as of names that are not UTF-8, as an escape.
+
+    Raises:
+        ValueError: it holds numbers that JSON has not, and `allow_nan` is not set.
+    """
+    text = json.dumps(content, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
+    return text.encode("utf8", "backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from board.form import OWN, command_line
 from board.history import METRICS_FILE, History
 from board.launching import Launcher
-from board.places import Outside, Places, checked_name, read_json
+from board.places import Outside, Places, checked_name, is_run_name, is_text, read_json
 from board.planning import Planner, still_to_take
 from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, RUN_FILE, console_tail, list_runs, run_facts, run_names
 from board.talking import Talks
@@ -59,9 +59,10 @@ class Board:
     # --- runs ---
 
     def overview(self) -> dict[str, Any]:
-        """All runs, and what this machine has."""
+        """All runs that can be opened here, and what this machine has; the others take memory as well."""
         runs = list_runs(self.places)
-        return {"runs": runs, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
+        shown = [run for run in runs if is_run_name(run["name"])]
+        return {"runs": shown, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
 
     def history(self, name: str) -> History:
         """What a run has told, as far as it was read; the least used ones are forgotten, and begin anew."""
@@ -222,7 +223,7 @@ class Board:
         for run in self.places.output_dir.iterdir():
             for folder in (run, *sorted(run.glob("checkpoints/step_*"), reverse=True)):
                 weights = next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
-                if weights is not None and not run.name.startswith("."):
+                if weights is not None and not run.name.startswith(".") and is_text(run.name):
                     relative = folder.relative_to(self.places.output_dir).as_posix()
                     facts = weights.stat()
                     found.append({
