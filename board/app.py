@@ -25,12 +25,14 @@ from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
 from config import UserError, load
+from units import format_size
 from web.bodies import read_object
 from web.guard import Guard
 
 STATIC = Path(__file__).resolve().parent / "static"
 PAGES = ("/", "/run/{name}", "/new", "/plan", "/chat")
 DISK_SPARE = 2**28
+UNASKED_BYTES = 2**22  # of an upload, until the disk is asked again what is free
 LONGEST_QUESTION = 20_000  # letters
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -221,17 +223,20 @@ async def _upload(board: Board, request: Request) -> Response:
     place = inside(board.places.data_dir, name)
     if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
         raise UserError(f"{name[:80]}, is no data file; allowed: {', '.join(DATA_SUFFIXES)}")
-    most = min(board.upload_limit, board.free_disk_bytes() - DISK_SPARE)
     if place.exists():
         raise UserError(f"{name}, is there already; rename the new one")
+    _refuse_large(board, name, _announced_bytes(request))
+    await _refuse_full(board, name, _announced_bytes(request))
     partial = place.with_name(f".upload-{secrets.token_hex(8)}")
-    taken = 0
+    taken = unasked = 0
     try:
         with partial.open("xb") as file:
             async for chunk in request.stream():
-                taken += len(chunk)
-                if taken > most:
-                    raise UserError(f"{name}, is larger than {most:,} bytes, which is what may be uploaded")
+                taken, unasked = taken + len(chunk), unasked - len(chunk)
+                _refuse_large(board, name, taken)
+                if unasked < 0:  # others may write as well, so what was free at the beginning need not be now
+                    await _refuse_full(board, name, len(chunk))
+                    unasked = UNASKED_BYTES
                 await asyncio.to_thread(file.write, chunk)
         os.link(partial, place)  # unlike a rename, this never replaces a file that has come meanwhile
     except ClientDisconnect:
@@ -239,6 +244,27 @@ async def _upload(board: Board, request: Request) -> Response:
     finally:
         partial.unlink(missing_ok=True)
     return Told({"name": name, "bytes": taken})
+
+
+def _announced_bytes(request: Request) -> int:
+    """How long a request says that its body is; 0 where it does not."""
+    told = request.headers.get("content-length", "")
+    return int(told) if told.isdecimal() and len(told) < 20 else 0
+
+
+def _refuse_large(board: Board, name: str, size: int) -> None:
+    if size > board.upload_limit:
+        raise UserError(f"{name}, is larger than {board.upload_limit:,} bytes, which is what may be uploaded")
+
+
+async def _refuse_full(board: Board, name: str, size: int) -> None:
+    """Refuse what the disk cannot take without what is kept free of it."""
+    free = await asyncio.to_thread(board.free_disk_bytes)
+    if size > free - DISK_SPARE:
+        raise UserError(
+            f"{name}, does not fit on the disk: it has only {format_size(free)} left, and {format_size(DISK_SPARE)} are "
+            "kept free; free space, or take a smaller file"
+        )
 
 
 async def _models(board: Board, request: Request) -> Response:
