@@ -104,7 +104,8 @@ def create_run(
         remove(fresh)
         make_folder(fresh.parent)
         fresh.mkdir()
-        _write_record(fresh, {"name": name, "kind": kind, "objective": objective, "started": _now(run_dir.parent)})
+        when = {"started": time.time(), "order": _next_order(run_dir.parent)}
+        _write_record(fresh, {"name": name, "kind": kind, "objective": objective, **when})
         fill(fresh)
         sync(fresh)
         if os.path.lexists(aside):  # a start before this one was killed before its model stood
@@ -152,20 +153,24 @@ def resume_run(run_dir: str | Path, is_main: bool = True) -> Path:
         with writing("output_dir", run_dir.parent):
             for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
                 remove(path)
-            _write_record(run_dir, {**(read_run(run_dir) or {}), "resumed": _now(run_dir.parent)})
+            when = {"resumed": time.time(), "order": _next_order(run_dir.parent)}
+            _write_record(run_dir, {**(read_run(run_dir) or {}), **when})
     return run_dir
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
-    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970); None if it is no run."""
+    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is no run.
+
+    `order` grows from start to start, whatever the clock says; runs of before have none, and are in order of their times.
+    """
     try:
         record = json.loads(read_text(Path(run_dir) / RUN_FILE))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("kind") not in KINDS:
         return None
-    times = (record.get("started"), record.get("resumed", 0.0))
-    return record if all(type(number) in (int, float) for number in times) else None
+    numbers = (record.get("started"), record.get("resumed", 0.0), record.get("order", 0.0))
+    return record if all(type(number) in (int, float) for number in numbers) else None
 
 
 def only_pretrained(model: str | Path) -> bool:
@@ -184,24 +189,29 @@ def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: boo
         needs_model: pass over runs that have saved nothing yet.
     """
     found = [
-        (when, run_dir)
-        for when, run_dir, its_kind in _all_runs(output_dir)
+        (order, run_dir)
+        for order, run_dir, its_kind in _all_runs(output_dir)
         if kind in (None, its_kind) and not (needs_model and model_folder(run_dir) is None)
     ]
     return max(found)[1] if found else None
 
 
 def _all_runs(output_dir: str | Path) -> Iterator[tuple[float, Path, str]]:
-    """When each run was started or resumed last, its folder, its kind."""
+    """Where each run is in the order in which they were started or resumed last, its folder, its kind."""
     for path in Path(output_dir).glob(f"*/{RUN_FILE}"):
         record = read_run(path.parent)
         if record is not None and not path.parent.name.startswith("."):
-            yield max(record["started"], record.get("resumed", 0.0)), path.parent, record["kind"]
+            yield _order(record), path.parent, record["kind"]
 
 
-def _now(output_dir: Path) -> float:
-    """The time, but after that of every run that is there: a clock that is set back does not change which is the newest."""
-    return max([time.time(), *(when + 1e-3 for when, _, _ in _all_runs(output_dir))])
+def _order(record: dict[str, Any]) -> float:
+    order: float = record.get("order", max(record["started"], record.get("resumed", 0.0)))
+    return order
+
+
+def _next_order(output_dir: Path) -> float:
+    """The time, but after every run that is there: a clock that is set back does not change which is the newest."""
+    return max([time.time(), *(order + 1e-3 for order, _, _ in _all_runs(output_dir))])
 
 
 def model_folder(run_dir: str | Path) -> Path | None:
