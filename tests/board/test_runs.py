@@ -198,6 +198,29 @@ def test_figures_come_from_the_end_of_a_long_file(tmp_path: Path) -> None:
     assert facts["seconds_left"] == pytest.approx(2000.0)
 
 
+@pytest.mark.parametrize("jump", [-5000.0, -1e9, 5000.0, 1e9])
+def test_a_clock_that_is_set_changes_nothing_about_what_is_left(tmp_path: Path, jump: float) -> None:
+    where = places(tmp_path)
+    steps = [step(n, time=BEGAN + 2 * n + (jump if n > 15 else 0.0)) for n in range(1, 31)]
+    write(where, "one", start(130), *steps)
+    beat(where, "one", time=BEGAN + 60, max_steps=130)
+    left = run_facts(where, "one", BEGAN + 61)["seconds_left"]
+    assert left == pytest.approx(200.0, rel=0.05), "two seconds a step, also where its rows come late"
+
+
+def test_evaluations_count_in_what_is_left_and_the_night_between_two_starts_does_not(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    evaluated = [*(step(n) for n in range(4, 15)), {"event": "eval", "step": 14, "loss": 1.0}]
+    rest = [step(n, time=BEGAN + n + 1000) for n in range(15, 25)]
+    write(where, "one", *evaluated, *rest)
+    beat(where, "one", time=BEGAN + 60, max_steps=124)
+    assert run_facts(where, "one", BEGAN + 61)["seconds_left"] == pytest.approx(100 * 1020 / 20)
+    write(where, "one", *evaluated, start(), *rest)
+    assert run_facts(where, "one", BEGAN + 61)["seconds_left"] == pytest.approx(100.0)
+    write(where, "one", step(4, time="x", seconds="y"), step(5), step(5))
+    assert run_facts(where, "one", BEGAN + 61)["seconds_left"] == pytest.approx(119.0)
+
+
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     where = places(tmp_path)
     write(where, "one", start(), step(1, 3.0), step(2, None))
