@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
+from settings.names import name_problem, shown_name
 
-_NAME = re.compile(r"[^\W.][\w.+=@ -]{0,120}")
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
 OF_PROGRAMS = {"config.json", "adapter_config.json", "manifest.json", "tokenizer.json"}  # of a model, of prepared rows
 
@@ -100,17 +99,14 @@ def checked_name(name: str) -> str:
     Raises:
         Outside: it is not.
     """
-    if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
-        raise Outside(f"{name[:80]!r} is no name of a run; use letters, digits, _ and -")
+    if problem := name_problem(name):
+        raise Outside(f"{shown_name(name)!r} {problem}")
     return name
 
 
 def is_run_name(name: str) -> bool:
     """Whether the page can open a run of this name; the terminal may have made others."""
-    try:
-        return checked_name(name) == name
-    except Outside:
-        return False
+    return name_problem(name) is None
 
 
 def is_text(name: str) -> bool:

@@ -15,6 +15,7 @@ from board.runs import list_runs
 from board.service import Board
 from board.streams import overview_events, run_events
 from tests.board.recorded import beat, places, start, step, write
+from training.checkpoints.runs import check_new_run
 
 STRANGE = ["m\udcfe", "a:b", "x" * 200]  # the first one's bytes are not UTF-8
 
@@ -71,3 +72,10 @@ def test_a_run_whose_files_hold_what_is_no_text_is_shown(board: Board, client: T
         return [await anext(events) for _ in range(2)]
 
     assert b'"prompt":"\\ud83d"' in asyncio.run(first_events())[1]
+
+
+@pytest.mark.parametrize("name", ["x" * 121, "训" * 67])
+def test_the_page_starts_no_run_of_a_name_that_train_refuses(board: Board, client: TestClient, name: str) -> None:
+    answer = client.post("/api/start", json={"flags": {"run_name": name}})
+    assert answer.status_code == 404 and "allowed: 120 letters and 200 bytes" in answer.json()["problems"][0]
+    assert not any(board.places.log_dir.iterdir()) and check_new_run(board.places.output_dir, name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from data.durable import make_folder, sync, sync_folder, writing
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings.fields import UserError
+from settings.names import name_problem, shown_name
 from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
 from training.checkpoints.folder import REPLACED, Checkpoints
 
@@ -30,7 +30,6 @@ RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_NAME = re.compile(r"[^\W.][\w.+=@ -]*")
 
 
 def new_run_name(kind: str, now: float | None = None) -> str:
@@ -44,9 +43,9 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     Returns:
         problems, as `UserError` takes them; empty if all is well.
     """
-    problems = []
-    if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
-        problems.append(f"--run_name = {name}, is no folder name; use letters, digits, _ and -")
+    problems = list[str]()
+    if problem := name_problem(name):
+        problems.append(say("--{name} = {value}, {problem}", name="run_name", value=shown_name(name), problem=problem))
     problems += check_writable("output_dir", output_dir)
     if problems:
         return problems
