@@ -44,6 +44,16 @@ class Places:
         """The model folder of a run."""
         return inside(self.output_dir, checked_name(name))
 
+    def both(self, name: str) -> tuple[Path, Path]:
+        """The log folder and the model folder of a run that is there, also of one whose name a new one could not have.
+
+        Raises:
+            Outside: the name leads elsewhere.
+        """
+        if Path(name).name != name:
+            raise Outside(f"{shown_name(name)!r} is no name of a folder")
+        return inside(self.log_dir, name), inside(self.output_dir, name)
+
     def data(self, relative: str) -> Path:
         """A file of the data folder, which is there: no pattern, no list and no address, as a flag could hold.
 

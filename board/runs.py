@@ -328,10 +328,11 @@ def delete_run(places: Places, name: str) -> str:
     state = run_facts(places, name)["state"]
     if state in ALIVE:
         return f"{name} is {state}; stop it first"
-    owner = read_json(places.saved(name) / OWNER_FILE)
+    logs, saved = places.both(name)
+    owner = read_json(saved / OWNER_FILE)
     if _lives_here(owner):  # its logs may lie elsewhere
         return f"process {owner['process']} trains {name}; stop it first"
-    for folder in (places.logs(name), places.saved(name)):
+    for folder in (logs, saved):
         if folder.is_symlink():
             folder.unlink()
         elif folder.is_dir():

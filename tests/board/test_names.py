@@ -11,7 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from board.app import make_app
-from board.runs import list_runs
+from board.places import Outside
+from board.runs import delete_run, list_runs
 from board.service import Board
 from board.streams import overview_events, run_events
 from tests.board.recorded import beat, places, start, step, write
@@ -79,3 +80,21 @@ def test_the_page_starts_no_run_of_a_name_that_train_refuses(board: Board, clien
     answer = client.post("/api/start", json={"flags": {"run_name": name}})
     assert answer.status_code == 404 and "allowed: 120 letters and 200 bytes" in answer.json()["problems"][0]
     assert not any(board.places.log_dir.iterdir()) and check_new_run(board.places.output_dir, name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
+@pytest.mark.parametrize("name", ["m\udcfe", "训" * 70, "x" * 130])
+def test_in_the_terminal_a_run_of_any_name_can_be_deleted(board: Board, name: str) -> None:
+    write(board.places, name, step(1))
+    beat(board.places, name, "done")
+    (board.places.output_dir / name).mkdir()
+    assert delete_run(board.places, name) == ""
+    assert not any(board.places.log_dir.iterdir()) and not any(board.places.output_dir.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "one/../one", "one/", "/one"])
+def test_nothing_but_a_run_is_deleted(board: Board, name: str) -> None:
+    write(board.places, "one", step(1), {"event": "end", "step": 1})
+    with pytest.raises(Outside):
+        delete_run(board.places, name)
+    assert (board.places.log_dir / "one").exists()
