@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -21,19 +20,29 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from board.form import form
-from board.places import DATA_SUFFIXES, Outside, inside
+from board.places import DATA_SUFFIXES, Outside, inside, json_bytes
 from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
 from config import UserError, load
+from units import format_size
 from web.bodies import read_object
 from web.guard import Guard
 
 STATIC = Path(__file__).resolve().parent / "static"
 PAGES = ("/", "/run/{name}", "/new", "/plan", "/chat")
 DISK_SPARE = 2**28
+UNASKED_BYTES = 2**22  # of an upload, until the disk is asked again what is free
 LONGEST_QUESTION = 20_000  # letters
 Answer = Callable[[Request], Awaitable[Response]]
+
+
+class Told(JSONResponse):
+    """An answer in JSON, also where a file that was read holds what is no text."""
+
+    def render(self, content: Any) -> bytes:
+        """The answer as it is sent."""
+        return json_bytes(content, allow_nan=False)
 
 
 def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
@@ -71,9 +80,9 @@ async def _page(request: Request) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, OSError):
-        return JSONResponse({"problems": [error.strerror or "cannot be read or written"]}, 409)
+        return Told({"problems": [error.strerror or "cannot be read or written"]}, 409)
     code = 404 if isinstance(error, Outside) else 422 if isinstance(error, UserError) else 400
-    return JSONResponse({"problems": getattr(error, "problems", [str(error) or "not understood"])}, code)
+    return Told({"problems": getattr(error, "problems", [str(error) or "not understood"])}, code)
 
 
 def _api(board: Board) -> list[Route]:
@@ -121,11 +130,11 @@ def _events(events: AsyncIterator[bytes]) -> Response:
 
 
 async def _form(board: Board, request: Request) -> Response:
-    return JSONResponse(form())
+    return Told(form())
 
 
 async def _runs(board: Board, request: Request) -> Response:
-    return JSONResponse(await asyncio.to_thread(board.overview))
+    return Told(await asyncio.to_thread(board.overview))
 
 
 async def _overview_stream(board: Board, request: Request) -> Response:
@@ -135,7 +144,7 @@ async def _overview_stream(board: Board, request: Request) -> Response:
 async def _run(board: Board, request: Request) -> Response:
     name = _known(board, request)
     drawn = await asyncio.to_thread(board.compare, [name])
-    return JSONResponse({**await asyncio.to_thread(board.details, name), "chart": drawn["runs"][name]})
+    return Told({**await asyncio.to_thread(board.details, name), "chart": drawn["runs"][name]})
 
 
 async def _run_stream(board: Board, request: Request) -> Response:
@@ -146,7 +155,7 @@ async def _window(board: Board, request: Request) -> Response:
     first, last = (int(request.query_params.get(key, "x")) for key in ("first", "last"))
     if not 0 <= first <= last < 2**40:
         raise ValueError
-    return JSONResponse(await asyncio.to_thread(board.history(_known(board, request)).window, first, last))
+    return Told(await asyncio.to_thread(board.window, _known(board, request), first, last))
 
 
 async def _log(board: Board, request: Request) -> Response:
@@ -154,11 +163,11 @@ async def _log(board: Board, request: Request) -> Response:
 
 
 async def _size(board: Board, request: Request) -> Response:
-    return JSONResponse({"bytes": await asyncio.to_thread(size_of, board.places, _known(board, request))})
+    return Told({"bytes": await asyncio.to_thread(size_of, board.places, _known(board, request))})
 
 
 async def _compare(board: Board, request: Request) -> Response:
-    return JSONResponse(await asyncio.to_thread(board.compare, request.query_params.getlist("name")))
+    return Told(await asyncio.to_thread(board.compare, request.query_params.getlist("name")))
 
 
 async def _wish(board: Board, request: Request) -> Response:
@@ -173,14 +182,14 @@ async def _wish(board: Board, request: Request) -> Response:
         problem = await asyncio.to_thread(board.launcher.delete, name)
     else:
         board.launcher.wish(name, str(word))
-    return JSONResponse({"problems": [problem]} if problem else {"done": word}, 409 if problem else 200)
+    return Told({"problems": [problem]} if problem else {"done": word}, 409 if problem else 200)
 
 
 # --- new runs ---
 
 
 async def _plan(board: Board, request: Request) -> Response:
-    return JSONResponse(await board.plan(_flags(await read_object(request))))
+    return Told(await board.plan(_flags(await read_object(request))))
 
 
 async def _plans(board: Board, request: Request) -> Response:
@@ -189,12 +198,12 @@ async def _plans(board: Board, request: Request) -> Response:
     if flags["model_preset"] not in form()["models"] or flags["memory_mode"] not in ("", "standard", "low", "ultra"):
         raise Outside("no such model or mode")
     given = {name: value for name, value in flags.items() if value}
-    return JSONResponse(await board.planner.plans_of(given, ["auto", *form()["machines"]]))
+    return Told(await board.planner.plans_of(given, ["auto", *form()["machines"]]))
 
 
 async def _start(board: Board, request: Request) -> Response:
     flags = _flags(await read_object(request))
-    return JSONResponse({"name": await asyncio.to_thread(board.start, flags)})
+    return Told({"name": await asyncio.to_thread(board.start, flags)})
 
 
 # --- data and models ---
@@ -202,11 +211,11 @@ async def _start(board: Board, request: Request) -> Response:
 
 async def _data(board: Board, request: Request) -> Response:
     files = await asyncio.to_thread(board.places.data_files)
-    return JSONResponse({"files": files, "folder": str(board.places.data_dir), "limit": board.upload_limit})
+    return Told({"files": files, "folder": str(board.places.data_dir), "limit": board.upload_limit})
 
 
 async def _preview(board: Board, request: Request) -> Response:
-    return JSONResponse(await board.preview(request.query_params.get("file", "")))
+    return Told(await board.preview(request.query_params.get("file", "")))
 
 
 async def _upload(board: Board, request: Request) -> Response:
@@ -214,28 +223,52 @@ async def _upload(board: Board, request: Request) -> Response:
     place = inside(board.places.data_dir, name)
     if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
         raise UserError(f"{name[:80]}, is no data file; allowed: {', '.join(DATA_SUFFIXES)}")
-    most = min(board.upload_limit, board.free_disk_bytes() - DISK_SPARE)
     if place.exists():
         raise UserError(f"{name}, is there already; rename the new one")
+    _refuse_large(board, name, _announced_bytes(request))
+    await _refuse_full(board, name, _announced_bytes(request))
     partial = place.with_name(f".upload-{secrets.token_hex(8)}")
-    taken = 0
+    taken = unasked = 0
     try:
         with partial.open("xb") as file:
             async for chunk in request.stream():
-                taken += len(chunk)
-                if taken > most:
-                    raise UserError(f"{name}, is larger than {most:,} bytes, which is what may be uploaded")
+                taken, unasked = taken + len(chunk), unasked - len(chunk)
+                _refuse_large(board, name, taken)
+                if unasked < 0:  # others may write as well, so what was free at the beginning need not be now
+                    await _refuse_full(board, name, len(chunk))
+                    unasked = UNASKED_BYTES
                 await asyncio.to_thread(file.write, chunk)
         os.link(partial, place)  # unlike a rename, this never replaces a file that has come meanwhile
     except ClientDisconnect:
         return PlainTextResponse("left", 400)
     finally:
         partial.unlink(missing_ok=True)
-    return JSONResponse({"name": name, "bytes": taken})
+    return Told({"name": name, "bytes": taken})
+
+
+def _announced_bytes(request: Request) -> int:
+    """How long a request says that its body is; 0 where it does not."""
+    told = request.headers.get("content-length", "")
+    return int(told) if told.isdecimal() and len(told) < 20 else 0
+
+
+def _refuse_large(board: Board, name: str, size: int) -> None:
+    if size > board.upload_limit:
+        raise UserError(f"{name}, is larger than {board.upload_limit:,} bytes, which is what may be uploaded")
+
+
+async def _refuse_full(board: Board, name: str, size: int) -> None:
+    """Refuse what the disk cannot take without what is kept free of it."""
+    free = await asyncio.to_thread(board.free_disk_bytes)
+    if size > free - DISK_SPARE:
+        raise UserError(
+            f"{name}, does not fit on the disk: it has only {format_size(free)} left, and {format_size(DISK_SPARE)} are "
+            "kept free; free space, or take a smaller file"
+        )
 
 
 async def _models(board: Board, request: Request) -> Response:
-    return JSONResponse({"models": await asyncio.to_thread(board.models)})
+    return Told({"models": await asyncio.to_thread(board.models)})
 
 
 async def _talk(board: Board, request: Request) -> Response:
@@ -253,7 +286,7 @@ async def _talk(board: Board, request: Request) -> Response:
 
     async def lines() -> AsyncIterator[bytes]:
         async for told in board.talks.answer(pane[:40], model, text, options, goes_on):
-            yield json.dumps(told, ensure_ascii=False).encode() + b"\n"
+            yield json_bytes(told) + b"\n"
 
     headers = {"Cache-Control": "no-store", "Content-Encoding": "identity"}  # packed, pieces would wait for more
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
@@ -261,4 +294,4 @@ async def _talk(board: Board, request: Request) -> Response:
 
 async def _forget(board: Board, request: Request) -> Response:
     await board.talks.forget(str((await read_object(request)).get("pane", "")))
-    return JSONResponse({"done": True})
+    return Told({"done": True})

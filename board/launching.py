@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from board.places import Outside, Places, read_json
+from board.places import Outside, Places, is_run_name, read_json
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
 from board.runs import ALIVE, LAUNCH_FILE, REQUEST_FILE, delete_run, list_runs, run_facts, run_names
 from config import UserError, load
@@ -188,7 +188,7 @@ class Launcher:
                         self._write(name, {**record, "exit_code": code})
 
     def _launches(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(name, self._launch(name)) for name in run_names(self.places)]
+        return [(name, self._launch(name)) for name in run_names(self.places) if is_run_name(name)]
 
     def _launch(self, name: str) -> dict[str, Any]:
         return read_json(self.places.log_dir / name / LAUNCH_FILE)
@@ -196,7 +196,8 @@ class Launcher:
     def _write(self, name: str, record: dict[str, Any]) -> None:
         path = self.places.logs(name) / LAUNCH_FILE
         fresh = path.with_name(f".tmp-{os.getpid()}-{LAUNCH_FILE}")  # another page may write one beside it
-        fresh.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf8")
+        text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+        fresh.write_text(text, encoding="utf8", errors="backslashreplace")  # names of other runs may be any bytes
         os.replace(fresh, path)
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
+from settings.names import name_problem, shown_name
 
-_NAME = re.compile(r"[^\W.][\w.+=@ -]{0,120}")
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
 OF_PROGRAMS = {"config.json", "adapter_config.json", "manifest.json", "tokenizer.json"}  # of a model, of prepared rows
 
@@ -45,6 +44,16 @@ class Places:
         """The model folder of a run."""
         return inside(self.output_dir, checked_name(name))
 
+    def both(self, name: str) -> tuple[Path, Path]:
+        """The log folder and the model folder of a run that is there, also of one whose name a new one could not have.
+
+        Raises:
+            Outside: the name leads elsewhere.
+        """
+        if Path(name).name != name:
+            raise Outside(f"{shown_name(name)!r} is no name of a folder")
+        return inside(self.log_dir, name), inside(self.output_dir, name)
+
     def data(self, relative: str) -> Path:
         """A file of the data folder, which is there: no pattern, no list and no address, as a flag could hold.
 
@@ -71,8 +80,10 @@ class Places:
         """The data files below the data folder, newest first."""
         found = []
         for path in self._data_paths():
-            facts = path.stat()
             name = path.relative_to(self.data_dir).as_posix()
+            if not is_text(name):
+                continue
+            facts = path.stat()
             found.append({"name": name, "bytes": facts.st_size, "time": facts.st_mtime})
             if len(found) >= most:
                 break
@@ -98,9 +109,19 @@ def checked_name(name: str) -> str:
     Raises:
         Outside: it is not.
     """
-    if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
-        raise Outside(f"{name[:80]!r} is no name of a run; use letters, digits, _ and -")
+    if problem := name_problem(name):
+        raise Outside(f"{shown_name(name)!r} {problem}")
     return name
+
+
+def is_run_name(name: str) -> bool:
+    """Whether the page can open a run of this name; the terminal may have made others."""
+    return name_problem(name) is None
+
+
+def is_text(name: str) -> bool:
+    """Whether a name is text; a file's name may be any bytes, and such as are not UTF-8 fit into no address."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def inside(folder: Path, relative: str) -> Path:
@@ -122,6 +143,16 @@ def _is_inside(folder: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):  # a loop of links
         return False
+
+
+def json_bytes(content: object, allow_nan: bool = True) -> bytes:
+    """Content as JSON, whatever is in its texts: half of a surrogate pair, as of names that are not UTF-8, as an escape.
+
+    Raises:
+        ValueError: it holds numbers that JSON has not, and `allow_nan` is not set.
+    """
+    text = json.dumps(content, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
+    return text.encode("utf8", "backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:

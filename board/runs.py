@@ -11,6 +11,8 @@ Only the beginning and the end of a file of metrics are read here: a list of run
 | paused | older, and its process is still there: the machine slept, or the process was halted |
 | done, stopped, failed | its last sign of life says so |
 | died | no sign of life for 30 s, and no process |
+
+A sign of life that lies ahead by more than 30 s counts as an old one: the clock was set back since, or is another machine's.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ HEAD_BYTES, TAIL_BYTES = 2**16, 2**15
 ALIVE = ("starting", "running", "paused")
 HEARING = ("starting", "running")  # where a wish is heard soon
 UNTIMED_STEPS, TIMED_STEPS = 3, 60
+CLOCK_GRAIN = 0.05  # seconds; times are told in hundredths
+SLOWEST, PAUSE_SECONDS = 10.0, 60.0  # between two steps with nothing in between: more is no work
 
 
 def run_names(places: Places) -> list[str]:
@@ -74,7 +78,7 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     most = beat.get("max_steps") or settings.get("max_steps")
     most = int(most) if isinstance(most, (int, float)) else None
     losses = [event["loss"] for event in steps if isinstance(event.get("loss"), (int, float))]
-    left = _seconds_left(steps, most) if state == "running" else None
+    left = _seconds_left(last, most) if state == "running" else None
     return {
         "name": name, "state": state, "reason": reason,
         "kind": kind, "learns": _learns(kind, [str(told) for told in objectives if told], bool(data)),
@@ -142,18 +146,23 @@ def _state(
         state, reason = str(beat.get("state")), str(beat.get("reason") or "")
         if state not in ALIVE:
             return state, reason
-        if now - float(beat.get("time") or 0.0) <= SILENT_SECONDS:
+        if _is_fresh(float(beat.get("time") or 0.0), now):
             return state, reason
         return ("paused" if _lives_here(beat) else "died"), ""
     if has_ended:
         return "done", ""
     try:
-        age = now - (folder / METRICS_FILE).stat().st_mtime
+        told = (folder / METRICS_FILE).stat().st_mtime
     except OSError:
         return "died" if (saved / OWNER_FILE).exists() else "stopped", ""
-    if age <= SILENT_SECONDS:
+    if _is_fresh(told, now):
         return "running", ""
     return ("died" if (saved / OWNER_FILE).exists() else "stopped"), ""
+
+
+def _is_fresh(moment: float, now: float) -> bool:
+    """Whether something was told just now; a time that is still to come is none of this clock, and says nothing."""
+    return abs(now - moment) <= SILENT_SECONDS
 
 
 def _state_of_launch(folder: Path, launch: dict[str, Any]) -> tuple[str, str]:
@@ -240,16 +249,48 @@ def _events(lines: list[bytes]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _seconds_left(steps: list[dict[str, Any]], most: int | None) -> float | None:
+def _seconds_left(events: list[dict[str, Any]], most: int | None) -> float | None:
     """How long the rest takes, from the last steps; by the clock where it was told, so that evaluations count."""
-    timed = [event for event in steps if event["step"] > UNTIMED_STEPS][-TIMED_STEPS:]
-    if most is None or len(timed) < 2:
+    taken = list(_taken(events))[-TIMED_STEPS:]
+    if most is None or not taken:
         return None
-    first, last = timed[0], timed[-1]
-    left, between = most - last["step"], max(1, last["step"] - first["step"])
-    if isinstance(first.get("time"), (int, float)) and isinstance(last.get("time"), (int, float)):
-        return float(max(0.0, left * (last["time"] - first["time"]) / between))
-    return float(max(0.0, left * sum(float(event.get("seconds") or 0.0) for event in timed) / len(timed)))
+    steps, seconds = (sum(parts) for parts in zip(*taken, strict=True))
+    last = next(event["step"] for event in reversed(events) if event["event"] == "step")
+    return float(max(0.0, (most - last) * seconds / steps))
+
+
+def _taken(events: list[dict[str, Any]]) -> Iterator[tuple[int, float]]:
+    """From each step to the next: how many steps that is, and what it took.
+
+    A clock that was set in between, or a machine that slept, is known by what the steps say of themselves; from one part of a
+    run to the next nothing is counted.
+    """
+    before: dict[str, Any] | None = None
+    has_worked = False  # an evaluation or a checkpoint may take long
+    for event in events:
+        if event["event"] == "start":
+            before = None
+        if event["event"] != "step":
+            has_worked = True
+            continue
+        if before is not None and before["step"] < event["step"]:
+            steps = event["step"] - before["step"]
+            own = steps * (_number(event.get("seconds")) or 0.0)
+            yield steps, _by_clock(_number(before.get("time")), _number(event.get("time")), own, has_worked)
+        before, has_worked = (event if event["step"] > UNTIMED_STEPS else None), False
+
+
+def _by_clock(before: float | None, after: float | None, own: float, has_worked: bool) -> float:
+    """What lies between two times of the clock, unless it must have been set in between: then `own`, the steps' seconds."""
+    if before is None or after is None:
+        return own
+    is_set_back = after - before < own / 2 - CLOCK_GRAIN
+    is_set_ahead = not has_worked and after - before > SLOWEST * own + PAUSE_SECONDS
+    return own if is_set_back or is_set_ahead else after - before
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _speed(steps: list[dict[str, Any]]) -> float | None:
@@ -287,10 +328,11 @@ def delete_run(places: Places, name: str) -> str:
     state = run_facts(places, name)["state"]
     if state in ALIVE:
         return f"{name} is {state}; stop it first"
-    owner = read_json(places.saved(name) / OWNER_FILE)
+    logs, saved = places.both(name)
+    owner = read_json(saved / OWNER_FILE)
     if _lives_here(owner):  # its logs may lie elsewhere
         return f"process {owner['process']} trains {name}; stop it first"
-    for folder in (places.logs(name), places.saved(name)):
+    for folder in (logs, saved):
         if folder.is_symlink():
             folder.unlink()
         elif folder.is_dir():

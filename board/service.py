@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from board.form import OWN, command_line
-from board.history import History
+from board.history import METRICS_FILE, History
 from board.launching import Launcher
-from board.places import Outside, Places, checked_name, read_json
+from board.places import Outside, Places, checked_name, is_run_name, is_text, read_json
 from board.planning import Planner, still_to_take
 from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, RUN_FILE, console_tail, list_runs, run_facts, run_names
 from board.talking import Talks
@@ -47,6 +48,8 @@ class Board:
     launcher: Launcher = field(init=False)
     talks: Talks = field(init=False)
     _histories: OrderedDict[str, History] = field(default_factory=OrderedDict)
+    # held while the histories are looked through: requests and streams come in threads
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.folder)
@@ -56,27 +59,43 @@ class Board:
     # --- runs ---
 
     def overview(self) -> dict[str, Any]:
-        """All runs, and what this machine has."""
+        """All runs that can be opened here, and what this machine has; the others take memory as well."""
         runs = list_runs(self.places)
-        return {"runs": runs, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
+        shown = [run for run in runs if is_run_name(run["name"])]
+        return {"runs": shown, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
 
     def history(self, name: str) -> History:
-        """What a run has told; the least used ones are forgotten."""
-        path = self.places.logs(name) / "metrics.jsonl"
-        if name not in self._histories:
-            self._histories[name] = History(path)
+        """What a run has told, as far as it was read; the least used ones are forgotten, and begin anew."""
+        path = self.places.logs(name) / METRICS_FILE
+        with self._lock:
+            found = self._histories.setdefault(name, History(path))
+            self._histories.move_to_end(name)
             while len(self._histories) > KEPT_HISTORIES:
                 self._histories.popitem(last=False)
-        self._histories.move_to_end(name)
-        return self._histories[name]
+        return found
+
+    def _read(self, name: str) -> History:
+        """The same, read to its end."""
+        history = self.history(name)
+        history.refresh()
+        return history
 
     def is_known(self, name: str) -> bool:
         """Whether there is a run of this name."""
         return checked_name(name) in run_names(self.places)
 
-    def details(self, name: str) -> dict[str, Any]:
-        """How a run stands, and all that is not drawn."""
-        history, launch = self.history(name), read_json(self.places.logs(name) / LAUNCH_FILE)
+    def window(self, name: str, first: int, last: int) -> dict[str, object]:
+        """The steps of a run from `first` to `last` alone, on a finer grid."""
+        return self._read(name).window(first, last)
+
+    def details(self, name: str, history: History | None = None) -> dict[str, Any]:
+        """How a run stands, and all that is not drawn.
+
+        Args:
+            history: of the run, as somebody keeps it who reads on in it; None: it is read to its end.
+        """
+        history = self._read(name) if history is None else history
+        launch = read_json(self.places.logs(name) / LAUNCH_FILE)
         facts = run_facts(self.places, name)
         given = launch.get("flags") if isinstance(launch.get("flags"), dict) else None
         command = command_line(str(launch.get("command", "train")), given) if given else None
@@ -115,8 +134,7 @@ class Board:
         """The losses of several runs."""
         found = {}
         for name in names[:8]:
-            history = self.history(checked_name(name))
-            history.refresh()
+            history = self._read(checked_name(name))
             with history.lock:
                 found[name] = history.grid.drawn()
         return {"runs": found}
@@ -205,7 +223,7 @@ class Board:
         for run in self.places.output_dir.iterdir():
             for folder in (run, *sorted(run.glob("checkpoints/step_*"), reverse=True)):
                 weights = next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
-                if weights is not None and not run.name.startswith("."):
+                if weights is not None and not run.name.startswith(".") and is_text(run.name):
                     relative = folder.relative_to(self.places.output_dir).as_posix()
                     facts = weights.stat()
                     found.append({

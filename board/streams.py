@@ -7,11 +7,11 @@ Source: WHATWG HTML, section 9.2, server-sent events.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 from board.history import History
+from board.places import json_bytes
 from board.service import READ_BYTES, Board
 
 TICK_SECONDS, LIST_SECONDS, QUIET_TICKS = 1.0, 2.0, 15
@@ -19,7 +19,7 @@ TICK_SECONDS, LIST_SECONDS, QUIET_TICKS = 1.0, 2.0, 15
 
 def event(name: str, content: object) -> bytes:
     """One event, as it is written to the stream."""
-    return f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"event: " + name.encode() + b"\ndata: " + json_bytes(content) + b"\n\n"
 
 
 async def overview_events(board: Board, seconds: float = LIST_SECONDS) -> AsyncIterator[bytes]:
@@ -48,7 +48,7 @@ async def run_events(board: Board, name: str, seconds: float = TICK_SECONDS) -> 
                 yield event("gone", name)
                 return
             else:
-                facts = event("facts", await asyncio.to_thread(board.details, name))
+                facts = event("facts", await asyncio.to_thread(board.details, name, history))
                 now, last = (facts, facts) if facts != last else (b"", last)
             if now:
                 quiet = 0

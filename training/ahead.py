@@ -6,6 +6,7 @@ of one process begins here from the command line. Several have to agree with eac
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -138,7 +139,7 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
-        refuse(group.by_main(lambda: watch.owner.take(named) if (named / RUN_FILE).is_file() else []))
+        refuse(group.by_main(lambda: watch.owner.take(named) if os.path.isfile(named / RUN_FILE) else []))
     with group.first_here():
         resumes = goes_on(config, group.is_first_here)
     config, notes = config.changed(is_keep_training=group.agree_on(resumes)), list[str]()

@@ -86,6 +86,19 @@ def test_one_that_does_not_fit_beside_others_waits(tmp_path: Path) -> None:
     launching._children["one"].wait()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
+def test_a_run_whose_name_is_no_text_is_waited_for_and_started_by_nobody(tmp_path: Path) -> None:
+    launching, planner, where = launcher(tmp_path)
+    (where.log_dir / "m\udcfe").mkdir()
+    (where.log_dir / "m\udcfe" / "launch.json").write_text('{"command": "train", "flags": {}, "asked": 1}')
+    assert asyncio.run(launching.start_next()) is None and not planner.asked
+    beat(where, "m\udcfe", time=2e10, started=2e9)
+    launching.ask("one", "train", {})
+    planner.answer = REFUSED
+    assert asyncio.run(launching.start_next()) is None
+    assert run_facts(where, "one")["reason"] == "m\udcfe" and run_facts(where, "one")["state"] == "waiting"
+
+
 @pytest.mark.parametrize("answer", [REFUSED, WRONG])
 def test_one_that_fits_nowhere_or_is_wrong_is_refused_with_the_reasons(tmp_path: Path, answer: dict[str, Any]) -> None:
     launching, planner, where = launcher(tmp_path)

@@ -7,15 +7,19 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from board.app import STATIC, make_app
 from board.form import FIRST, command_line
-from board.service import Board
+from board.places import Places
+from board.service import KEPT_HISTORIES, Board
 from board.streams import Chart, overview_events, run_events
 from config import ROOT, flags_of, load
 from config import places as places_of_settings
@@ -39,7 +43,7 @@ async def first(events: AsyncIterator[bytes], count: int) -> list[tuple[str, Any
 def test_a_run_is_streamed_and_then_only_what_is_new(tmp_path: Path) -> None:
     where = places(tmp_path)
     path = write(where, "one", start(), *(step(n) for n in range(1, 20)))
-    beat(where, "one", time=2e10)
+    beat(where, "one", time=time.time())
     board = Board(where, tmp_path)
 
     async def go() -> None:
@@ -53,6 +57,54 @@ def test_a_run_is_streamed_and_then_only_what_is_new(tmp_path: Path) -> None:
         assert chart["first"] == 0, "a browser that comes back is told everything"
 
     asyncio.run(go())
+
+
+def test_of_many_pages_each_goes_on_knowing_its_run(tmp_path: Path) -> None:
+    """More than there are histories kept: each page has its own, which others do not make the page forget."""
+    where, names = places(tmp_path), [f"run{number}" for number in range(KEPT_HISTORIES + 3)]
+    paths = [write(where, name, start(), step(1), {"event": "sample", "prompt": "a"}) for name in names]
+    board = Board(where, tmp_path)
+
+    async def go() -> list[Any]:
+        pages = [run_events(board, name, seconds=0.0) for name in names]
+        for events in pages:
+            await first(events, 2)
+        for path in paths:
+            with path.open("a") as file:
+                file.write(json.dumps(step(2)) + "\n")
+        return [(await first(events, 2))[1] for events in pages]
+
+    for kind, facts in asyncio.run(go()):
+        assert kind == "facts" and facts["settings"]["max_steps"] == 100 and len(facts["samples"]) == 1
+    assert len(board._histories) == KEPT_HISTORIES
+
+
+def test_what_was_forgotten_is_read_again(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    write(where, "one", start(), *(step(n) for n in range(1, 20)))
+    board = Board(where, tmp_path)
+    assert board.details("one")["settings"]["max_steps"] == 100
+    board._histories.clear()
+    window: Any = board.window("one", 5, 6)
+    assert window["steps"] == [5, 6] and window["seconds"][0] > 0, "the clock of the whole run"
+
+
+def test_histories_are_found_by_many_threads_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("board.service.KEPT_HISTORIES", 1)
+    monkeypatch.setattr("board.service.History", Path)  # and nothing beside the look itself takes time
+    monkeypatch.setattr(Places, "logs", lambda self, name: self.log_dir)
+    board, before = Board(places(tmp_path), tmp_path), sys.getswitchinterval()
+
+    def look(name: str) -> None:
+        for _ in range(8000):
+            board.history(name)
+
+    sys.setswitchinterval(1e-6)  # threads take turns within a line
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(look, "abcdefgh")) == [None] * 8
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_chart_changes_by_its_last_buckets(tmp_path: Path) -> None:

@@ -58,6 +58,23 @@ def test_of_another_machine_only_its_signs_tell(tmp_path: Path) -> None:
     assert state(where, now=BEGAN + 31) == "died"
 
 
+@pytest.mark.parametrize("ahead", [31, 3600, 2e10])
+def test_a_sign_of_a_clock_that_was_ahead_is_no_sign_of_life(tmp_path: Path, ahead: float) -> None:
+    where = places(tmp_path)
+    beat(where, "one", time=BEGAN + ahead, process=GONE)
+    beat(where, "two", time=BEGAN + ahead, process=os.getpid())
+    beat(where, "far", time=BEGAN + ahead, host="elsewhere")
+    assert [state(where, name, BEGAN) for name in ("one", "two", "far")] == ["died", "paused", "died"]
+    beat(where, "one", time=BEGAN + 29, process=GONE)
+    assert state(where, now=BEGAN) == "running", "clocks of two machines differ a little"
+
+
+def test_a_run_that_died_with_its_clock_ahead_can_be_deleted(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    beat(where, "one", time=2e10, process=GONE)
+    assert delete_run(where, "one") == "" and not (where.log_dir / "one").exists()
+
+
 @pytest.mark.parametrize("ending", ["done", "stopped", "failed"])
 def test_its_last_sign_says_how_it_ended(tmp_path: Path, ending: str) -> None:
     where = places(tmp_path)
@@ -73,10 +90,10 @@ def test_runs_of_before_have_no_sign_of_life(tmp_path: Path) -> None:
     write(where, "one", start(), step(5))
     os.utime(path, (BEGAN, BEGAN))
     assert state(where, now=BEGAN + 10) == "running"
-    assert state(where, now=BEGAN + 100) == "stopped"
+    assert state(where, now=BEGAN + 100) == state(where, now=BEGAN - 100) == "stopped"
     (where.output_dir / "one").mkdir()
     (where.output_dir / "one" / "owner.json").write_text("{}")
-    assert state(where, now=BEGAN + 100) == "died"
+    assert state(where, now=BEGAN + 100) == state(where, now=BEGAN - 100) == "died"
 
 
 def test_one_that_was_asked_for_waits(tmp_path: Path) -> None:
@@ -179,6 +196,29 @@ def test_figures_come_from_the_end_of_a_long_file(tmp_path: Path) -> None:
     assert (facts["step"], facts["max_steps"], facts["loss"]) == (3000, 5000, 1 / 3000)
     assert facts["model"] == "tiny" and facts["peak_bytes"] == 1500 and facts["budget_bytes"] == 4000
     assert facts["seconds_left"] == pytest.approx(2000.0)
+
+
+@pytest.mark.parametrize("jump", [-5000.0, -1e9, 5000.0, 1e9])
+def test_a_clock_that_is_set_changes_nothing_about_what_is_left(tmp_path: Path, jump: float) -> None:
+    where = places(tmp_path)
+    steps = [step(n, time=BEGAN + 2 * n + (jump if n > 15 else 0.0)) for n in range(1, 31)]
+    write(where, "one", start(130), *steps)
+    beat(where, "one", time=BEGAN + 60, max_steps=130)
+    left = run_facts(where, "one", BEGAN + 61)["seconds_left"]
+    assert left == pytest.approx(200.0, rel=0.05), "two seconds a step, also where its rows come late"
+
+
+def test_evaluations_count_in_what_is_left_and_the_night_between_two_starts_does_not(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    evaluated = [*(step(n) for n in range(4, 15)), {"event": "eval", "step": 14, "loss": 1.0}]
+    rest = [step(n, time=BEGAN + n + 1000) for n in range(15, 25)]
+    write(where, "one", *evaluated, *rest)
+    beat(where, "one", time=BEGAN + 60, max_steps=124)
+    assert run_facts(where, "one", BEGAN + 61)["seconds_left"] == pytest.approx(100 * 1020 / 20)
+    write(where, "one", *evaluated, start(), *rest)
+    assert run_facts(where, "one", BEGAN + 61)["seconds_left"] == pytest.approx(100.0)
+    write(where, "one", step(4, time="x", seconds="y"), step(5), step(5))
+    assert run_facts(where, "one", BEGAN + 61)["seconds_left"] == pytest.approx(119.0)
 
 
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:

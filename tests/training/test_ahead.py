@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -15,7 +16,10 @@ from memory.cost.work import BASE_BYTES
 from memory.observe.budget import FLAG, Budget, Limit
 from settings.fields import DoesNotFit, UserError
 from training.ahead import begin_ahead
+from training.checkpoints.ownership import Ownership
+from training.checkpoints.runs import newest_run, read_run, resume_run
 from training.processes.launch import SIZES
+from training.start.resuming import find_run_to_resume
 from units import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,3 +61,29 @@ def test_where_the_system_would_kill_while_torch_is_loaded_it_is_refused_before(
     monkeypatch.setattr("training.ahead.host_budget", lambda flag: named)
     with ExitStack() as held, pytest.raises(UserError, match="no such file"):
         begin_ahead(config, held)
+
+
+@pytest.mark.parametrize("length", [121, 240, 300])
+@pytest.mark.parametrize("goes_on", ["False", "auto", "True"])
+def test_a_name_that_is_too_long_leaves_nothing(tmp_path: Path, length: int, goes_on: str) -> None:
+    """Also where a file system could hold a folder of that name, but not the names that are made of it."""
+    runs, logs = tmp_path / "runs", tmp_path / "logs"
+    runs.mkdir()
+    flags = {"train_file": "missing.txt", "run_name": "x" * length, "is_keep_training": goes_on}
+    config = load("train", {**flags, "output_dir": str(runs), "log_dir": str(logs)})
+    told = "has no run to resume" if goes_on == "True" else f"a name of {length} letters.*allowed: 120 letters"
+    with ExitStack() as held, pytest.raises(UserError, match=told):
+        begin_ahead(config, held)
+    assert not any(runs.iterdir()) and not logs.exists()
+
+
+def test_a_run_of_before_whose_name_is_long_goes_on(tmp_path: Path) -> None:
+    name = "x" * 190
+    config = load("train", {"run_name": name, "is_keep_training": "True", "output_dir": str(tmp_path)})
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "settings.json").write_text(json.dumps(config.as_dict()))
+    (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "kind": "pretrain", "started": 1.0}))
+    assert newest_run(tmp_path) == find_run_to_resume(config) == tmp_path / name
+    with Ownership() as owner:
+        assert owner.take(resume_run(tmp_path / name)) == []
+    assert (read_run(tmp_path / name) or {})["name"] == name

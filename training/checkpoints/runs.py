@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from data.durable import make_folder, sync, sync_folder, writing
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings.fields import UserError
+from settings.names import name_problem, shown_name
 from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
 from training.checkpoints.folder import REPLACED, Checkpoints
 from training.processes.launch import is_restart_of
@@ -31,7 +31,6 @@ RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_NAME = re.compile(r"[^\W.][\w.+=@ -]*")
 
 
 def new_run_name(kind: str, now: float | None = None) -> str:
@@ -45,9 +44,9 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     Returns:
         problems, as `UserError` takes them; empty if all is well.
     """
-    problems = []
-    if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
-        problems.append(f"--run_name = {name}, is no folder name; use letters, digits, _ and -")
+    problems = list[str]()
+    if problem := name_problem(name):
+        problems.append(say("--{name} = {value}, {problem}", name="run_name", value=shown_name(name), problem=problem))
     problems += check_writable("output_dir", output_dir)
     if problems:
         return problems
@@ -107,7 +106,7 @@ def create_run(
         make_folder(fresh.parent)
         fresh.mkdir()
         about = {"name": name, "kind": kind, "objective": objective, "launch": list(launch)}
-        _write_record(fresh, {**about, "started": _now(run_dir.parent)})
+        _write_record(fresh, {**about, "started": time.time(), "order": _next_order(run_dir.parent)})
         fill(fresh)
         sync(fresh)
         if os.path.lexists(aside):  # a start before this one was killed before its model stood
@@ -157,8 +156,8 @@ def resume_run(run_dir: str | Path, is_main: bool = True, launch: Sequence[str] 
         with writing("output_dir", run_dir.parent):
             for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
                 remove(path)
-            now = {"launch": list(launch), "is_stopped": False, "resumed": _now(run_dir.parent)}
-            _write_record(run_dir, {**(read_run(run_dir) or {}), **now})
+            now = {"launch": list(launch), "is_stopped": False, "resumed": time.time()}
+            _write_record(run_dir, {**(read_run(run_dir) or {}), **now, "order": _next_order(run_dir.parent)})
     return run_dir
 
 
@@ -189,15 +188,18 @@ def is_stopped(run_dir: Path) -> bool:
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
-    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970); None if it is no run."""
+    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is no run.
+
+    `order` grows from start to start, whatever the clock says; runs of before have none, and are in order of their times.
+    """
     try:
         record = json.loads(read_text(Path(run_dir) / RUN_FILE))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("kind") not in KINDS:
         return None
-    times = (record.get("started"), record.get("resumed", 0.0))
-    return record if all(type(number) in (int, float) for number in times) else None
+    numbers = (record.get("started"), record.get("resumed", 0.0), record.get("order", 0.0))
+    return record if all(type(number) in (int, float) for number in numbers) else None
 
 
 def only_pretrained(model: str | Path) -> bool:
@@ -216,24 +218,29 @@ def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: boo
         needs_model: pass over runs that have saved nothing yet.
     """
     found = [
-        (when, run_dir)
-        for when, run_dir, its_kind in _all_runs(output_dir)
+        (order, run_dir)
+        for order, run_dir, its_kind in _all_runs(output_dir)
         if kind in (None, its_kind) and not (needs_model and model_folder(run_dir) is None)
     ]
     return max(found)[1] if found else None
 
 
 def _all_runs(output_dir: str | Path) -> Iterator[tuple[float, Path, str]]:
-    """When each run was started or resumed last, its folder, its kind."""
+    """Where each run is in the order in which they were started or resumed last, its folder, its kind."""
     for path in Path(output_dir).glob(f"*/{RUN_FILE}"):
         record = read_run(path.parent)
         if record is not None and not path.parent.name.startswith("."):
-            yield max(record["started"], record.get("resumed", 0.0)), path.parent, record["kind"]
+            yield _order(record), path.parent, record["kind"]
 
 
-def _now(output_dir: Path) -> float:
-    """The time, but after that of every run that is there: a clock that is set back does not change which is the newest."""
-    return max([time.time(), *(when + 1e-3 for when, _, _ in _all_runs(output_dir))])
+def _order(record: dict[str, Any]) -> float:
+    order: float = record.get("order", max(record["started"], record.get("resumed", 0.0)))
+    return order
+
+
+def _next_order(output_dir: Path) -> float:
+    """The time, but after every run that is there: a clock that is set back does not change which is the newest."""
+    return max([time.time(), *(order + 1e-3 for order, _, _ in _all_runs(output_dir))])
 
 
 def model_folder(run_dir: str | Path) -> Path | None:

@@ -8,6 +8,7 @@ Under torchrun's own restarts the run that it has begun continues without being 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
@@ -33,7 +34,8 @@ def goes_on(config: Config, brings: bool = True) -> bool:
     folder = Path(run.output_dir) / run.run_name
     if brings and run.checkpoint_mirror is not None:
         Mirror(run.checkpoint_mirror, run.run_name).restore(folder, config.train.keep_latest_n_ckp)
-    return asked is True or ((folder / SETTINGS_FILE).is_file() and (asked == AUTO or is_own(folder)))
+    is_there = os.path.isfile(folder / SETTINGS_FILE)  # which a name too long for a file is not, either
+    return asked is True or (is_there and (asked == AUTO or is_own(folder)))
 
 
 def find_run_to_resume(config: Config) -> Path:
@@ -45,7 +47,7 @@ def find_run_to_resume(config: Config) -> Path:
     output_dir = Path(config.run.output_dir)
     if config.run.run_name != AUTO:
         folder = output_dir / config.run.run_name
-        if not (folder / SETTINGS_FILE).is_file():
+        if not os.path.isfile(folder / SETTINGS_FILE):
             raise UserError(
                 f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
             )

@@ -69,6 +69,28 @@ def test_a_clock_that_is_set_back_does_not_change_which_run_is_the_newest(
     assert newest_run(tmp_path) == tmp_path / "first"
 
 
+def test_one_run_of_a_clock_that_was_ahead_leaves_the_times_of_the_others_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, clock in (("ahead", 5e9), ("second", 1_000.0), ("third", 1_001.0)):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        run_dir = create_run(tmp_path, name, "pretrain")
+        assert (read_run(run_dir) or {})["started"] == clock and newest_run(tmp_path) == run_dir
+    monkeypatch.setattr("time.time", lambda: 1_002.0)
+    resume_run(tmp_path / "second")
+    assert (read_run(tmp_path / "second") or {})["resumed"] == 1_002.0 and newest_run(tmp_path) == tmp_path / "second"
+
+
+def test_runs_of_before_are_in_the_order_of_their_times(tmp_path: Path) -> None:
+    for name, times in (("a", {"started": 3e9, "resumed": 5e9}), ("b", {"started": 4e9})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "kind": "pretrain", **times}))
+    assert newest_run(tmp_path) == tmp_path / "a"
+    assert newest_run(tmp_path) != create_run(tmp_path, "c", "pretrain") == newest_run(tmp_path)
+    resume_run(tmp_path / "b")
+    assert newest_run(tmp_path) == tmp_path / "b"
+
+
 @pytest.mark.usefixtures("ticking")
 def test_runs_without_a_model_can_be_passed_over(tmp_path: Path) -> None:
     first, second = create_run(tmp_path, "first", "pretrain"), create_run(tmp_path, "second", "pretrain")
@@ -285,7 +307,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 def test_a_record_with_foreign_times_is_no_run(tmp_path: Path) -> None:
     run_dir = create_run(tmp_path, "run", "pretrain")
-    for name in ("started", "resumed"):
+    for name in ("started", "resumed", "order"):
         record = {"name": "run", "kind": "pretrain", "started": 1.0, name: "yesterday"}
         (run_dir / "run.json").write_text(json.dumps(record))
         assert newest_run(tmp_path) is None

@@ -1,0 +1,34 @@
+"""What may a new run be called? One rule for the terminal and the page, so that each can open what the other has begun.
+
+A name becomes a folder, and the middle of longer names: those of its lock, its log and what is made beside it. File systems
+take 255 bytes of each; a letter takes up to four.
+"""
+
+from __future__ import annotations
+
+import re
+
+from language import Said, say
+
+LONGEST_NAME, LONGEST_NAME_BYTES = 120, 200
+SHOWN_NAME = 80  # letters of a name that is too long
+_NAME = re.compile(r"[^\W.][\w.+=@ -]*")
+
+
+def name_problem(name: str) -> Said | None:
+    """Why a new run cannot be called so, as behind a name and a comma; None: it can."""
+    if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
+        return say("is no folder name; use letters, digits, _ and -")
+    size = len(name.encode("utf8"))
+    if len(name) <= LONGEST_NAME and size <= LONGEST_NAME_BYTES:
+        return None
+    return say(
+        "is a name of {letters} letters, {size} bytes in UTF-8; allowed: {most} letters and {most_bytes} bytes; choose a "
+        "shorter one",
+        letters=len(name), size=size, most=LONGEST_NAME, most_bytes=LONGEST_NAME_BYTES,
+    )  # fmt: skip
+
+
+def shown_name(name: str) -> str:
+    """A name as a message shows it, cut where it is long."""
+    return name if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]}..."
