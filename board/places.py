@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
+from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
 
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
@@ -81,7 +82,7 @@ class Places:
         found = []
         for path in self._data_paths():
             name = path.relative_to(self.data_dir).as_posix()
-            if not is_text(name):
+            if not is_encodable(name):  # it fits into no address
                 continue
             facts = path.stat()
             found.append({"name": name, "bytes": facts.st_size, "time": facts.st_mtime})
@@ -117,11 +118,6 @@ def checked_name(name: str) -> str:
 def is_run_name(name: str) -> bool:
     """Whether the page can open a run of this name; the terminal may have made others."""
     return name_problem(name) is None
-
-
-def is_text(name: str) -> bool:
-    """Whether a name is text; a file's name may be any bytes, and such as are not UTF-8 fit into no address."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def inside(folder: Path, relative: str) -> Path:

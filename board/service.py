@@ -18,12 +18,12 @@ from typing import Any
 from board.form import OWN, command_line
 from board.history import METRICS_FILE, History
 from board.launching import Launcher
-from board.places import Outside, Places, checked_name, is_run_name, is_text, read_json
+from board.places import Outside, Places, checked_name, is_run_name, read_json
 from board.planning import Planner, still_to_take
 from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, RUN_FILE, console_tail, list_runs, run_facts, run_names
 from board.talking import Talks
 from config import ROOT, UserError, load
-from settings.fields import AUTO
+from settings.fields import AUTO, is_encodable
 
 KEPT_HISTORIES, READ_BYTES = 32, 2**21
 LOG_BYTES, LONGEST_VALUE, MOST_FLAGS = 60_000, 4000, 150
@@ -223,7 +223,7 @@ class Board:
         for run in self.places.output_dir.iterdir():
             for folder in (run, *sorted(run.glob("checkpoints/step_*"), reverse=True)):
                 weights = next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
-                if weights is not None and not run.name.startswith(".") and is_text(run.name):
+                if weights is not None and not run.name.startswith(".") and is_encodable(run.name):
                     relative = folder.relative_to(self.places.output_dir).as_posix()
                     facts = weights.stat()
                     found.append({
