@@ -87,6 +87,8 @@ def generate(config: Config) -> None:
         with output:
             for prompt, answer in answered:
                 output.write(prompt, answer)
+        told = "{file}: {answers}"
+        Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
     for note in encoder.notes(bad_rows):
         Progress(1).note(note)
 
@@ -263,6 +265,7 @@ class Output:
         line = json.dumps({**row, ANSWER: answer}, ensure_ascii=False)
         self._file.write((line if is_encodable(line) else json.dumps({**row, ANSWER: answer})) + "\n")
         self._file.flush()
+        self.rows += 1
 
 
 def _is_same(source: Place, output: Path) -> bool:

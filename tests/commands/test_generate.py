@@ -50,9 +50,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
 
 
-def test_answers_stand_in_order_with_their_columns(folder: Path, tmp_path: Path) -> None:
+def test_answers_stand_in_order_with_their_columns(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, output = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out" / "answers.jsonl"
     generate(settings(folder, input=source, output=output, generate_batch_size=2))
+    assert "answers.jsonl: 7 answers" in capsys.readouterr().out
     rows = read(output)
     assert [(row["id"], row["prompt"], row["tags"]) for row in rows] == [
         (i, p, ["a", i]) for i, p in enumerate(PROMPTS)
