@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from language import join, say
 from memory.observe.cgroup import group_limits
 from memory.observe.processes import ROOT, has_proc, parent_pid, process_usage, tree_pids, usage_of
-from settings.fields import AUTO
+from settings.fields import AUTO, UserError
 from units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
@@ -176,9 +176,7 @@ def _available_bytes(root: Path) -> int:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
-        import psutil
-
-        return int(psutil.virtual_memory().available)
+        return _told_by_psutil("available")
     kib = _kib_of(lines)
     before_3_14 = kib.get("MemFree", 0) + kib.get("Buffers", 0) + kib.get("Cached", 0)
     return kib.get("MemAvailable", before_3_14) * 1024
@@ -188,9 +186,23 @@ def _total_bytes(root: Path) -> int:
     try:
         return _kib_of((root / "proc/meminfo").read_text().splitlines())["MemTotal"] * 1024
     except (OSError, KeyError):
-        import psutil
+        return _told_by_psutil("total")
 
-        return int(psutil.virtual_memory().total)
+
+def _told_by_psutil(name: str) -> int:
+    """The RAM of systems other than Linux.
+
+    Raises:
+        UserError: under Linux it reads the same files.
+    """
+    import psutil
+
+    try:
+        return int(getattr(psutil.virtual_memory(), name))
+    except OSError as error:
+        raise UserError(
+            say("{file}, cannot be read, where the system tells of its memory; mount /proc", file=error.filename)
+        ) from None
 
 
 def _kib_of(lines: list[str]) -> dict[str, int]:

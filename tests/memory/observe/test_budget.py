@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from memory.observe import budget
-from memory.observe.budget import free_host_bytes, measure_budget
+from memory.observe.budget import free_host_bytes, host_limits, measure_budget
+from settings.fields import UserError
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import GIB, ME, MIB, FakeMachine
 
@@ -142,3 +143,12 @@ def test_a_process_alone_owns_nothing_of_those_beside_it(tmp_path):
     machine.process(101, parent=50, anon=2 * GIB)
     assert ask(machine).available_bytes == 5 * GIB
     assert ask(machine, ranks=2).available_bytes == (4 + 1 + 2) * GIB // 2
+
+
+def test_where_nothing_tells_of_the_memory_that_is_said(tmp_path, monkeypatch):
+    def unread():
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr("psutil.virtual_memory", unread)
+    with pytest.raises(UserError, match=r"/proc/meminfo, cannot be read, .*; mount /proc"):
+        host_limits(root=tmp_path)
