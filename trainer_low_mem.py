@@ -35,7 +35,7 @@ from training.processes.peers import Peers
 from training.recording import Recorder
 from training.recovering import Recovery
 from training.report.card import write_card
-from training.report.endings import Interrupted
+from training.report.endings import STOP, Interrupted
 from training.report.history import plot
 from training.report.journal import Journal
 from training.report.summary import Summary, resume_command
@@ -137,7 +137,7 @@ class LowMemTrainer:
     def _loop(self) -> None:
         """Step, evaluate, save, until all steps are done, or no evaluation gets better."""
         live, keeper, steps = self.live, self.live.keeper, self.steps
-        self.save_asked = False
+        self.save_asked = self.is_wished = False
         if live.state.step == 0:
             self.evaluator.evaluate()
         while live.state.step < steps.max_steps and not live.best.should_stop:
@@ -164,7 +164,8 @@ class LowMemTrainer:
                     step=number, folder=live.start.run_dir, command=resume_command(self.config),
                 )  # fmt: skip
                 if live.is_main:
-                    note_stop(live.start.run_dir)
+                    if self.is_wished:  # a signal may mean this machine alone, and the run goes on without it
+                        note_stop(live.start.run_dir)
                     say_after_launcher(str(told))
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
@@ -187,7 +188,9 @@ class LowMemTrainer:
 
     def _stop_asked(self) -> tuple[bool, bool]:
         """Whether any process was asked to stop, and whether any has nothing left to shrink."""
-        stop, save_now = self.interrupts.hear(self.journal.wish())
+        wish = self.journal.wish()
+        self.is_wished |= wish == STOP
+        stop, save_now = self.interrupts.hear(wish)
         stop, save_now, exhausted = sum_over(
             self.accelerator, stop, save_now, float(self.live.keeper.exhausted is not None)
         )

@@ -35,8 +35,9 @@ from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, markdown, picture_place, write_section
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import events_of
-from config import load
+from config import GenerateConfig, load
 from data.prepare.preparing import find_prepared
+from model.formats.answering import HEEDED, other_than_default
 from training.checkpoints.runs import SETTINGS_FILE
 from units import format_size
 
@@ -90,7 +91,8 @@ def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -
     """What `evaluate` says of a folder: loss, perplexity and the recipe's scores."""
     alike = [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir", "objective", *LENGTHS)]
     # ours would search by itself, the peer's would not
-    searched = [f"--{name}={settings[name]}" for name in ("num_beams", "length_penalty") if settings["num_beams"] > 1]
+    kept = other_than_default(GenerateConfig(**{name: settings[name] for name in HEEDED}))
+    searched = [f"--{name}={value}" for name, value in kept.items()]
     flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
              f"--metrics={RECIPES[recipe]}", *alike, *searched]  # fmt: skip
     child = run([PROGRAM, "evaluate", *flags], ROOT)

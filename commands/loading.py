@@ -141,20 +141,19 @@ def answering(config: Config, home: Path, learnt: Path, searches: bool = True) -
     Args:
         home: of the model. learnt: of the adapter over it, which goes before it; else the same. searches: whether there is
             a beam search here.
-    Raises:
-        UserError: the folder says what nobody can write by.
     """
-    named = {**answers_by(home), **answers_by(learnt)}
-    own = {name: value for name, value in named.items() if not config.given(name)}
+    told = {place: answers_by(place) for place in dict.fromkeys((home, learnt))}
+    own = {name: value for named, _ in told.values() for name, value in named.items() if not config.given(name)}
     is_search = own.get("num_beams", config.generate.num_beams) > 1 and config.generate.temperature == 0.0
     if not (searches and is_search):
         own = {name: value for name, value in own.items() if name not in SEARCH}
     config = config.changed(**own)
     notes = idle_search(config) if searches else []
+    notes += [say("{problem}; passed over", problem=problem) for _, found in told.values() for problem in found]
     if own:
-        told = ", ".join(f"--{name}={value}" for name, value in own.items())
+        settings = ", ".join(f"--{name}={value}" for name, value in own.items())
         text = "answers by {settings}, as the model's {file} says; flags go before it"
-        notes.append(say(text, settings=told, file=GENERATION_FILE))
+        notes.append(say(text, settings=settings, file=GENERATION_FILE))
     for note in notes:  # beside the answers, which a script may read from standard output
         Progress(1, rank() == 0, stream=sys.stderr).note(note)
     return config

@@ -6,6 +6,7 @@ is here), `count()` (how many there are; None: one, which all processes share) a
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -63,7 +64,8 @@ def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
 def passed_over(requested: str, device: Device, root: Path = Path("/")) -> list[str]:
     """What is to be told of a GPU that lies here and is not used, though nobody has chosen another device."""
     reason = backends()["cuda"].why_missing()
-    if requested != AUTO or device.name != "cpu" or not reason or not (root / "dev/nvidiactl").exists():
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if requested != AUTO or is_hidden or device.name != "cpu" or not reason or not (root / "dev/nvidiactl").exists():
         return []
     return [say("an NVIDIA GPU is in this machine and is not used: {reason}", reason=reason)]
 

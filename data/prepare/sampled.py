@@ -80,7 +80,10 @@ def sampled_lengths(config: Config) -> SampledLengths | None:
     if task.shards is not None:
         return None
     beside = find(held_out, "--validation_file") if held_out and not is_shards(held_out) else []
-    check_columns([*task.sources, *beside], task.columns)
+    here = [
+        source for source in (*task.sources, *beside) if isinstance(source.path, Path)
+    ]  # elsewhere each costs a journey
+    check_columns(here, task.columns)
     if task.kind == STREAM:
         return None
     rows, place, is_all = some_rows(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)

@@ -66,6 +66,7 @@ STRANGERS = {
     b"sqlite format 3\0": "is a database; write its rows as JSONL, CSV or Parquet",
 }  # fmt: skip
 TAR, TAR_AT = b"ustar", 257
+NULS = 16  # of so many bytes of a text one may be NUL; of UTF-16 each second one is, and of other files many are
 
 
 @dataclass(frozen=True)
@@ -282,8 +283,8 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
         raise UserError(f"{name} = {path}, {ENCRYPTED}")
     if kind in TABLES:
         raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it again")
-    if kind == TEXT and b"\0" in start:
-        problem = say("holds NUL bytes: it is no text in UTF-8")
+    if kind == TEXT and start.count(b"\0") * NULS > len(start):
+        problem = say("holds many NUL bytes: it is no text in UTF-8")
         raise UserError(say("{name} = {value}, {problem}", name=name, value=path, problem=problem))
     if kind == JSONL and start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
         kind = JSON

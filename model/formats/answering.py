@@ -21,20 +21,24 @@ HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
 _WORDS = {"True": True, "False": False}  # of `early_stopping`, which transformers reads as JSON's
 
 
-def answers_by(folder: Path) -> dict[str, Any]:
-    """The settings that a model's folder names and that are not the defaults, as `config.GenerateConfig` has them.
-
-    Raises:
-        UserError: the file is broken, or no answer can be written by what it says.
+def answers_by(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a model's folder names and that are not the defaults, as `config.GenerateConfig` has them; and what is
+    wrong with others, which are passed over.
     """
     path = folder / GENERATION_FILE
     if not path.is_file():
-        return {}
-    named = {name: value for name, value in read_json(path).items() if name in HEEDED and value is not None}
+        return {}, []
+    found, problems = dict[str, Any](), list[str]()
     try:
-        return other_than_default(load("generate", {name: str(value) for name, value in named.items()}).generate)
+        named = {name: value for name, value in read_json(path).items() if name in HEEDED and value is not None}
     except UserError as error:
-        raise UserError(*(f"{path}: {problem}" for problem in error.problems)) from None
+        return {}, error.problems
+    for name, value in named.items():
+        try:
+            found |= other_than_default(load("generate", {name: str(value)}).generate)
+        except UserError as error:
+            problems += [f"{path}: {problem.removeprefix('--')}" for problem in error.problems]
+    return found, problems
 
 
 def keep_answers(folder: Path, settings: GenerateConfig) -> None:

@@ -17,7 +17,6 @@ from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.decoding.generation import generate
 from model.formats.answering import GENERATION_FILE, answers_by, keep_answers
-from settings.fields import UserError
 from tests.commands.test_chat import save_adapter
 from tests.training.small_trained import SHAPE, save_trained
 
@@ -42,11 +41,11 @@ def folder(tmp_path: Path) -> Path:
 def test_what_is_kept_is_read_again_beside_the_tokens(folder: Path) -> None:
     before = json.loads((folder / GENERATION_FILE).read_text())
     keep_answers(folder, GenerateConfig(max_new_tokens=7, temperature=0.5))
-    assert json.loads((folder / GENERATION_FILE).read_text()) == before and answers_by(folder) == {}
+    assert json.loads((folder / GENERATION_FILE).read_text()) == before and answers_by(folder) == ({}, [])
     keep_answers(folder, SEARCH)
     assert json.loads((folder / GENERATION_FILE).read_text()) == {**before, **KEPT}
-    assert answers_by(folder) == KEPT
-    assert answers_by(folder / "nowhere") == {}
+    assert answers_by(folder) == (KEPT, [])
+    assert answers_by(folder / "nowhere") == ({}, [])
 
 
 def test_transformers_answers_by_it_as_this_program_does(tmp_path: Path) -> None:
@@ -90,14 +89,20 @@ def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 )
 def test_published_files(tmp_path: Path, content: dict[str, Any], found: dict[str, Any]) -> None:
     (tmp_path / GENERATION_FILE).write_text(json.dumps(content))
-    assert answers_by(tmp_path) == found
+    assert answers_by(tmp_path) == (found, [])
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"num_beams": "many"}', '{"num_beams": 0}', '{"early_stopping": 7}'])
-def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / GENERATION_FILE).write_text(text)
-    with pytest.raises(UserError, match=GENERATION_FILE):
-        answers_by(tmp_path)
+@pytest.mark.parametrize("text", ["{", "[]", '{"num_beams": "many"}', '{"num_beams": 300}', '{"early_stopping": 7}'])
+def test_what_nobody_can_write_by_is_told_and_passed_over(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """A published model answers all the same."""
+    (folder / GENERATION_FILE).write_text(text)
+    assert how(answering(settings(), folder, folder)) == how(Config())
+    told = capsys.readouterr().err
+    assert GENERATION_FILE in told and told.count("; passed over") == 1
+    (folder / GENERATION_FILE).write_text('{"num_beams": 300, "no_repeat_ngram_size": 3}')
+    assert how(answering(settings(), folder, folder))["no_repeat_ngram_size"] == 3, "what is sound is heeded"
 
 
 def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Path) -> None:
@@ -107,4 +112,4 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
     keep_answers(adapter, GenerateConfig(num_beams=2))
     assert how(answering(settings(), folder, adapter)) == {**KEPT, "num_beams": 2}
     merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "merged"))
-    assert answers_by(tmp_path / "merged") == {**KEPT, "num_beams": 2}
+    assert answers_by(tmp_path / "merged") == ({**KEPT, "num_beams": 2}, [])

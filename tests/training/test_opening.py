@@ -19,7 +19,7 @@ from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run, is_stopped, note_stop, resume_run
 from training.opening import few_steps, narrowed
-from training.processes.launch import launch_marks
+from training.processes.launch import is_restart_of, launch_marks
 from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from training.start.schedules import Steps
 
@@ -72,6 +72,21 @@ def test_a_job_on_several_machines_goes_on_from_any_of_them(tmp_path: Path, monk
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
     assert goes_on(now(tmp_path)), "also where one machine is left"
+    resume_run(run_dir, launch=launch_marks())
+    assert {"another-machine 7 1.00", "job-7"} < set(json.loads((run_dir / "run.json").read_text())["launch"])
+    note_stop(run_dir)
+    assert is_stopped(run_dir), "the machine that was asked knows itself"
+    replaced = {**json.loads((run_dir / "run.json").read_text()), "launch": ["job-7"]}
+    (run_dir / "run.json").write_text(json.dumps(replaced))
+    assert goes_on(now(tmp_path)) and not is_stopped(run_dir), "a job's name may be that of another start"
+
+
+def test_a_launcher_that_cannot_be_looked_at_is_taken_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container of its own: then the restart alone decides."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr("psutil.Process.parents", lambda self: [])
+    (mark,) = launch_marks()
+    assert mark.endswith(" unknown") and is_restart_of([mark]) and not is_restart_of(["another-machine 7 1.00"])
 
 
 def test_a_run_that_was_stopped_stays_so_until_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

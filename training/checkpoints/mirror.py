@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
@@ -165,6 +166,22 @@ class Mirror:
             raise UserError(
                 f"{self.what}, cannot be restored ({_reason(error)}); check address, network and disk"
             ) from None
+
+    def record(self) -> dict[str, Any]:
+        """What `run.json` says there; empty where there is none.
+
+        Raises:
+            UserError: the address cannot be read.
+        """
+        try:
+            if self._system.get_file_info(f"{self._path}/{RUN_FILE}").type == fs.FileType.NotFound:
+                return {}
+            content = json.loads(self._read(RUN_FILE))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{self.what}, cannot be read ({_reason(error)}); check address and network") from None
+        except (ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def _named(self) -> list[str]:
         """The names in LATEST: of the latest, and of the best if there is one; none before the first copy."""

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -156,35 +156,39 @@ def resume_run(run_dir: str | Path, is_main: bool = True, launch: Sequence[str] 
         with writing("output_dir", run_dir.parent):
             for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
                 remove(path)
-            now = {"launch": list(launch), "is_stopped": False, "resumed": time.time()}
-            _write_record(run_dir, {**(read_run(run_dir) or {}), **now, "order": _next_order(run_dir.parent)})
+            record = read_run(run_dir) or {}
+            earlier = record["launch"] if is_own(record) else []  # of the same torchrun, on other machines
+            now = {"launch": sorted({*launch, *earlier}), "is_stopped": False, "resumed": time.time()}
+            _write_record(run_dir, {**record, **now, "order": _next_order(run_dir.parent)})
     return run_dir
 
 
 def note_stop(run_dir: str | Path) -> None:
-    """Note that a run was stopped as asked, so that its launcher does not start it again.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    _write_record(Path(run_dir), {**(read_run(run_dir) or {}), "is_stopped": True})
+    """Note that a run was stopped as asked, so that its launcher does not start it again."""
+    with suppress(OSError):  # a full disk: then it does
+        _write_record(Path(run_dir), {**(read_run(run_dir) or {}), "is_stopped": True})
 
 
 def run_of_launch(output_dir: str | Path) -> Path | None:
     """The run that this torchrun has begun and starts again now."""
     found = (run_dir for _, run_dir, _ in sorted(_all_runs(output_dir), reverse=True))
-    return next((run_dir for run_dir in found if is_own(run_dir)), None)
+    return next((run_dir for run_dir in found if is_own(read_run(run_dir))), None)
 
 
-def is_own(run_dir: Path) -> bool:
-    """Whether this torchrun has begun a run, and starts it again now."""
-    marks = (read_run(run_dir) or {}).get("launch")
-    return isinstance(marks, list) and is_restart_of([str(mark) for mark in marks])
+def is_own(record: Mapping[str, Any] | None, by_job: bool = True) -> bool:
+    """Whether this torchrun has begun the run with this `run.json`, and starts it again now.
+
+    Args:
+        by_job: whether the name of the job is enough to tell.
+    """
+    marks = (record or {}).get("launch")
+    return isinstance(marks, list) and is_restart_of([str(mark) for mark in marks], by_job)
 
 
 def is_stopped(run_dir: Path) -> bool:
     """Whether a run of this torchrun was stopped as asked, and is started again now."""
-    return is_own(run_dir) and (read_run(run_dir) or {}).get("is_stopped") is True
+    record = read_run(run_dir) or {}
+    return record.get("is_stopped") is True and is_own(record, by_job=False)
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:

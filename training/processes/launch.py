@@ -9,6 +9,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 BY_ACCELERATE = "ACCELERATE_MIXED_PRECISION"  # which it always sets, also for one process
@@ -51,22 +56,47 @@ def restarts() -> int:
 
 
 def launch_marks() -> list[str]:
-    """What all attempts of this torchrun have in common and no other start has: its own process on this machine, and between
-    machines the name of its job. None without torchrun.
+    """What the attempts of this torchrun have in common: its own process on this machine, which no other start has, and
+    between machines the name of its job, which another may have too. None without torchrun.
     """
     if RESTARTS not in os.environ:
         return []
+    several = _number("GROUP_WORLD_SIZE", 1) > 1
+    return [_launcher(), *([os.environ[JOB]] if several and _named_job() else [])]
+
+
+def is_restart_of(marks: Sequence[str], by_job: bool = True) -> bool:
+    """Whether torchrun has started this process again after the attempt that left these `launch_marks`.
+
+    Args:
+        by_job: whether the name of the job is enough.
+    """
+    if restarts() == 0:
+        return False
+    return _launcher() in marks or (by_job and _named_job() and os.environ[JOB] in marks)
+
+
+def _named_job() -> bool:
+    return os.environ.get(JOB, "none") != "none"
+
+
+def _launcher() -> str:
+    """The process of torchrun: the nearest above this one that was not started by it. A script may lie between them."""
     import psutil
 
-    launcher = psutil.Process(os.getppid())
-    here = f"{platform.node()} {launcher.pid} {launcher.create_time():.2f}"
-    return [here, os.environ.get(JOB, "none")] if _number("GROUP_WORLD_SIZE", 1) > 1 else [here]
+    try:
+        above = next(parent for parent in psutil.Process().parents() if RESTARTS not in parent.environ())
+        return f"{platform.node()} {above.pid} {_start_of(above)}"
+    except (psutil.Error, OSError, StopIteration):  # in a container of its own, or another user's
+        return f"{platform.node()} unknown"
 
 
-def is_restart_of(marks: Sequence[str]) -> bool:
-    """Whether torchrun has started this process again after the attempt that left these `launch_marks`."""
-    job = os.environ.get(JOB, "none")
-    return restarts() > 0 and any(mark in (job, *launch_marks()) for mark in marks if mark != "none")
+def _start_of(process: Process) -> str:
+    """When a process began, by a clock that nobody sets."""
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # no Linux
+        return f"{process.create_time():.2f}"
 
 
 def _number(name: str, default: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
 from settings.fields import AUTO, read_settings_file
 from training.checkpoints.mirror import Mirror
-from training.checkpoints.runs import SETTINGS_FILE, is_own, newest_run, run_of_launch
+from training.checkpoints.runs import SETTINGS_FILE, is_own, newest_run, read_run, run_of_launch
 from training.processes.launch import num_processes, restarts
 
 
@@ -28,14 +28,16 @@ def goes_on(config: Config, brings: bool = True) -> bool:
     """
     asked, run = config.train.is_keep_training, config.run
     if run.run_name == AUTO:
-        return asked is True or run_of_launch(run.output_dir) is not None
+        return asked is True or (restarts() > 0 and run_of_launch(run.output_dir) is not None)
     if asked is False and not restarts():
         return False
     folder = Path(run.output_dir) / run.run_name
     if brings and run.checkpoint_mirror is not None:
-        Mirror(run.checkpoint_mirror, run.run_name).restore(folder, config.train.keep_latest_n_ckp)
+        mirror = Mirror(run.checkpoint_mirror, run.run_name)
+        if asked is not False or is_own(read_run(folder) or mirror.record()):
+            mirror.restore(folder, config.train.keep_latest_n_ckp)
     is_there = os.path.isfile(folder / SETTINGS_FILE)  # which a name too long for a file is not, either
-    return asked is True or (is_there and (asked == AUTO or is_own(folder)))
+    return asked is True or (is_there and (asked == AUTO or is_own(read_run(folder))))
 
 
 def find_run_to_resume(config: Config) -> Path:

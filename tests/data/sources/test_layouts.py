@@ -144,7 +144,7 @@ def test_a_stray_byte_is_not_gbk(tmp_path: Path) -> None:
         ("a.db", b"SQLite format 3\0", "is a database"),
         ("a.txt", b"name".ljust(257, b"\0") + b"ustar\x0000", "is an archive; unpack it"),
         ("a.tar.gz", b"\x1f\x8b\x08", "is an archive; unpack it"),
-        ("a.bin", b"words\0", "holds NUL bytes"),
+        ("a.bin", b"words\0" * 9, "holds many NUL bytes"),
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "is a git-lfs pointer"),
         ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "is a git-lfs pointer"),
         ("a.csv", "prompt,response\n".encode("utf16"), "is UTF-16; save it as UTF-8"),
