@@ -38,7 +38,7 @@ from training.checkpoints.runs import (
 )
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.interrupts import interrupt_main_thread
-from training.processes.launch import launch_marks, local_processes
+from training.processes.launch import OWN_STORES, launch_marks, local_processes, meets_where_the_last_met
 from training.report.heartbeat import Beginning
 from training.report.progress import Progress
 from training.start.adapted import home_of
@@ -176,6 +176,9 @@ def open_run(
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
     begin.notes += passed_over(config.run.device, device)
+    if meets_where_the_last_met():
+        remark = "a restart by torchrun may wait for ever: its processes would meet where the attempt before has left its addresses; export {name}=1 first"
+        begin.notes.append(say(remark, name=OWN_STORES))
     return Opening(begin, spec, budget, mirror, device, base_bytes, processes)
 
 

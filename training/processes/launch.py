@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from psutil import Process
 
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
+OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 BY_ACCELERATE = "ACCELERATE_MIXED_PRECISION"  # which it always sets, also for one process
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
@@ -74,6 +75,16 @@ def is_restart_of(marks: Sequence[str], by_job: bool = True) -> bool:
     if restarts() == 0:
         return False
     return _launcher() in marks or (by_job and _named_job() and os.environ[JOB] in marks)
+
+
+def meets_where_the_last_met() -> bool:
+    """Whether a restart would find addresses of the attempt before it, where torch's processes meet: some then wait for ever.
+
+    Source: torch 2.13, distributed/rendezvous.py, which counts on a new store for each attempt.
+    """
+    restarts_allowed = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get(OWN_STORES) != "1"
+    return num_processes() > 1 and restarts_allowed and is_shared
 
 
 def _named_job() -> bool:
