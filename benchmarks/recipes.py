@@ -162,15 +162,8 @@ class Peer:
     def train(self, steps: int, name: str) -> Trained:
         """Train from random weights, into the folder `name`; one that lies there after as many such steps is taken as it is."""
         folder = self._work / name
-        words = [
-            "-m",
-            "benchmarks.parts.recipe_peer",
-            str(self._rows),
-            str(self._ours),
-            str(folder),
-            str(steps),
-            *self._words,
-        ]
+        places = [str(place) for place in (self._rows, self._ours, folder)]
+        words = ["-m", "benchmarks.parts.recipe_peer", *places, str(steps), *self._words]
         before = json.loads((folder / TRAINED_FILE).read_text()) if (folder / TRAINED_FILE).exists() else {}
         if before.get("words") == words:
             return Trained(folder, before["seconds"], before["peak_bytes"], before["curve"])

@@ -27,7 +27,7 @@ from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
-from training.start.adapted import adapter_folders, base_of, learnt_last
+from training.start.adapted import adapter_folders
 from training.start.adapters import AdapterSet
 
 ALL_TURNS = 1000  # the oldest leave where they do not fit
@@ -50,8 +50,7 @@ def chat(config: Config) -> None:
     """
     check_one_process("chat")
     folder = find_model(config)
-    learnt = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter))
-    config = answering(config, base_of(folder), learnt)
+    config = answering(config, folder, adapter_folders(folder, config.checkpoint.adapter))
     writing = writing_of(config, 1)
     trained = load_trained(config, folder, writing)
     trained.rows_at_once(1, writing)

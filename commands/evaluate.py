@@ -41,8 +41,8 @@ def evaluate(config: Config) -> Evaluation:
             measured, and took more.
     """
     names, folder = metric_names(config.metrics.metrics), find_model(config)
-    learnt = learnt_last(folder, check_one_adapter(config, folder))
-    config = answering(config, base_of(folder), learnt)
+    adapters = check_one_adapter(config, folder)
+    learnt, config = learnt_last(folder, adapters), answering(config, folder, adapters)
     config, prepared, loader = evaluation_rows(config, learnt, base_of(folder))
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu

@@ -62,8 +62,7 @@ def generate(config: Config) -> None:
         raise UserError("--input = none, there is nothing to answer; give a text, or a file of prompts")
     folder, bad_rows = find_model(config), BadRows(config.data.skip_bad_rows)
     adapters = check_one_adapter(config, folder)
-    learnt = learnt_last(folder, adapters)
-    config = answering(config, base_of(folder), learnt)
+    config = answering(config, folder, adapters)
     prompts = _prompts(config, given, bad_rows)
     output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
     if output is not None:
@@ -72,7 +71,7 @@ def generate(config: Config) -> None:
             told = "{file} holds {answers} already; continuing after them"
             Progress(1).note(say(told, file=config.answer.output, answers=counted(done, "answer")))
     asked = config.answer.generate_batch_size
-    if only_pretrained(learnt) and "<extra_id_" not in given:
+    if only_pretrained(learnt_last(folder, adapters)) and "<extra_id_" not in given:
         told = say(
             "the model has only been pretrained: it fills gaps such as <extra_id_0>, and answers once it is finetuned"
         )

@@ -135,14 +135,14 @@ def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing
     return Writing(rows, source, how.max_new_tokens, how.num_beams, how.temperature > 0.0)
 
 
-def answering(config: Config, home: Path, learnt: Path, searches: bool = True) -> Config:
+def answering(config: Config, folder: Path, adapters: list[Path], searches: bool = True) -> Config:
     """The settings with what a model's folder says of how it answers, where nobody has said so for now; it is told.
 
     Args:
-        home: of the model. learnt: of the adapter over it, which goes before it; else the same. searches: whether there is
-            a beam search here.
+        folder: of the model. adapters: over it; what the one that is on says goes before. searches: whether there is a beam
+            search here.
     """
-    told = {place: answers_by(place) for place in dict.fromkeys((home, learnt))}
+    told = {place: answers_by(place) for place in dict.fromkeys((base_of(folder), learnt_last(folder, adapters)))}
     own = {name: value for named, _ in told.values() for name, value in named.items() if not config.given(name)}
     is_search = own.get("num_beams", config.generate.num_beams) > 1 and config.generate.temperature == 0.0
     if not (searches and is_search):

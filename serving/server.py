@@ -28,7 +28,6 @@ from serving.asking import Texts
 from serving.engine import Engine
 from serving.flow import Bridge
 from settings.fields import AUTO
-from training.start.adapted import base_of, learnt_last
 from units import format_size
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
@@ -46,8 +45,7 @@ def serve(config: Config) -> None:
     board = config.board
     token = token_of(board.token, board.host, "use this model")
     folder = find_model(config)
-    learnt = learnt_last(folder, check_one_adapter(config, folder))
-    config = answering(config, base_of(folder), learnt, searches=False)
+    config = answering(config, folder, check_one_adapter(config, folder), searches=False)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
         trained = load_trained(config, folder, writing_of(config, 1))
         api = api_of(trained, config)

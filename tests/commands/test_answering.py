@@ -56,7 +56,7 @@ def test_transformers_answers_by_it_as_this_program_does(tmp_path: Path) -> None
     ids = Tokenizer.load(folder).encode_batch(["what flows below the bridge?"])[0].tolist()
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
     expected = theirs.generate(torch.tensor([[*ids, 1]]), max_new_tokens=12)[0].tolist()
-    config = answering(settings(max_new_tokens=12), folder, folder)
+    config = answering(settings(max_new_tokens=12), folder, [])
     (answer,) = generate(hf_format.load(folder), [[*ids, 1]], config.generate)
     (greedy,) = generate(hf_format.load(folder), [[*ids, 1]], GenerateConfig(max_new_tokens=12))
     assert answer == [token for token in expected[1:] if token not in (0, 1)] != greedy
@@ -64,18 +64,18 @@ def test_transformers_answers_by_it_as_this_program_does(tmp_path: Path) -> None
 
 def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_answers(folder, SEARCH)
-    assert how(answering(settings(), folder, folder)) == KEPT
+    assert how(answering(settings(), folder, [])) == KEPT
     assert "answers by --num_beams=4, --length_penalty=0.6" in capsys.readouterr().err
-    assert how(answering(settings(length_penalty=2), folder, folder)) == {**KEPT, "length_penalty": 2.0}
+    assert how(answering(settings(length_penalty=2), folder, [])) == {**KEPT, "length_penalty": 2.0}
     assert "changes nothing" not in capsys.readouterr().err
     plain = how(GREEDY := Config())
     for flags in ({"num_beams": 1}, {"temperature": 0.7}):
-        assert how(answering(settings(**flags), folder, folder)) == {**plain, "no_repeat_ngram_size": 2}
-    greedy = answering(GREEDY, folder, folder, searches=False)  # as `serve` writes
+        assert how(answering(settings(**flags), folder, [])) == {**plain, "no_repeat_ngram_size": 2}
+    greedy = answering(GREEDY, folder, [], searches=False)  # as `serve` writes
     assert how(greedy) == {**plain, "no_repeat_ngram_size": 2}
     capsys.readouterr()
     (folder / GENERATION_FILE).unlink()
-    assert how(answering(settings(length_penalty=2), folder, folder)) == {**plain, "length_penalty": 2.0}
+    assert how(answering(settings(length_penalty=2), folder, [])) == {**plain, "length_penalty": 2.0}
     assert "--length_penalty = 2.0, changes nothing here without --num_beams=4" in capsys.readouterr().err
 
 
@@ -98,11 +98,11 @@ def test_what_nobody_can_write_by_is_told_and_passed_over(
 ) -> None:
     """A published model answers all the same."""
     (folder / GENERATION_FILE).write_text(text)
-    assert how(answering(settings(), folder, folder)) == how(Config())
+    assert how(answering(settings(), folder, [])) == how(Config())
     told = capsys.readouterr().err
     assert GENERATION_FILE in told and told.count("; passed over") == 1
     (folder / GENERATION_FILE).write_text('{"num_beams": 300, "no_repeat_ngram_size": 3}')
-    assert how(answering(settings(), folder, folder))["no_repeat_ngram_size"] == 3, "what is sound is heeded"
+    assert how(answering(settings(), folder, []))["no_repeat_ngram_size"] == 3, "what is sound is heeded"
 
 
 def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Path) -> None:
@@ -110,6 +110,6 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
     adapter = save_adapter(folder, tmp_path / "adapter", 1)
     Tokenizer.load(folder).save(adapter)
     keep_answers(adapter, GenerateConfig(num_beams=2))
-    assert how(answering(settings(), folder, adapter)) == {**KEPT, "num_beams": 2}
+    assert how(answering(settings(), folder, [adapter])) == {**KEPT, "num_beams": 2}
     merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "merged"))
     assert answers_by(tmp_path / "merged") == ({**KEPT, "num_beams": 2}, [])
