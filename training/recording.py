@@ -19,11 +19,8 @@ class Recorder:
 
     def __init__(self, live: LiveRun, planned_peak_bytes: int) -> None:
         self.live, self._planned_peak_bytes = live, planned_peak_bytes
-        self._steps, self._seconds, self._tokens = (
-            0,
-            0.0,
-            0,
-        )  # done here: a run that is continued has done others before
+        # done here: a run that is continued has done others before
+        self._steps, self._seconds, self._tokens = 0, 0.0, 0
         self._first_over: int | None = None  # the step after which the peak was first above the budget
 
     def step(self, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
