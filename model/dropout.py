@@ -141,25 +141,27 @@ class Dropout:
         """Exact inverse of the share that the 16-bit threshold keeps."""
         return 65536 / (32768 - self.threshold)
 
+    def _keys(self) -> Tensor:
+        """(B,) int64: each row's key, at no site."""
+        assert self.rows.keys is not None, "dropout needs a key for every row"
+        return self.rows.keys.contiguous()
+
     def row_keys(self) -> Tensor:
         """(B,) int64: each row's key at this site."""
-        assert self.rows.keys is not None, "dropout needs a key for every row"
-        if not is_host(self.rows.keys):
+        if not is_host(keys := self._keys()):
             return self._keys_of_sites()[0][self.site % SITES_TOGETHER]
-        return mix(self.rows.keys + stride(self.site + 1))
+        return mix(keys + stride(self.site + 1))
 
     def token_keys(self) -> Tensor:
         """(N,) int64: each token's key at this site."""
-        assert self.rows.keys is not None, "dropout needs a key for every row"
-        if not is_host(self.rows.keys):
+        if not is_host(keys := self._keys()):
             return self._keys_of_sites()[1][self.site % SITES_TOGETHER]
-        keys, device = self.row_keys(), self.rows.keys.device
-        return mix(keys[self.rows.row_of_token(device)] + self.rows.positions(device) * _MIX_1)
+        places = self.rows.positions(keys.device) * _MIX_1
+        return mix(self.row_keys()[self.rows.row_of_token(keys.device)] + places)
 
     def _keys_of_sites(self) -> tuple[Tensor, Tensor]:
         """(s, B) and (s, N): the keys of rows and of tokens at the sites of a block, on a GPU."""
-        first, keys = self.site // SITES_TOGETHER * SITES_TOGETHER, self.rows.keys
-        assert keys is not None, "dropout needs a key for every row"
+        first, keys = self.site // SITES_TOGETHER * SITES_TOGETHER, self._keys()
 
         def make() -> tuple[Tensor, Tensor]:
             sites = np.array([stride(site + 1) for site in range(first, first + SITES_TOGETHER)], np.int64)
@@ -175,10 +177,11 @@ class Dropout:
 
     def drop_(self, x: Tensor) -> Tensor:
         """Drop elements of x (N, width), which is overwritten, and scale the others. Memory: a few chunks on a CPU."""
-        keys, width = self.token_keys(), x.shape[-1]
         if (compiled := kernels()) is not None and takes(x):
-            compiled.drop_tokens(x, keys, self.threshold, self.scale)
+            tokens = self.rows.row_of_token(x.device), self.rows.positions(x.device)
+            compiled.drop_tokens(x, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
             return x
+        keys, width = self.token_keys(), x.shape[-1]
         step = max(1, (way_of(x.device).dropped or x.numel()) // width)
         x.mul_(self.scale)
         for first in range(0, len(x), step):

@@ -68,7 +68,7 @@ class Kernels:
             ("attend_rows", [POINTER(RowsCall)], i), ("weigh_tile", [POINTER(TileCall)], i),
             ("weigh_tile_back", [POINTER(TileCall)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i, i], None),
             ("rms_norm", [p, p, p, p, n, n, f, i, i, i], i), ("rms_norm_back", [p, p, p, p, p, p, n, n, i, i, i], i),
-            ("drop_tokens", [p, p, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
+            ("drop_tokens", [p, p, p, p, c_uint64, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
             ("adafactor_norm", [p, p, p, n, n, i, i, POINTER(c_int)], c_double),
             ("chunk_loss", [p, p, p, p, n, n, f, f, f, i, i, i], i),
@@ -102,15 +102,21 @@ class Kernels:
         )  # fmt: skip
         return dx, parts.sum(0)
 
-    def drop_tokens(self, x: Tensor, keys: Tensor, threshold: int, scale: float) -> None:
-        """Drop numbers of x (N, width) in place, each token by its key (N,) int64, and scale the others."""
-        tokens, width = x.shape
-        threads = torch.get_num_threads()
+    def drop_tokens(
+        self, x: Tensor, keys: Tensor, rows: Tensor, places: Tensor, site: int, threshold: int, scale: float
+    ) -> None:
+        """Drop numbers of x (N, width) in place, and scale the others.
+
+        Args:
+            keys: (B,) int64, of the rows. rows, places: (N,) int64, each token's row and its place in it.
+            site: what a row's key is moved on by at this place of the model.
+        """
         _check(
             self.library.drop_tokens(
-                x.data_ptr(), keys.data_ptr(), tokens, width, threshold, scale, _is_bf16(x), threads
+                x.data_ptr(), keys.data_ptr(), rows.data_ptr(), places.data_ptr(), site % 2**64, *x.shape, threshold,
+                scale, _is_bf16(x), torch.get_num_threads(),
             )
-        )
+        )  # fmt: skip
 
     def round_weights(self, values: Tensor, weight: Tensor, key: int, first: int) -> None:
         """Write fp32 values into a bf16 weight, rounded by chance; `first`: place of the first in the whole weight."""

@@ -76,8 +76,10 @@ int rms_norm_back(
     return failed;
 }
 
-/* drop numbers of x (N, width) in place, each token by its key */
-int drop_tokens(void *x, const int64_t *keys, long tokens, long width, int threshold, float scale, int is_bf16, int threads)
+/* drop numbers of x (N, width) in place; a token's key comes of that of its row at this site, and its place in the row */
+int drop_tokens(
+    void *x, const uint64_t *row_keys, const int64_t *rows, const int64_t *places, uint64_t site, long tokens, long width,
+    int threshold, float scale, int is_bf16, int threads)
 {
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
@@ -88,7 +90,7 @@ int drop_tokens(void *x, const int64_t *keys, long tokens, long width, int thres
             continue;
         }
         load(x, is_bf16, t * width, width, line);
-        drop(line, width, keys[t], threshold, scale);
+        drop(line, width, mix(mix(row_keys[rows[t]] + site) + places[t] * MIX_1), threshold, scale);
         store(line, width, x, is_bf16, t * width);
     }
     return failed;
