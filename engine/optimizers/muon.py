@@ -1,12 +1,15 @@
 """Muon: the momentum of a matrix with all its singular values brought to about 1, so that it learns in all directions alike.
 
-A sum of gradients is dominated by a few directions, those of what is common; what is rare moves by little. Five turns of a
-polynomial in X Xᵀ bring the singular values together without finding them. It is made of products, in the dtype of the
-gradient. Here the step is scaled by the weight's RMS, but by that of the first step: scaled by what it has become, a matrix
-that all directions of which move grows faster the larger it is (to 80 times its size in 3,000 steps, where the loss rose).
+A sum of gradients is dominated by a few directions, those of what is common; what is rare moves by little. Three polynomials
+in X Xᵀ bring the singular values together without finding them. They are made of products, in the dtype of the gradient, and
+differ, each being the best for where the one before has left the values: so they do in three turns what takes one and the same
+polynomial five (docs/recipes.md). Here the step is scaled by the weight's RMS, but by that of the first step: scaled by what it
+has become, a matrix all directions of which move grows faster the larger it is (to 80 times its size in 3,000 steps, where the
+loss rose).
 Matrices take 0.4 of the learning rate, at which the rest (embedding, head, bias tables and vectors, Adafactor's way) learns
 best beside them (docs/recipes.md).
-Source: Jordan et al. 2024, Muon (github.com/KellerJordan/Muon), for momentum, polynomial and Nesterov's form.
+Source: Jordan et al. 2024, Muon (github.com/KellerJordan/Muon), for momentum and Nesterov's form; Amsel et al. 2025, The Polar
+Express (arXiv 2505.16932), for how polynomials are chosen one after the other.
 """
 
 from __future__ import annotations
@@ -20,10 +23,9 @@ from engine.optimizers.adafactor import Adafactor
 from engine.optimizers.base import Step, row_chunks, subtract_
 from engine.optimizers.together import EPSILON_SCALE, State, Together
 from model.shapes import is_block_matrix
-from optimizers import MUON_TURNS
+from optimizers import MUON_POLYNOMIALS
 
 BETA = 0.95
-ONE, THREE, FIVE = 3.4445, -4.7750, 2.0315  # the polynomial's, of the first, third and fifth power of a singular value
 MATRIX_RATE = 0.4
 LEAST_NORM = 1e-15  # below which a gradient counts as empty
 
@@ -83,13 +85,13 @@ class Muon(Adafactor):
 
     def _orthogonalise(self, name: str, tall: Tensor) -> None:
         """Bring the singular values of a matrix with more rows than columns from at most 1 to about 1, in place."""
-        for _ in range(MUON_TURNS):
+        for one, three, five in MUON_POLYNOMIALS:
             square = tall.t() @ tall
             if self._part(name) is not None:
                 square = self._sum(name, square.float()).to(tall.dtype)
-            square = torch.addmm(square, square, square, beta=THREE, alpha=FIVE)
+            square = torch.addmm(square, square, square, beta=three, alpha=five)
             for rows in row_chunks(tall):
-                tall[rows] = torch.addmm(tall[rows], tall[rows], square, beta=ONE)
+                tall[rows] = torch.addmm(tall[rows], tall[rows], square, beta=one)
 
 
 class MuonTogether(Together):
@@ -120,10 +122,10 @@ class MuonTogether(Together):
 
 def _orthogonal(tall: Tensor) -> Tensor:
     """Several matrices (count, n, m), n at least m, with their singular values brought from at most 1 to about 1."""
-    for _ in range(MUON_TURNS):
+    for one, three, five in MUON_POLYNOMIALS:
         square = tall.mT @ tall
-        square = torch.baddbmm(square, square, square, beta=THREE, alpha=FIVE)
-        tall = torch.baddbmm(tall, tall, square, beta=ONE)
+        square = torch.baddbmm(square, square, square, beta=three, alpha=five)
+        tall = torch.baddbmm(tall, tall, square, beta=one)
     return tall
 
 
