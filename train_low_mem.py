@@ -31,7 +31,7 @@ from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from language import join, say, speak
 from screen import guard, visible
 from settings.consistency import unheeded
-from settings.fields import AUTO, OverBudget, allowed, counted
+from settings.fields import AUTO, OverBudget, allowed, counted, reason_of
 from settings.help import ABOUT, command_help, general_help, versions
 from settings.program import missing, python
 from terminal import paragraphs
@@ -86,7 +86,7 @@ def _answered(arguments: list[str]) -> int:
             return 1
         place = error.filename or say("the output")
         told = say(
-            "{place}, cannot be written: {reason}; free space, and start again", place=place, reason=error.strerror
+            "{place}, cannot be written: {reason}; free space, and start again", place=place, reason=reason_of(error)
         )
         _print_refusal(_name_of(arguments), UserError(told))
         return 2

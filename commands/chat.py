@@ -23,7 +23,7 @@ from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.decoding.generation import stream
-from settings.fields import AUTO, counted
+from settings.fields import AUTO, counted, reason_of
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
@@ -249,7 +249,7 @@ class Session:
         try:
             self._write(Path(name).expanduser().resolve(), f"{line}\n".encode())
         except OSError as error:
-            return say("{file} cannot be written: {reason}", file=name, reason=error.strerror)
+            return say("{file} cannot be written: {reason}", file=name, reason=reason_of(error))
         questions = counted(len(self.turns) // 2, "question")
         return say("{file} holds this conversation, {questions} with answers", file=name, questions=questions)
 

@@ -38,7 +38,7 @@ from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.cost.generation import MOST_ROWS
-from settings.fields import AUTO, counted, is_encodable
+from settings.fields import AUTO, counted, is_encodable, reason_of
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
 from training.report.tracking import plain
@@ -234,7 +234,9 @@ class Output:
             self.marker.write_text(self._identity + "\n", encoding="utf8")
             self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
         except OSError as error:
-            raise UserError(f"--output = {self.path}, cannot be written: {error.strerror}; name another file") from None
+            raise UserError(
+                f"--output = {self.path}, cannot be written: {reason_of(error)}; name another file"
+            ) from None
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:

@@ -19,7 +19,7 @@ from data.tokenizers.published import FILE_NAME, VOCABULARY
 from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
-from settings.fields import UserError, listed
+from settings.fields import UserError, listed, reason_of
 from training.checkpoints.durable import TEMPORARY
 from training.checkpoints.folder import REPLACED
 from training.checkpoints.ownership import Ownership
@@ -92,7 +92,7 @@ def _made(output: Path, partial: Path, aside: Path) -> Iterator[None]:
         sync_folder(output.parent)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        raise UserError(f"--output = {output}, cannot be written: {error.strerror}; name another folder") from error
+        raise UserError(f"--output = {output}, cannot be written: {reason_of(error)}; name another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         _bring_back(aside, output)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from data.durable import is_full, put_in_place
 from data.locks import held
-from settings.fields import DoesNotFit, UserError
+from settings.fields import DoesNotFit, UserError, reason_of
 
 
 class Once(Protocol):
@@ -100,7 +100,7 @@ def _explain(target: Path, error: OSError, resumable: bool) -> str:
                 "again, it continues from there; or delete that folder and name another with --cache_dir or --shards_dir"
             )
         return f"{target.parent}: the disk is full; free space or name another folder with --cache_dir or --shards_dir"
-    reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror or str(error)
+    reason = "it is a file" if isinstance(error, FileExistsError) else reason_of(error)
     return f"{target.parent}: cannot be written ({reason}); name another folder with --cache_dir or --shards_dir"
 
 

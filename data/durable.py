@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -26,7 +26,7 @@ def writing(flag: str, folder: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"--{flag} = {folder}, cannot be written: {error.strerror}; free space or name another folder"
+            f"--{flag} = {folder}, cannot be written: {reason_of(error)}; free space or name another folder"
         ) from error
 
 

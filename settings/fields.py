@@ -41,6 +41,11 @@ class UserError(Exception):
         self.problems = list(problems)
 
 
+def reason_of(error: BaseException) -> str:
+    """What went wrong, in a line: the system's own word where there is one. Libraries raise an OSError that has none."""
+    return getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+
+
 class DoesNotFit(UserError):
     """The work cannot be done inside the memory budget. Ends the program with exit code 3."""
 
@@ -270,8 +275,8 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
         wrong = f"{line}{' '.join(str(error.problem or error.context).split())[:200]}"
         raise UserError(f"--config = {path}, cannot be read: {wrong}; name a YAML or JSON file of settings") from None
     except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
-        raise UserError(f"--config = {path}, cannot be read: {reason}; name a YAML or JSON file of settings") from None
+        told = "name a YAML or JSON file of settings"
+        raise UserError(f"--config = {path}, cannot be read: {reason_of(error)}; {told}") from None
     if not isinstance(content, dict):
         raise UserError(f"--config = {path}, is not a table of name: value lines; write it so")
     flat: dict[str, Any] = {}

@@ -170,7 +170,7 @@ def open_run(
             f"--effective_batch_size = {spec.counted.effective_batch_size}, is less than one row for each of {processes} "
             "processes; raise it"
         )
-    mirror = _mirror(begin.config, accelerator.is_main_process)
+    mirror = _mirror(begin, config.run.overwrite, accelerator)
     begin.notes += [*continues(begin, spec), *narrowed(begin, spec), *few_steps(begin, spec)]
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
@@ -182,11 +182,14 @@ def open_run(
     return Opening(begin, spec, budget, mirror, device, base_bytes, processes)
 
 
-def _mirror(config: Config, is_main: bool) -> Mirror | None:
-    uri = config.run.checkpoint_mirror
-    mirror = None if uri is None else Mirror(uri, config.run.run_name)
-    if mirror is not None and is_main:
-        mirror.check()
+def _mirror(begin: Start, overwrite: bool, accelerator: Accelerator) -> Mirror | None:
+    """Where checkpoints are copied; `overwrite` as this start was told, which a restart that goes on was as well."""
+    run = begin.config.run
+    if run.checkpoint_mirror is None:
+        return None
+    mirror = Mirror(run.checkpoint_mirror, run.run_name)
+    goes_on = begin.run_dir if begin.config.train.is_keep_training else None
+    by_main(accelerator, lambda: mirror.check(goes_on, overwrite))
     return mirror
 
 

@@ -13,7 +13,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from config import UserError
-from settings.fields import AUTO
+from settings.fields import AUTO, reason_of
 
 __all__ = ["Server", "address_of", "listen", "own_names", "server_of", "token_of"]
 
@@ -73,7 +73,7 @@ def listen(host: str, port: int) -> socket.socket:
             opened.pop_all()
     except OSError as error:
         raise UserError(
-            f"--port = {port}, cannot be listened at on {host}: {error.strerror}; name another, such as --port={port + 1}"
+            f"--port = {port}, cannot be listened at on {host}: {reason_of(error)}; name another, such as --port={port + 1}"
         ) from None
     return listener
 

@@ -35,7 +35,7 @@ from formats import (
     TSV,
 )
 from language import say
-from settings.fields import UserError, listed
+from settings.fields import UserError, listed, reason_of
 
 KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix != ".md")
 NO_ROWS = {  # what these describe is a dataset, prepared rows or a model
@@ -105,7 +105,7 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
             continue
         except OSError as error:
             problems.append(
-                f"{name} = {part}, {error.filename} cannot be read: {error.strerror}; name a folder that can be read whole"
+                f"{name} = {part}, {error.filename} cannot be read: {reason_of(error)}; name a folder that can be read whole"
             )
             continue
         if not found:
@@ -255,7 +255,7 @@ def _detect(path: Place, name: str, part: int = 0) -> Source:
             with path.open("rb") as file:
                 start = file.read(FIRST_BYTES)
         except OSError as error:
-            raise UserError(f"{name} = {path}, cannot be read: {error.strerror or error}") from None
+            raise UserError(f"{name} = {path}, cannot be read: {reason_of(error)}") from None
     else:
         with readable(f"{name} = {path}"), path.open("rb") as file:
             start = file.read(FIRST_BYTES)

@@ -9,7 +9,7 @@ service's own tools keep them (environment, profile, instance); an endpoint may 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,9 +20,13 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 
-_SECRET = re.compile(r"(?<=://)[^/@]*@")
+# a name and a password, which may hold a slash (a name with a colon is no bucket), or in the query one of these
+_SECRET = re.compile(
+    r"(?<=://)(?:[^/@]*|[^/@:\s]*:[^\s@?#,\"']*)@|(?<=[?&])(?:access_key|secret_key|session_token)=[^&\s\"']*",
+    re.IGNORECASE,
+)
 
 
 class State(NamedTuple):
@@ -80,8 +84,13 @@ def is_address(text: str) -> bool:
 
 
 def public(uri: str) -> str:
-    """The address without a user's name and password."""
+    """The address, or a text that holds it, without a user's name and password."""
     return _SECRET.sub("", uri)
+
+
+def public_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as others may read them: no names and passwords in their addresses."""
+    return {name: public(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def local_path(uri: str) -> Path | None:
@@ -148,7 +157,6 @@ def readable(what: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{what}, cannot be read ({reason}); check the address, the credentials and the network"
+            f"{what}, cannot be read ({public(reason_of(error))}); check the address, the credentials and the network"
         ) from None

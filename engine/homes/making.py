@@ -13,7 +13,7 @@ from engine.homes.places import FileHome, Home, RamHome
 from engine.homes.resting import RestingWeightStore
 from memory.cost.homes import SLOTS
 from memory.cost.work import FILE, Choice
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 from units import format_size
 
 
@@ -37,7 +37,7 @@ def resting_store(choice: Choice, device: Device, folder: Path, num_processes: i
             make_folder(folder)
             return FileHome(folder, size, largest, carrier)
         except OSError as error:
-            what = "there is no room" if is_full(error) else f"{error.strerror}"
+            what = "there is no room" if is_full(error) else f"{reason_of(error)}"
             raise UserError(
                 f"--weights_in = file, {format_size(size)} of weights cannot be put into {folder}: {what}; free space or "
                 "name another --weights_dir"

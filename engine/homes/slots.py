@@ -19,7 +19,7 @@ from torch import Tensor
 
 from devices.copies import Wait
 from engine.homes.places import Home
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 
 
 @dataclass(eq=False)
@@ -158,6 +158,6 @@ def _wait(slot: Slot) -> None:
         slot.moved.result()
     except OSError as error:
         raise UserError(
-            f"--weights_in = file, the weights' file cannot be read or written: {error.strerror or error}; continue from the "
+            f"--weights_in = file, the weights' file cannot be read or written: {reason_of(error)}; continue from the "
             "last checkpoint with --is_keep_training=True, on another disk with --weights_dir"
         ) from error

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bounded import MOST_TABLE_BYTES, read_text
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 
 CHECKSUMS_FILE = "checksums.json"
 STATE = "state"  # what only resuming needs lies below it, and is not published
@@ -132,5 +132,5 @@ def _damage(path: Path, entry: Entry, deep: bool) -> str:
         if deep and digest(path) != entry["sha256"]:
             return f"{path} is damaged: its content is not what was written"
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+        return f"{path} cannot be read: {reason_of(error)}"
     return ""

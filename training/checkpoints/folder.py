@@ -24,7 +24,7 @@ from pathlib import Path
 
 from data.durable import make_folder, sync, sync_folder
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 from training.checkpoints.durable import TEMPORARY, remove
 
 REPLACED, DAMAGED = ".replaced-", "damaged-"
@@ -218,11 +218,10 @@ class Checkpoints:
         """What is said of a checkpoint that cannot be written."""
         last = self.latest()
         kept = f"the checkpoint of step {step_of(last)} is whole" if last else "there is no earlier checkpoint"
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         going_on = f"; --is_keep_training=True --run_name={shlex.quote(self.folder.parent.name)} continues from there"
         advice = "free space or name another --output_dir" + (going_on if last else "")
         place = f"--output_dir = {self.folder.parent.parent}"
-        return UserError(f"{place}, cannot be written at step {step}: {reason}; {kept}; {advice}")
+        return UserError(f"{place}, cannot be written at step {step}: {reason_of(error)}; {kept}; {advice}")
 
 
 def name_of(step: int) -> str:

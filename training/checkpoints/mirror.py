@@ -3,7 +3,8 @@
 Each checkpoint is copied after its saving, and the best one stays beside it; `LATEST`, a text file, is written last: the
 folder of the latest, and that of the best. So it names whole ones whenever the machine dies. Nothing that it names is
 written to again: another content of the same step goes into a folder of its own, `step_00000050.2`. A run that is resumed
-on a machine without it, or with an older one, takes both from there, and compares their sums.
+on a machine without it, or with an older one, takes both from there, and compares their sums. A run is known by when it was
+started (`run.json`): what another of the same name has copied there is neither continued nor, unasked, replaced.
 
 What lies at the address may be anybody's: of all names there, only those that are written here are followed.
 The service is whatever `pyarrow.fs` opens; credentials come from where its own tools keep them.
@@ -27,10 +28,10 @@ from pyarrow import fs
 from data.durable import sync
 from data.sources.places import public
 from model.formats.checksums import CHECKSUMS_FILE, damages, describe, is_inside
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 from training.checkpoints.durable import TEMPORARY, remove, replace_text
 from training.checkpoints.folder import Checkpoints, name_of, step_of
-from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE
+from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE, read_run
 
 LATEST, CHECKPOINTS = "LATEST", "checkpoints"
 _FOLDER = re.compile(r"step_(\d{8,18})(\.\d{1,9})?")
@@ -52,26 +53,40 @@ class Mirror:
         try:
             self._system, path = fs.FileSystem.from_uri(uri)
         except (pa.ArrowException, OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{self.what}, cannot be opened ({reason}); write it as s3://bucket/folder, and see that it can be reached"
+                f"{self.what}, cannot be opened ({public(reason_of(error))}); write it as s3://bucket/folder (a space as %20), and see "
+                "that it can be reached"
             ) from None
-        self._path = f"{path.rstrip('/')}/{run_name}"
+        self._path, self._is_made = f"{path.rstrip('/')}/{run_name}", False
 
-    def check(self) -> None:
-        """Write and remove a small file.
+    def check(self, run_dir: Path | None = None, overwrite: bool = False) -> None:
+        """See that copies of a run can be made: nothing of another is there, and a small file can be written and removed.
 
+        Args:
+            run_dir: of a run that goes on; None: a new one. overwrite: whether it may replace another there.
         Raises:
-            UserError: the address cannot be written.
+            UserError: the address cannot be written, or holds another run of this name.
         """
         try:
+            if not overwrite and self._named() and not (run_dir and self._is_of(run_dir)):
+                raise UserError(
+                    f"{self.what}, holds another run named {self._path.rpartition('/')[2]}; continue that with "
+                    "--is_keep_training=True where this machine has none of the name, replace it with --overwrite=True, or "
+                    "name this one otherwise"
+                )
             self._system.create_dir(self._path, recursive=True)
             self._write("writable", b"")
             self._system.delete_file(f"{self._path}/writable")
+            self._is_made = True
         except (pa.ArrowException, OSError) as error:
             raise UserError(
-                f"{self.what}, cannot be written ({_reason(error)}); check the address and the credentials"
+                f"{self.what}, cannot be written ({public(reason_of(error))}); check the address and the credentials"
             ) from None
+
+    def _is_of(self, run_dir: Path) -> bool:
+        """Whether what is there has been copied by the run of this folder."""
+        ours = json.loads((run_dir / RUN_FILE).read_bytes())
+        return bool(self._record().get("started") == ours.get("started"))
 
     # --- there ---
 
@@ -83,20 +98,28 @@ class Mirror:
         Memory: buffers of a few MB.
         """
         try:
-            best = Checkpoints(run_dir, keep_latest=1).best()
-            named = [self._copied(checkpoint), *(self._known_best() if best is None else [self._copied(best)])]
+            # a place that is gone, such as a disk that was mounted there, is not made anew
+            if self._is_made and isinstance(self._system, fs.LocalFileSystem) and not Path(self._path).is_dir():
+                raise FileNotFoundError(f"{self._path} is no longer there")
+            best, is_ours = Checkpoints(run_dir, keep_latest=1).best(), self._is_of(run_dir)
+            known = [self._copied(best)] if best is not None else self._known_best(checkpoint) if is_ours else []
+            named = [self._copied(checkpoint), *known]
+            if not is_ours and self._holds_file(LATEST):  # another's copies never stand beside our settings
+                self._system.delete_file(f"{self._path}/{LATEST}")
             for name in (SETTINGS_FILE, RUN_FILE):
                 self._replace(name, (run_dir / name).read_bytes())
             self._replace(LATEST, "\n".join(named).encode())
             self._forget(run_dir, named)
         except (pa.ArrowException, OSError) as error:
-            return f"{self.what}, step {step_of(checkpoint)} could not be copied ({_reason(error)}); the next one tries again"
+            return f"{self.what}, step {step_of(checkpoint)} could not be copied ({public(reason_of(error))}); the next one tries again"
         return None
 
-    def _known_best(self) -> list[str]:
+    def _known_best(self, checkpoint: Path) -> list[str]:
         """The name of the best there, where the run knows of none."""
         with suppress(UserError):  # what was there before this run is written over
-            return self._named()[1:]
+            return [
+                name for name in self._named()[1:] if step_of(checkpoint.with_name(_plain(name))) <= step_of(checkpoint)
+            ]
         return []
 
     def _copied(self, folder: Path) -> str:
@@ -143,28 +166,34 @@ class Mirror:
         """Bring the latest copy and the best where this machine has none, or an older one.
 
         Returns:
-            the checkpoint brought; None: there is nothing newer.
+            the checkpoint brought, as it is there: where it is damaged and another is not, `Checkpoints.intact` tells and
+            takes that; None: there is nothing newer of this run.
         Raises:
             UserError: the address cannot be read, holds what no run writes, or the disk is full.
         """
         try:
-            names = self._named()
-            if not names:
+            names, begun = self._named(), read_run(run_dir)
+            if not names or (begun is not None and not self._is_of(run_dir)):
                 return None
-            here = Checkpoints(run_dir, keep_latest)
+            here, is_new = Checkpoints(run_dir, keep_latest), not run_dir.exists()
             newest = here.whole()
             if newest is not None and step_of(newest) >= step_of(run_dir / _plain(names[0])):
                 return None
             self._bring_settings(run_dir)
             here.folder.mkdir(exist_ok=True)
             here.clear_leftovers()
-            for name in dict.fromkeys(reversed(names)):  # the latest last: from then on the run is where it was
-                self._bring(here, name)
+            # the latest last: from then on the run is where it was
+            damaged = {name: found for name in dict.fromkeys(reversed(names)) if (found := self._bring(here, name))}
+            if len(damaged) == len(set(names)) and here.whole() is None:
+                if is_new:
+                    remove(run_dir)
+                told = "; ".join(f"the copy {name} is damaged: {', '.join(found)}" for name, found in damaged.items())
+                raise UserError(f"{self.what}, {told}; name another place")
             here.point()
             return here.folder / _plain(names[0])
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(
-                f"{self.what}, cannot be restored ({_reason(error)}); check address, network and disk"
+                f"{self.what}, cannot be restored ({public(reason_of(error))}); check address, network and disk"
             ) from None
 
     def record(self) -> dict[str, Any]:
@@ -174,18 +203,27 @@ class Mirror:
             UserError: the address cannot be read.
         """
         try:
-            if self._system.get_file_info(f"{self._path}/{RUN_FILE}").type == fs.FileType.NotFound:
-                return {}
-            content = json.loads(self._read(RUN_FILE))
+            return self._record()
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{self.what}, cannot be read ({_reason(error)}); check address and network") from None
+            raise UserError(
+                f"{self.what}, cannot be read ({public(reason_of(error))}); check address and network"
+            ) from None
+
+    def _record(self) -> dict[str, Any]:
+        if not self._holds_file(RUN_FILE):
+            return {}
+        try:
+            content = json.loads(self._read(RUN_FILE))
         except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 
+    def _holds_file(self, name: str) -> bool:
+        return bool(self._system.get_file_info(f"{self._path}/{name}").type != fs.FileType.NotFound)
+
     def _named(self) -> list[str]:
         """The names in LATEST: of the latest, and of the best if there is one; none before the first copy."""
-        if self._system.get_file_info(f"{self._path}/{LATEST}").type == fs.FileType.NotFound:
+        if not self._holds_file(LATEST):
             return []
         names = self._read(LATEST).decode(errors="replace").split("\n")
         if not 1 <= len(names) <= 2 or not all(_FOLDER.fullmatch(name) for name in names):
@@ -197,11 +235,11 @@ class Mirror:
         for file in (SETTINGS_FILE, RUN_FILE):
             replace_text(run_dir / file, self._read(file).decode())
 
-    def _bring(self, here: Checkpoints, name: str) -> None:
-        """Fetch one checkpoint, compare its sums, and give it its name."""
+    def _bring(self, here: Checkpoints, name: str) -> list[str]:
+        """Fetch one checkpoint, compare its sums, and give it its name; returns what is damaged in the copy."""
         final = here.folder / _plain(name)
         if self._is_here(final, name):
-            return
+            return []
         fresh = final.with_name(f"{TEMPORARY}{final.name}")
         for file, path in self._files(name):
             (fresh / file).parent.mkdir(parents=True, exist_ok=True)
@@ -210,11 +248,12 @@ class Mirror:
                     target.write(piece)
         if not fresh.is_dir():
             raise self._foreign(f"{LATEST} names {name}, which is not there")
-        if found := damages(fresh):
+        if not (found := damages(fresh)) or here.whole() is not None:
+            sync(fresh)
+            here.put_in_place(fresh, final)
+        else:
             remove(fresh)
-            raise UserError(f"{self.what}, the copy {name} is damaged: {'; '.join(found)}; name another place")
-        sync(fresh)
-        here.put_in_place(fresh, final)
+        return found
 
     def _is_here(self, final: Path, name: str) -> bool:
         sums = f"{CHECKPOINTS}/{name}/{CHECKSUMS_FILE}"
@@ -256,7 +295,3 @@ def _plain(name: str) -> str:
     match = _FOLDER.fullmatch(name)
     assert match is not None
     return name_of(int(match.group(1)))
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

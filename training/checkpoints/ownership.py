@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from bounded import read_text
 from data.locks import NO_LOCKS, lock_at
+from settings.fields import reason_of
 from training.checkpoints.durable import replace_text
 from training.report.wording import duration
 
@@ -61,7 +62,7 @@ class Ownership:
             ]
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                return [f"--output_dir = {run_dir.parent}, cannot be written: {error.strerror}; name another folder"]
+                return [f"--output_dir = {run_dir.parent}, cannot be written: {reason_of(error)}; name another folder"]
             lock = None
         if lock is None:
             self.remark = (

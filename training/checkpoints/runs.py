@@ -21,7 +21,7 @@ from bounded import read_text
 from data.durable import make_folder, sync, sync_folder, writing
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 from settings.names import name_problem, shown_name
 from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
 from training.checkpoints.folder import REPLACED, Checkpoints
@@ -296,7 +296,7 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
             replace_file(Path(run_dir, CHECKSUMS_FILE), lambda fresh: write_sums(fresh, published))
     except OSError as error:
         raise UserError(
-            f"--output_dir = {Path(run_dir).parent}, cannot be written: {error.strerror}; free space; "
+            f"--output_dir = {Path(run_dir).parent}, cannot be written: {reason_of(error)}; free space; "
             f"the model is whole in {checkpoint}"
         ) from error
 

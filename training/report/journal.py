@@ -17,6 +17,7 @@ from typing import Any
 from loguru import logger
 
 from config import PREFERENCES, Config
+from data.sources.places import public_values
 from data.text.templates import Template
 from language import english, join, say
 from memory.cleanup import CleanupRecord
@@ -143,7 +144,7 @@ class Journal:
 
     def begin(self, config: Config, plan: Plan, step: int) -> None:
         """What will be done, and the plan for it."""
-        self.metrics.write("start", step=step, run_name=config.run.run_name, settings=config.as_dict())
+        self.metrics.write("start", step=step, run_name=config.run.run_name, settings=public_values(config.as_dict()))
         self.plan(plan)
         self._began = self._clock()
         if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:

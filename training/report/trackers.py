@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import Config
+from data.sources.places import public_values
 from settings.fields import UserError, not_known
 from settings.packages import needs
 
@@ -105,5 +106,5 @@ def _settings(config: Config) -> dict[str, Any]:
     """Settings as trackers take them: numbers, truth values and words."""
     return {
         name: value if isinstance(value, (bool, int, float, str)) else str(value)
-        for name, value in config.as_dict().items()
+        for name, value in public_values(config.as_dict()).items()
     }

@@ -22,7 +22,7 @@ from loguru import logger
 
 from language import english
 from screen import visible
-from settings.fields import UserError
+from settings.fields import UserError, reason_of
 
 Listener = Callable[[dict[str, Any]], Any]  # takes an event
 LOG_PREFIX = "chat_trainer_low_mem_"
@@ -225,4 +225,6 @@ def plain(value: Any) -> Any:
 
 
 def _unwritable(folder: str | Path, error: OSError) -> UserError:
-    return UserError(f"--log_dir = {folder}, cannot be written: {error.strerror}; free space or choose another log_dir")
+    return UserError(
+        f"--log_dir = {folder}, cannot be written: {reason_of(error)}; free space or choose another log_dir"
+    )

@@ -13,7 +13,7 @@ import pytest
 from data.dataset import LowMemDataset
 from data.sources.files import find, left_out, sources_fingerprint
 from data.sources.lines import BadRows
-from data.sources.places import is_address, public
+from data.sources.places import is_address, public, public_values
 from data.sources.reading import read_rows
 from settings.fields import UserError
 from tests.conftest import S3
@@ -86,4 +86,8 @@ def test_file_addresses_are_paths(tmp_path: Path) -> None:
 
 def test_secrets_are_not_shown() -> None:
     assert public("s3://key:secret@bucket/a?x=1") == "s3://bucket/a?x=1" == public("s3://bucket/a?x=1")
+    assert public("s3://key:sec/ret@bucket/a@b, s3://k:s@c/d") == "s3://bucket/a@b, s3://c/d"
+    assert public("s3://bucket/a@b") == "s3://bucket/a@b"
+    assert public("'s3://bucket/a?secret_key=x&region=y'") == "'s3://bucket/a?&region=y'"
+    assert public_values({"train_file": "s3://k:s@b/c", "seed": 1}) == {"train_file": "s3://b/c", "seed": 1}
     assert is_address("s3://b") and not is_address("C:\\x") and not is_address("a/b")

@@ -181,7 +181,80 @@ def test_a_damaged_copy_is_refused_and_a_damaged_run_is_mended(tmp_path: Path) -
     (there / "r" / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="the copy step_00000001 is damaged"):
         mirror.restore(tmp_path / "new", 2)
-    assert not list((tmp_path / "new" / "checkpoints").iterdir())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_latest_copy_leaves_the_best(tmp_path: Path) -> None:
+    there, here, new = tmp_path / "there", tmp_path / "here" / "r", tmp_path / "new" / "r"
+    mirror = Mirror(there.as_uri(), "r")
+    mirror.push(here, save(here, 1, is_best=True))
+    mirror.push(here, save(here, 2))
+    (there / "r" / "checkpoints" / "step_00000002" / "model.safetensors").write_bytes(b"cut")
+    mirror.restore(new, 2)
+    found, told = Checkpoints(new, 2).intact()
+    assert found == new / "checkpoints" / "step_00000001" and "is damaged" in told[0] and "from step 1" in told[0]
+
+
+def began(run_dir: Path, started: float) -> None:
+    record = {"kind": "pretrain", "name": run_dir.name, "started": started}
+    (run_dir / RUN_FILE).write_text(json.dumps(record), encoding="utf8")
+
+
+def test_another_run_of_the_name_is_not_replaced_unasked(tmp_path: Path) -> None:
+    mirror, first, second = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "a" / "r", tmp_path / "b" / "r"
+    mirror.check()
+    for step in (1, 2, 3, 4):
+        checkpoint = save(first, step, is_best=step == 3)
+        began(first, 1.0)
+        assert mirror.push(first, checkpoint) is None
+    mirror.check(first)
+    checkpoint = save(second, 1)
+    began(second, 2.0)
+    for run_dir in (None, second):
+        with pytest.raises(UserError, match="holds another run named r; continue that with --is_keep_training=True"):
+            mirror.check(run_dir)
+    assert mirror.restore(second, 2) is None, "a run that began here is not continued from another's copies"
+    mirror.check(second, overwrite=True)
+    assert mirror.push(second, checkpoint) is None
+    there = tmp_path / "there" / "r"
+    assert (there / "LATEST").read_text() == "step_00000001", "the best of the other run is none of this one"
+    assert [path.name for path in (there / "checkpoints").iterdir()] == ["step_00000001"]
+    restored = mirror.restore(tmp_path / "c" / "r", 2)
+    assert restored is not None and content(restored) == content(checkpoint)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+def test_a_kill_while_another_run_is_replaced_mixes_nothing(tmp_path: Path) -> None:
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        first, second, uri = folder / "a" / "r", folder / "b" / "r", (folder / "there").as_uri()
+        checkpoint = save(first, 5, is_best=True, text="first")
+        began(first, 1.0)
+        assert Mirror(uri, "r").push(first, checkpoint) is None
+        other = save(second, 2, text="second")
+        began(second, 2.0)
+
+        def push(second: Path = second, uri: str = uri, other: Path = other, number: int = number) -> None:
+            die_at(number, False, is_mirror=True)
+            assert Mirror(uri, "r").push(second, other) is None
+
+        code, new = run_child(push), folder / "c" / "r"
+        restored = Mirror(uri, "r").restore(new, 2)
+        if restored is not None:
+            is_second = json.loads((new / RUN_FILE).read_text())["started"] == 2.0
+            assert (restored / "model.safetensors").read_bytes().endswith(b"second" if is_second else b"first")
+        if code == 0:
+            break
+        assert code == DIED
+    assert number > 5 and restored is not None
+
+
+def test_a_place_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    mirror, here = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "here"
+    mirror.check()
+    os.replace(tmp_path / "there", tmp_path / "unmounted")
+    told = mirror.push(here, save(here, 1))
+    assert told is not None and "is no longer there" in told and not (tmp_path / "there").exists()
 
 
 def test_a_failed_copy_is_told_and_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +278,9 @@ def test_wrong_addresses_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         Mirror((tmp_path / "file").as_uri(), "r").check()
+    with pytest.raises(UserError, match="cannot be opened") as caught:
+        Mirror("s3://KEY:sec/ret@bucket/my folder", "r")
+    assert "ret" not in str(caught.value) and "%20" in str(caught.value)
     with pytest.raises(UserError, match="checkpoint_mirror = folder, is no address"):
         load("train", {"checkpoint_mirror": "folder"})
 
