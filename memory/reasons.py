@@ -16,7 +16,7 @@ from settings.fields import AUTO, counted
 from units import format_size
 
 # Measured with 1.4M to 10M weights (docs/benchmarks.md, quality; docs/recipes.md). It is not the default: its products over each
-# matrix are the larger a part of a step the fewer tokens that has (of 256 words 1.4 times the seconds), and its state needs room
+# matrix are the larger a part of a step the fewer tokens that has (of 256 words 1.2 times the seconds), and its state needs room
 FASTER, FASTER_UP_TO = "muon", 30e6
 WORTH = 2.0  # times the seconds of a step, for a third of the steps; more where a step has few tokens
 
