@@ -37,7 +37,7 @@ def resting_store(choice: Choice, device: Device, folder: Path, num_processes: i
             make_folder(folder)
             return FileHome(folder, size, largest, carrier)
         except OSError as error:
-            what = "there is no room" if is_full(error) else f"{reason_of(error)}"
+            what = "there is no room" if is_full(error) else reason_of(error)
             raise UserError(
                 f"--weights_in = file, {format_size(size)} of weights cannot be put into {folder}: {what}; free space or "
                 "name another --weights_dir"
