@@ -248,7 +248,8 @@ class Mirror:
                     target.write(piece)
         if not fresh.is_dir():
             raise self._foreign(f"{LATEST} names {name}, which is not there")
-        if not (found := damages(fresh)) or here.whole() is not None:
+        # a damaged copy is shown to `Checkpoints.intact`, which tells of it, where another is whole and nothing makes way for it
+        if not (found := damages(fresh)) or (here.whole() is not None and not final.exists()):
             sync(fresh)
             here.put_in_place(fresh, final)
         else:
