@@ -88,12 +88,11 @@ def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) 
     recomputes = choice.saved_blocks < work.model.num_layers + work.model.num_decoder_layers
     if asked is not True:
         yield choice
-    moved = replace(choice, offload_boundaries=True)
     if asked is True and recomputes:
-        yield moved
+        yield replace(choice, offload_boundaries=True)
     elif not machine.host_bytes or asked is False or choice.saved_blocks:
         return
-    elif offloaded_bytes(work, moved, machine) <= machine.host_bytes:
+    elif offloaded_bytes(work, moved := replace(choice, offload_boundaries=True), machine) <= machine.host_bytes:
         yield moved
 
 

@@ -7,6 +7,7 @@ Adafactor; "-" where no plan fits.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from benchmarks.parts.results import ROOT, markdown
 from config import DoesNotFit, load
@@ -30,8 +31,9 @@ def cell(model: str, machine: str) -> str:
         return "-"
 
 
+@cache
 def table() -> str:
-    """The table between its markers."""
+    """The table between its markers, the same for every page."""
     rows = [[model, *(cell(model, machine) for machine in MACHINES)] for model in MODELS]
     return f"{BEGIN}\n{markdown(['model', *MACHINES], rows)}\n{END}"
 

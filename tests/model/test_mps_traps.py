@@ -49,9 +49,15 @@ WORKS = {
 }
 
 
-@pytest.fixture(scope="module", params=WORKS)
+@lru_cache
+def traced_work(name: str) -> Tracer:
+    return trace(WORKS[name], keeps_calls=True)
+
+
+@pytest.fixture(params=WORKS)
 def traced(request: pytest.FixtureRequest) -> Tracer:
-    return trace(WORKS[request.param], keeps_calls=True)
+    """Traced once for all tests: those of a module come in a drawn order, which makes its fixtures anew each time."""
+    return traced_work(request.param)
 
 
 @lru_cache

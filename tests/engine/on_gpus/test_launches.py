@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ EQUAL, RAGGED = ((64, 32),) * 32, tuple((20 + 7 * n % 200, 5 + 3 * n % 40) for n
 CHUNK = 1 << 28  # the whole loss in one piece: its pieces grow with the tokens
 
 
+traced = lru_cache(trace)  # several tests set a work beside the same other one
+
+
 def step(device: str, lengths: tuple[tuple[int, int], ...], **more: object) -> TracedWork:
     return TracedWork(SHAPE, device, lengths, chunk_bytes=CHUNK, **more)  # type: ignore[arg-type]
 
@@ -29,7 +33,7 @@ def step(device: str, lengths: tuple[tuple[int, int], ...], **more: object) -> T
 def test_twice_the_rows_start_as_many_kernels(
     device: str, lengths: tuple[tuple[int, int], ...], dropout: float
 ) -> None:
-    one, two = (trace(step(device, lengths * times, dropout=dropout)) for times in (1, 2))
+    one, two = (traced(step(device, lengths * times, dropout=dropout)) for times in (1, 2))
     sums = 12  # a level more of the sums of tokens' gradients, and a slab more of them
     assert abs(two.launches - one.launches) <= 2 * sums
     assert two.waits.total() == one.waits.total() <= (1 if device == "cuda" else 2)
@@ -38,7 +42,7 @@ def test_twice_the_rows_start_as_many_kernels(
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_several_processes_wait_as_often_as_one(is_sharded: bool) -> None:
-    found = trace(step("cuda", RAGGED, processes=2, is_sharded=is_sharded))
+    found = traced(step("cuda", RAGGED, processes=2, is_sharded=is_sharded))
     assert found.waits.total() == 1 and found.kernels["c10d::allreduce_"] > 0
 
 
@@ -48,7 +52,7 @@ def test_updates_are_made_together_and_nobody_waits_for_them(optimizer: str, max
     """Four blocks of some ten matrices each, embedding and vectors."""
     wide = replace(SHAPE, d_model=128, d_kv=32)  # whole blocks of the 8-bit state
     plain, found = (
-        trace(TracedWork(wide, "cuda", RAGGED, chunk_bytes=CHUNK, optimizer=name, max_grad_norm=norm))
+        traced(TracedWork(wide, "cuda", RAGGED, chunk_bytes=CHUNK, optimizer=name, max_grad_norm=norm))
         for name, norm in (("adafactor", 0.0), (optimizer, max_grad_norm))
     )
     assert found.waits.total() == 1
@@ -59,20 +63,20 @@ def test_updates_are_made_together_and_nobody_waits_for_them(optimizer: str, max
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_a_layer_starts_as_many_kernels_as_the_next(device: str) -> None:
     shapes = [replace(SHAPE, num_layers=count, num_decoder_layers=count) for count in (1, 2, 3)]
-    counts = [trace(TracedWork(shape, device, RAGGED, chunk_bytes=CHUNK)).launches for shape in shapes]
+    counts = [traced(TracedWork(shape, device, RAGGED, chunk_bytes=CHUNK)).launches for shape in shapes]
     assert abs(counts[2] - 2 * counts[1] + counts[0]) <= 2
     assert counts[2] - counts[1] < 450
 
 
 @pytest.mark.parametrize("saved", [None, 0, 2])
 def test_the_kernel_of_attention_is_always_the_same(saved: int | None) -> None:
-    found = trace(step("cuda", RAGGED, saved=saved)).kernels
+    found = traced(step("cuda", RAGGED, saved=saved)).kernels
     assert found["_efficient_attention_forward"] > 0 and found["_efficient_attention_backward"] > 0
     assert not [name for name in found if "scaled_dot_product" in name or "cudnn" in name]
 
 
 def test_dropout_is_drawn_by_plain_products() -> None:
-    found = trace(step("cuda", RAGGED, dropout=0.1)).kernels
+    found = traced(step("cuda", RAGGED, dropout=0.1)).kernels
     assert not found["_efficient_attention_forward"] and not found["bernoulli_"] and not found["rand"]
 
 
@@ -91,7 +95,7 @@ def test_the_plan_says_what_is_held(
 ) -> None:
     rows = lengths * 4
     work = TracedWork(WIDE, device, rows, dropout=dropout, saved=saved, dtype=dtype, scores=1 << 26)
-    assert 0.9 < planned_bytes(work) / trace(work).peak_bytes < 1.11
+    assert 0.9 < planned_bytes(work) / traced(work).peak_bytes < 1.11
 
 
 def test_the_tracer_counts_what_it_should() -> None:
@@ -117,6 +121,6 @@ def test_the_bars(name: str) -> None:
     count, found = work.model.num_layers, []
     for layers in (1, 2):
         shape = replace(work.model, num_layers=layers, num_decoder_layers=layers)
-        found.append(trace(replace(work, model=shape, saved=work.saved)))
+        found.append(traced(replace(work, model=shape, saved=work.saved)))
     launches = found[0].launches + (count - 1) * (found[1].launches - found[0].launches)
     assert launches <= most and found[1].waits.total() <= waits
