@@ -23,6 +23,7 @@ LEAST_LENGTH = 8  # of queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
 KERNEL_WIDTHS = range(16, 513, 16)  # of a head, which compiled kernels can attend with
 LONGEST_SHORT = 128  # rows that compiled kernels take whole, one (row, head) after the other
+LENGTH_MULTIPLE = 8  # of a padded row
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
 LOSS_CHUNK_BYTES = 32 * 1024**2  # of fp32 logits that are formed together, where there is room

@@ -21,7 +21,7 @@ from settings.fields import AUTO, DoesNotFit, OverBudget, counted, read_settings
 from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
-from training.evaluation.scores import metric_names
+from training.evaluation.scores import load_libraries, metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
 from training.start.adapted import base_of, learnt_last, tokenizer_folder
@@ -47,6 +47,8 @@ def evaluate(config: Config) -> Evaluation:
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = _generation(config, loader)
+    if answered:
+        load_libraries(names)
     trained = load_trained(config, folder, Writing(1, *loader.longest))
     batch_size = loss_rows(trained.walk.model.config, trained.weights, trained.room, asked, loader.longest)
     writing = Writing(

@@ -28,7 +28,7 @@ from memory.alternatives import Alternative, other_ways
 from memory.changes import planned_changes
 from memory.cost.disk import disk_need, free_bytes, too_full
 from memory.homes import weights_folder
-from memory.machines import target_machine, this_machine
+from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
@@ -111,6 +111,7 @@ def _found(config: Config, done: int) -> _Found:
     target, budget = config.plan.target, config.memory.memory_budget
     here, threads = weights_folder(config), config.run.num_threads
     machine = this_machine(budget, threads, here) if target == AUTO else target_machine(target, budget)
+    machine = with_libraries(machine, config)
     try:
         spec = _counted(resolve(config, machine, done=done))
     except DoesNotFit as error:

@@ -9,7 +9,7 @@ recover:    a step for which memory does not suffice, or whose numbers are not f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,7 +130,7 @@ class Engine:
         waited = self.walk.weight_store.waited_seconds()
         try:
             self.update.begin(step)
-            total = self.attempt([self.micro_batch(batch) for batch in batches], total_labels)
+            total = self.attempt(batches, total_labels)
             loss = float(total) if self.checks.seen_loss is None else self.checks.seen_loss
             is_lost = not self.update.is_finite
         except StepFailed:
@@ -149,18 +149,16 @@ class Engine:
             self.model.zero_grad()
         return Outcome(loss, failed > 0, not lost, begun > 0, failure)
 
-    def attempt(self, micro_batches: list[MicroBatch], total_labels: int) -> Tensor:
-        """Gradients and update of a step that `update` was told of; returns the summed loss of this process.
-
-        Args:
-            micro_batches: is emptied.
-        """
+    def attempt(self, batches: Sequence[Batch], total_labels: int) -> Tensor:
+        """Gradients and update of a step that `update` was told of; returns the summed loss of this process."""
         self.walk.objective.clear()
         self.checks.begin()
         self._reducer.begin()
         on_ready = self.checks.watching(self._reducer.ready)
-        together = len(micro_batches) if self.choice.accumulation_passes == 1 else self.choice.micro_batches_per_pass
-        total = accumulate(self.walk, micro_batches, total_labels, together, on_ready)
+        together = len(batches) if self.choice.accumulation_passes == 1 else self.choice.micro_batches_per_pass
+        parts = [batches[first : first + together] for first in range(0, len(batches), together or 1)]
+        passes = ([self.micro_batch(batch) for batch in part] for part in parts)
+        total = accumulate(self.walk, passes, len(parts), total_labels, on_ready)
         self._reducer.finish()
         self.update.finish(self._held_norm())
         self.checks.earlier, self.update.unseen_norm = self.update.unseen_norm, None
@@ -192,23 +190,21 @@ class Engine:
 
 
 def accumulate(
-    walk: Walk, micro_batches: list[MicroBatch], total_labels: int, together: int, on_ready: OnReady
+    walk: Walk, passes: Iterable[Sequence[MicroBatch]], count: int, total_labels: int, on_ready: OnReady
 ) -> Tensor:
     """Form the gradients of one step: in one accumulation pass over all micro-batches, or in several.
 
     Args:
-        micro_batches: is emptied, so that those of a pass are freed before the next one.
+        passes: the micro-batches of each, made when its turn comes. count: of the passes.
         total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and processes.
-        together: most micro-batches of a pass. on_ready: as of `Walk.gradients`; only the last pass hands over.
+        on_ready: as of `Walk.gradients`; only the last pass hands over.
     Returns:
         the summed loss, a fp32 scalar on the device.
     Memory: that of one pass; from the second on, beside the gradients of all weights.
     """
     total = torch.zeros((), device=walk.model.embedding.device)
-    while micro_batches:
-        members = micro_batches[:together]
-        del micro_batches[:together]
-        total += walk.gradients(members, total_labels, _hold_back if micro_batches else on_ready)
+    for number, members in enumerate(passes, 1):
+        total += walk.gradients(members, total_labels, on_ready if number == count else _hold_back)
     return total
 
 

@@ -58,7 +58,9 @@ def ways_at(
         ways: whatever they say of homes. settled: as of `homes_to_try`.
         parted: those of several accumulation passes too; each asks for the weights elsewhere once more.
     """
-    here = dict.fromkeys(way if way.weights_in == DEVICE else replace(way, weights_in=DEVICE, away_blocks=0) for way in ways)
+    here = dict.fromkeys(
+        way if way.weights_in == DEVICE else replace(way, weights_in=DEVICE, away_blocks=0) for way in ways
+    )
     if home == DEVICE:
         return list(here)
     unshared = [way for way in here if way.shards == 1]

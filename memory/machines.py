@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from config import UserError
+from config import Config, UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
 from memory.cost.precision import BFLOAT16, FLOAT32
 from memory.cost.prediction import BASE_BYTES, Machine
 from memory.observe.budget import host_limits, installed_bytes, margin_of
+from settings.consistency import ROUGE, SACREBLEU, score_words, writes_answers
 from settings.fields import AUTO, read_settings_file
 from settings.precedence import PRESETS_DIR
-from units import parse_size
+from units import MIB, parse_size
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 DTYPES = (FLOAT32, BFLOAT16)
+SCORES_BYTES = {ROUGE: 17 * MIB, SACREBLEU: 3 * MIB}  # of libraries, by the scores that load them
 
 
 def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Path | None = None) -> Machine:
@@ -44,6 +47,13 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
         measured=() if known is None else known.rates_with(count), has_kernels=not no_kernels, no_kernels=no_kernels,
         measured_disk=None if folder is None else machine_file.disk_rates(folder),
     )  # fmt: skip
+
+
+def with_libraries(machine: Machine, config: Config) -> Machine:
+    """The machine with what libraries of scores take there, where a run's evaluations score answers."""
+    scores = set(score_words(config.metrics.metrics)) if writes_answers(config) else set()
+    libraries = sum(size for known, size in SCORES_BYTES.items() if scores & {AUTO, *known})
+    return replace(machine, base_bytes=machine.base_bytes + libraries) if machine.base_bytes else machine
 
 
 def target_machine(name: str, budget: int | str = AUTO) -> Machine:

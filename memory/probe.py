@@ -50,7 +50,7 @@ LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction
 KEPT_SHARE = 0.25  # of what the probe has taken off the prediction
 SCATTER_BYTES = 3 * MIB  # what one run takes above another of the same flags
 DRIFT = 0.04  # of temporary memory, where steps are of different sizes: what one leaves does not quite fit the next
-FORMAT = 3  # raise it where the engine takes other memory for the same configuration
+FORMAT = 4  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
     "RANK",
     "WORLD_SIZE",

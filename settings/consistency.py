@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PREFERENCES = "preferences"  # the objective of the command dpo
 ROUGE = ("rouge_1", "rouge_2", "rouge_l")  # what `rouge` means in --metrics
+SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name computes
 
 
 def check(config: Config) -> list[str]:

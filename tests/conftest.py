@@ -30,7 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.copy2(kernels, ours)
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = folder  # before test modules copy the environment
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each child process compiles all modules anew, for half a second
+    os.environ.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # or each child process compiles all modules anew, for half a second
     os.environ["LC_ALL"] = "C.UTF-8"  # what tests read is English, whoever runs them
     # as in an environment that was activated: commands that are shown begin with `python`
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -24,6 +24,7 @@ from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
+from settings.consistency import writes_answers
 from settings.fields import AUTO, UserError, counted
 from training.ahead import Ahead, Watch, kind_of, refuse, settle
 from training.budget.planning import look_ahead, resolve_here
@@ -36,6 +37,7 @@ from training.checkpoints.runs import (
     create_run,
     resume_run,
 )
+from training.evaluation.scores import load_libraries, metric_names
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import OWN_STORES, launch_marks, local_processes, meets_where_the_last_met
@@ -160,6 +162,8 @@ def open_run(
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
     rows = look_ahead(begin, device, budget, processes)
+    if writes_answers(config):
+        load_libraries(metric_names(config.metrics.metrics))
     base_bytes = monitor.sample().anon_bytes
     with monitor.phase("probe"):
         spec = resolve_here(begin, device, budget, base_bytes, processes, rows=rows, may_probe=True)

@@ -60,7 +60,7 @@ const en = {
   chat_about: "Ask what you have trained. A model stays loaded for ten minutes after its last answer.", choose_model: "Choose a model", no_models: "No trained model yet", no_models_about: "A model appears here as soon as a run has saved its first checkpoint.", ask_something: "Write a question; Enter sends it", send: "Send", compare_models: "Compare two", one_model: "One model", begin_anew: "Begin anew", loading_model: "Loading the model …", checkpoint_of: "{run}, step {step}", temperature: "Freedom", temperature_about: "0 always gives the likeliest answer; higher is freer.", history_turns: "Remembered turns", halt: "Stop",
   forgotten: "The model was loaded anew: it does not remember what was said above.",
   gap_hint: "This model learnt to fill gaps: write a text with <extra_id_0> in it.",
-  "part_saved blocks": "Saved for the way back", part_base: "Program itself", part_libraries: "Libraries", part_weights: "Weights", part_gradients: "Gradients", "part_optimizer state": "Optimizer", part_logits: "Word guesses", "part_checkpointed activations": "Between the blocks", "part_allocator slack": "Slack of the allocator", "part_one block": "Block at work", "part_weights in compute dtype": "Weights, converted", part_buffers: "Buffers", "part_one update": "One update", "part_keys and values": "Keys and values",
+  "part_saved blocks": "Saved for the way back", part_base: "Program itself", part_libraries: "Libraries", part_weights: "Weights", part_gradients: "Gradients", "part_optimizer state": "Optimizer", part_logits: "Word guesses", "part_checkpointed activations": "Between the blocks", "part_allocator slack": "Slack of the allocator", "part_one block": "Block at work", "part_weights in compute dtype": "Weights, converted", part_buffers: "Buffers", "part_one update": "One update", "part_rows of a step": "Rows of a step", "part_keys and values": "Keys and values",
 };
 
 const zh = {
@@ -124,7 +124,7 @@ const zh = {
   chat_about: "和训练好的模型对话。最后一次回答后，模型会保留十分钟。", choose_model: "选择模型", no_models: "还没有训练好的模型", no_models_about: "训练保存了第一个检查点后，模型就会出现在这里。", ask_something: "写下问题，回车发送", send: "发送", compare_models: "对比两个", one_model: "单个模型", begin_anew: "重新开始", loading_model: "正在载入模型 …", checkpoint_of: "{run}，第 {step} 步", temperature: "自由度", temperature_about: "0 总是给出最可能的回答，越高越自由。", history_turns: "记住的轮数", halt: "停止",
   forgotten: "模型已重新加载，不再记得上面的对话。",
   gap_hint: "这个模型学的是填空：请写一段含 <extra_id_0> 的文本。",
-  "part_saved blocks": "为反向保存", part_base: "程序本身", part_libraries: "库", part_weights: "权重", part_gradients: "梯度", "part_optimizer state": "优化器", part_logits: "词的猜测", "part_checkpointed activations": "块与块之间", "part_allocator slack": "分配器余量", "part_one block": "正在工作的块", "part_weights in compute dtype": "转换后的权重", part_buffers: "缓冲", "part_one update": "一次更新", "part_keys and values": "键与值",
+  "part_saved blocks": "为反向保存", part_base: "程序本身", part_libraries: "库", part_weights: "权重", part_gradients: "梯度", "part_optimizer state": "优化器", part_logits: "词的猜测", "part_checkpointed activations": "块与块之间", "part_allocator slack": "分配器余量", "part_one block": "正在工作的块", "part_weights in compute dtype": "转换后的权重", part_buffers: "缓冲", "part_one update": "一次更新", "part_rows of a step": "一步的数据", "part_keys and values": "键与值",
 };
 
 export const TEXTS = { en, zh };

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LENGTH_MULTIPLE = 8
+from limits import LENGTH_MULTIPLE
+
 IGNORED_LABEL = -100  # the loss skips these places, as in Hugging Face models
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One training example.
 
@@ -32,7 +33,7 @@ class Row:
         return len(self.input_ids), len(self.labels)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PreferenceRow:
     """One prompt with two answers.
 

@@ -9,7 +9,7 @@ microseconds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,7 +45,7 @@ class StepLoader:
     Raises:
         UserError: the shards are incomplete or broken, here or when a row is read. Their checksums: see `check_shards`.
     Memory:
-        the rows of one step.
+        the batches of one step, and the rows of one batch; of a step whose rows are sorted all rows, while they are collated.
 
     With preferences, micro-batches are `PreferenceBatch`.
     """
@@ -143,8 +143,11 @@ class StepLoader:
         """
         row_numbers, keys = self._places(step, effective_batch_size)
         if self.sorts_rows:
-            rows = self._rows(row_numbers, keys)
-            rows = sorted(rows, key=lambda row: row.lengths)[rank::num_processes]  # ties stay in the order of places
+            known = sorted(
+                self._rows(row_numbers, keys), key=lambda row: row.lengths
+            )  # ties stay in the order of places
+            rows = _taken_from(known[rank::num_processes])
+            del known
         else:
             share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
             rows = self._rows(row_numbers[share], keys[share])
@@ -165,7 +168,7 @@ class StepLoader:
 
     def batch_of(self, numbers: NDArray[np.int64]) -> Batch:
         """Give the rows of these numbers as one batch, with the keys of evaluation."""
-        return self._collate(self._rows(numbers, row_keys(EVALUATION_SEED, numbers)))
+        return self._collate(list(self._rows(numbers, row_keys(EVALUATION_SEED, numbers))))
 
     def rows_of_steps(self, first: int, count: int, effective_batch_size: int) -> NDArray[np.int64]:
         """Numbers of the rows that `count` steps see from step `first` on; a row may come more than once."""
@@ -176,11 +179,10 @@ class StepLoader:
         places = steps[:, None] * effective_batch_size + np.arange(effective_batch_size)
         return self._order.rows_at(places.ravel()).reshape(places.shape)
 
-    def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> list[AnyRow]:
-        places = zip(numbers.tolist(), keys.tolist(), strict=True)
-        if self.objective == PREFERENCES:
-            return [self._preference(number, key) for number, key in places]
-        return [self._row(number, key) for number, key in places]
+    def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> Iterator[AnyRow]:
+        """Read rows, each when it is asked for."""
+        read: Callable[[int, int], AnyRow] = self._preference if self.objective == PREFERENCES else self._row
+        return map(read, numbers.tolist(), keys.tolist())
 
     def _preference(self, number: int, key: int) -> PreferenceRow:
         assert self._pairs is not None
@@ -205,16 +207,23 @@ class StepLoader:
         return collate(cast(Sequence[Row], rows), self.special.pad)
 
 
-def filled(rows: Sequence[AnyRow], batch_size: int, max_tokens: int | None) -> list[Sequence[AnyRow]]:
-    """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow."""
-    if max_tokens is None:
-        return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    groups: list[Sequence[AnyRow]] = []
-    begin = tokens = 0
-    for place, row in enumerate(rows):
+def filled(rows: Iterable[AnyRow], batch_size: int, max_tokens: int | None) -> Iterator[list[AnyRow]]:
+    """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow. Memory: one group."""
+    group: list[AnyRow] = []
+    tokens = 0
+    for row in rows:
         size = sum(row.lengths)
-        if place > begin and (place - begin == batch_size or tokens + size > max_tokens):
-            groups.append(rows[begin:place])
-            begin, tokens = place, 0
+        if group and (len(group) == batch_size or (max_tokens is not None and tokens + size > max_tokens)):
+            yield group
+            group, tokens = [], 0
+        group.append(row)
         tokens += size
-    return [*groups, rows[begin:]] if rows else []
+    if group:
+        yield group
+
+
+def _taken_from(rows: list[AnyRow]) -> Iterator[AnyRow]:
+    """Give rows in their order, and hold none that was given."""
+    rows.reverse()
+    while rows:
+        yield rows.pop()

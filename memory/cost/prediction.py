@@ -21,10 +21,13 @@ __all__ = [
     "state_bytes", "step_flops", "typical_seconds",
 ]  # fmt: skip
 
-FIXED, CORRECTION = ("base", "weights", "weights at work", "optimizer state"), "correction"
+ROWS, CORRECTION = "rows of a step", "correction"
+FIXED = ("base", "weights", "weights at work", "optimizer state", ROWS)
 STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "last update")
 LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
 SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
+ID_BYTES = 8
+ROW_BYTES = 400  # of a row beside its tokens: Python's objects, while it is read; its lengths and key
 
 
 def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str, int]]:
@@ -64,6 +67,8 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
     most = max(passing[phase] for phase in STEP_PHASES)
     for phase, parts in phases.items():
         parts["allocator slack"] = heap.slack(phase, passing[phase], most)
+        if phase in STEP_PHASES:
+            parts[ROWS] = rows_bytes(work, choice, machine)
         if machine.correction != 1.0:
             parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
     return phases
@@ -77,8 +82,21 @@ def libraries_bytes(choice: Choice, machine: Machine) -> int:
     return machine.libraries_bytes + (COMPILED_BYTES if compiles else 0)
 
 
+def rows_bytes(work: Work, choice: Choice, machine: Machine) -> int:
+    """The rows of a step, padded in the batches that its data comes in, and those of a pass over the model laid end to end.
+
+    Nothing in the host's memory counts where the device has its own.
+    """
+    if not machine.base_bytes:
+        return 0
+    shapes, rows = work.step_shapes, choice.batch_size_per_gpu
+    here = shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
+    ids = shapes.padded_tokens(rows) + here.source + 2 * here.target  # what the decoder reads, and what it shall write
+    return ID_BYTES * ids + ROW_BYTES * work.rows
+
+
 def changeable(parts: dict[str, int]) -> int:
-    """The temporary memory of a phase: all but base, weights and optimizer state, before any correction."""
+    """The temporary memory of a phase: all but base, weights, optimizer state and rows, before any correction."""
     return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from limits import LEAST_FILLED, filled_tokens
+from limits import LEAST_FILLED, LENGTH_MULTIPLE, filled_tokens
 
 Row = tuple[int, int]  # encoder and decoder tokens
 MicroBatchRows = tuple[Row, ...]  # the rows of a micro-batch
@@ -66,6 +66,7 @@ class Shapes:
     is_complete: bool = True
     max_tokens: int | None = None
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    _same: dict[Row, Row] = field(default_factory=dict, init=False, repr=False)  # a plan holds rows in hundreds of cuts
 
     @classmethod
     def longest(cls, rows: int, source: int, target: int, max_tokens: int | None = None) -> Shapes:
@@ -128,14 +129,29 @@ class Shapes:
             found.append(whole if is_all else min(most * count, whole))
         return Tokens(*found)
 
+    @remembered
+    def padded_tokens(self, batch_size: int) -> int:
+        """Tokens of the largest step whose rows are as long as the longest of their micro-batch (`data.batches.collate`)."""
+        counts = self._of_groups(np.add, self.sources > 0, batch_size)
+        found = 0
+        for part in (self.sources, self.targets):
+            longest = -(-self._of_groups(np.maximum, part, batch_size) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+            found += self._largest((counts * longest).sum(1), longest, self.rows)
+        return found
+
     def _sums(self, part: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
         """Tokens of each micro-batch of each step, of which some may have none."""
+        return self._of_groups(np.add, part, batch_size)
+
+    def _of_groups(self, join: np.ufunc, part: NDArray[Any], batch_size: int) -> NDArray[np.int64]:
+        """(S, M): what numbers of the rows of each micro-batch come to, joined by their sum or maximum."""
         if self.max_tokens is None:
-            return np.add.reduceat(part, np.arange(0, self.rows, batch_size), axis=1)
+            found: NDArray[np.int64] = join.reduceat(part, np.arange(0, self.rows, batch_size), axis=1, dtype=np.int64)
+            return found
         groups = self._micro_batch_of_rows(min(batch_size, self._most_rows))
-        sums = np.zeros((len(part), int(groups.max()) + 1), np.int64)
-        np.add.at(sums, (np.arange(len(part))[:, None], groups), part)
-        return sums
+        found = np.zeros((len(part), int(groups.max()) + 1), np.int64)
+        join.at(found, (np.arange(len(part))[:, None], groups), part)
+        return found
 
     @cached_property
     def _most_rows(self) -> int:
@@ -181,7 +197,8 @@ class Shapes:
         return max((micro_batch for step in steps for micro_batch in step), key=lambda rows: sum(map(sum, rows)))
 
     def _cut(self, place: int, batch_size: int) -> list[MicroBatchRows]:
-        rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) if row[0]]
+        sides = zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True)
+        rows = [self._same.setdefault(row, row) for row in sides if row[0]]
         return [tuple(group) for group in _filled(rows, batch_size, self.max_tokens)]
 
 

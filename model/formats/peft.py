@@ -13,11 +13,11 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from config import T5ModelConfig
 from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, WEIGHTS_FILE, open_weights, read_info
+from model.formats.tensor_files import write_safetensors
 from model.lora.adapter import LoraAdapter, adapters_of, linears
 from model.lora.form import LoraSettings
 from model.shapes import targets_of, weights
@@ -51,11 +51,11 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
     folder.mkdir(parents=True, exist_ok=True)
     names = peft_names(model.config)
     tensors = {
-        names[path][part]: weight.detach().cpu().contiguous()
+        names[path][part]: weight.detach()
         for path, adapter in adapters_of(model).items()
         for part, weight in adapter.named_parameters()
     }
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt", FINGERPRINT: fingerprint})
+    write_safetensors(tensors, folder / WEIGHTS_FILE, about={FINGERPRINT: fingerprint})
     about = {
         "peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM", "base_model_name_or_path": base, "r": settings.rank,
         "lora_alpha": settings.alpha, "lora_dropout": settings.dropout, "target_modules": list(settings.targets),

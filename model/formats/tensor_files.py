@@ -103,11 +103,14 @@ class TensorFolder(TensorHeaders):
         return self._slice(name)[:0].dtype
 
 
-def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path, here: Here | None = None) -> None:
+def write_safetensors(
+    tensors: Mapping[str, Tensor], path: str | Path, here: Here | None = None, about: Mapping[str, str] | None = None
+) -> None:
     """Write tensors one by one: 8 bytes of header length, the header in JSON, the bytes of all tensors end to end.
 
     Args:
         here: name -> a context in which that tensor has its content, where some show their shape and dtype alone.
+        about: words for the file's own metadata.
     Raises:
         OSError: the file cannot be written.
     Memory: one tensor where they are not contiguous on the CPU, else nothing.
@@ -115,7 +118,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: str | Path, here: Her
     here = here or (lambda name: nullcontext(tensors[name]))
     # widest numbers first, so that every tensor begins at a multiple of its width
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(about or {})}}
     end = 0
     for name in names:
         start, end = end, end + tensors[name].nbytes

@@ -130,21 +130,22 @@ def test_what_happens_elsewhere_counts_here() -> None:
 
 @pytest.mark.parametrize(("together", "sizes"), [(5, [5]), (9, [5]), (3, [3, 2]), (2, [2, 2, 1]), (1, [1] * 5)])
 def test_only_the_last_of_several_walks_hands_over(together: int, sizes: list[int]) -> None:
-    micro_batches, passes, handed_over = list(range(5)), [], []
+    passes, handed_over, made = [], [], []
 
     def gradients(members: list[int], total_labels: int, on_ready: OnReady) -> torch.Tensor:
-        assert not set(members) & set(micro_batches), "the list must not hold what passes, nor what has passed"
+        assert members == made.pop() and not made, "micro-batches are made when their pass comes"
         passes.append(members)
         on_ready([])
         return torch.tensor(float(sum(members)))
 
     walk: Any = SimpleNamespace(model=small_model(), gradients=gradients)
-    done: Any = micro_batches
-    total = accumulate(walk, done, 7, together, lambda weights: handed_over.append(len(passes)))
+    parts: Any = [list(range(5))[first : first + together] for first in range(0, 5, together)]
+    each: Any = (made.append(part) or part for part in parts)
+    total = accumulate(walk, each, len(parts), 7, lambda weights: handed_over.append(len(passes)))
     assert [len(members) for members in passes] == sizes
-    assert [row for members in passes for row in members] == list(range(5)) and not micro_batches
+    assert [row for members in passes for row in members] == list(range(5))
     assert float(total) == 10.0 and handed_over == [len(sizes)]
-    assert float(accumulate(walk, [], 7, together, handed_over.append)) == 0.0, "a rank without rows"
+    assert float(accumulate(walk, [], 0, 7, handed_over.append)) == 0.0, "a rank without rows"
 
 
 @pytest.mark.parametrize(

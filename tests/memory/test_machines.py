@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from config import ROOT, UserError
-from memory.machines import MACHINES_FILE, target_machine, this_machine
+from config import ROOT, UserError, load
+from memory.machines import MACHINES_FILE, target_machine, this_machine, with_libraries
 from settings.fields import read_settings_file
 from units import GIB, MIB
 
@@ -51,3 +52,14 @@ def test_the_plan_command_does_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '"peak_bytes"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "mebibytes"), [("auto", 4, 20), ("rouge", 4, 17), ("bleu,f1", 4, 3), ("f1", 4, 0), ("auto", 0, 0)]
+)
+def test_libraries_of_scores_count_where_a_run_scores_answers(asked: str, rows: int, mebibytes: int) -> None:
+    machine = this_machine(GIB)
+    config = load("train", {"train_file": "any", "metrics": asked, "eval_generate_rows": str(rows)})
+    assert with_libraries(machine, config).base_bytes - machine.base_bytes == mebibytes << 20
+    elsewhere = replace(machine, base_bytes=0)
+    assert with_libraries(elsewhere, config) == elsewhere, "a device of its own"

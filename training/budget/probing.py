@@ -17,15 +17,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 
 import devices
+from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
 from devices.malloc import tune_malloc
-from engine.micro_batches import MicroBatch
+from engine.micro_batches import to_micro_batch
 from engine.optimizers import Step
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
@@ -33,7 +36,6 @@ from memory.cost.shapes import MicroBatchRows
 from memory.observe.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.generation import generate
-from model.rows import Rows
 from settings.fields import AUTO
 from training.checkpoints.state import TrainingState
 from training.start.building import build
@@ -106,17 +108,17 @@ class Probe:
     def _step(self, number: int) -> None:
         request, engine = self.request, self.engine
         began = time.perf_counter()
-        micro_batches = [
-            self._micro_batch(micro_batch, number) for micro_batch in request.steps[(number - 1) % len(request.steps)]
-        ]
-        labels = sum(micro_batch.num_labels for micro_batch in micro_batches)
+        batches = [self._batch(rows, number) for rows in request.steps[(number - 1) % len(request.steps)]]
+        labels = sum(batch.num_labels for batch in batches)
         engine.update.begin(Step(number, 1e-4, request.config.train.weight_decay, request.config.run.seed))
-        engine.attempt(micro_batches, labels)
+        engine.attempt(batches, labels)
         self.step_seconds = time.perf_counter() - began
 
     def _evaluate(self, phase: str) -> None:
         with self._phase(phase):
-            float(self.engine.walk.loss([self._micro_batch(self.request.evaluation, 0)]))
+            batch = self._batch(self.request.evaluation, 0)
+            pad, device = self.request.config.model.pad_token_id, self.device.torch_device
+            float(self.engine.walk.loss([to_micro_batch(batch, pad, device)]))
 
     def _write_samples(self) -> None:
         count, walk = self.request.config.train.sample_rows, self.engine.walk
@@ -127,20 +129,23 @@ class Probe:
                 with_weights=walk.weight_store.in_compute_dtype, compute_dtype=walk.weight_store.compute_dtype,
             )  # fmt: skip
 
-    def _micro_batch(self, rows: MicroBatchRows, seed: int) -> MicroBatch:
-        generator = torch.Generator().manual_seed(seed)
-        config, device = self.request.config.model, self.device.torch_device
-        sources, targets = zip(*rows, strict=True)
-        keys = torch.randint(-(2**62), 2**62, (len(rows),), generator=generator).to(device)
-        inputs, decoder_ids, labels = (
-            torch.randint(2, max(3, config.vocab_size), (count,), generator=generator).to(device)
-            for count in (sum(sources), sum(targets), sum(targets))
-        )
-        if not is_preference_run(self.request.config):
-            return MicroBatch(inputs, decoder_ids, labels, Rows(sources, keys), Rows(targets, keys))
-        answers = Rows(tuple(n - n // 2 for n in targets) + tuple(n // 2 for n in targets), keys.repeat(2))
-        known = torch.zeros(len(answers.lengths)) if stores_reference(self.request.config) else None
-        return MicroBatch(inputs, decoder_ids, labels, Rows(sources, keys), answers, 2, known)
+    def _batch(self, rows: MicroBatchRows, seed: int) -> Batch:
+        config, draw = self.request.config, np.random.default_rng(seed)
+        pad, most = config.model.pad_token_id, max(3, config.model.vocab_size)
+        keys = draw.integers(2**62, size=len(rows)).tolist()
+
+        def tokens(count: int) -> NDArray[np.int64]:
+            return draw.integers(2, most, count)
+
+        if not is_preference_run(config):
+            places = zip(rows, keys, strict=True)
+            return collate([Row(tokens(source), tokens(target), key) for (source, target), key in places], pad)
+        known = np.zeros(2, np.float32) if stores_reference(config) else None
+        pairs = [
+            PreferenceRow(tokens(source), tokens(both - both // 2), tokens(both // 2), key, known)
+            for (source, both), key in zip(rows, keys, strict=True)
+        ]
+        return collate_preferences(pairs, pad)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.batches import loader as loader_module
-from data.batches.collate import Batch
+from data.batches.collate import Batch, Row
 from data.batches.loader import StepLoader
 from data.batches.order import Order, row_keys
 from data.prepare.preparing import prepare
@@ -225,3 +227,25 @@ def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(configure: Any
     for changed in ([*lines, lines[0]], [lines[0], *lines], lines[1:], [*lines[1:], lines[0]]):
         moved.write_text("".join(changed), encoding="utf8")
         assert content(moved) != first
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_rows_are_held_in_one_form_alone(loader: StepLoader, is_sorted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they were read, or in their batch: a step of thousands of rows takes no more than the plan counts."""
+    read, most, plain, collated = list[weakref.ref[Any]](), list[int](), StepLoader._row, StepLoader._collate
+
+    def noted(self: StepLoader, number: int, key: int) -> Row:
+        row = plain(self, number, key)
+        read.append(weakref.ref(row.labels))
+        return row
+
+    def counted(self: StepLoader, rows: Sequence[Row]) -> Batch:
+        most.append(sum(labels() is not None for labels in read))
+        return collated(self, rows)
+
+    monkeypatch.setattr(StepLoader, "_row", noted)
+    monkeypatch.setattr(StepLoader, "_collate", counted)
+    loader.sorts_rows = is_sorted
+    loader.micro_batches(0, effective_batch_size=24, batch_size=4)
+    assert len(most) == 6
+    assert most == sorted(most, reverse=True) and most[-1] <= 5 if is_sorted else max(most) <= 9

@@ -78,9 +78,9 @@ def trained(
     walk, batch, losses = Walk(model, Checkpointing(saved), store, LossSettings(), 0.1), Rectangle(), list[float]()
     for number in range(1, STEPS + 1):
         update.begin(Step(number, 1e-2, 1e-3, seed=5))
-        losses.append(
-            float(accumulate(walk, batch.micro_batches(model, CUTS), batch.num_labels, together, update.ready))
-        )
+        each = batch.micro_batches(model, CUTS)
+        passes = [each[first : first + together] for first in range(0, len(each), together)]
+        losses.append(float(accumulate(walk, passes, len(passes), batch.num_labels, update.ready)))
         update.finish()
         losses.append(float(walk.loss(batch.micro_batches(model, CUTS))))
     names = {id(weight): name for name, weight in model.named_parameters()}

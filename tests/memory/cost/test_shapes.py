@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data.batches.collate import Row, collate
 from data.batches.loader import filled
 from limits import filled_tokens
 from memory.cost.shapes import Shapes, Tokens, few_sizes
@@ -133,3 +134,18 @@ def test_sizes_are_few_and_add_the_fewest_fillers(seed: int) -> None:
 def test_few_sums_are_their_own_sizes() -> None:
     assert few_sizes(np.array([5, 5, 7]), 9) == (5, 7, 9)
     assert few_sizes(np.arange(1, 13), 12) == (16,)
+
+
+@pytest.mark.parametrize("most", [None, 500])
+@pytest.mark.parametrize("batch_size", [1, 6, 64])
+def test_padded_tokens_are_those_of_the_batches(most: int | None, batch_size: int) -> None:
+    draw = np.random.default_rng(0)
+    sources, targets = draw.integers(20, 500, (5, 64)), draw.integers(10, 114, (5, 64))
+    sources[4, 50:], targets[4, 50:] = 0, 0  # the last step of an epoch
+    made = [0, 0]
+    for step in zip(sources, targets, strict=True):
+        rows = [Row(np.zeros(a, np.int64), np.zeros(b, np.int64), 0) for a, b in zip(*step, strict=True) if a]
+        batches = [collate(group, 0) for group in filled(rows, batch_size, most)]
+        sizes = sum(batch.input_ids.size for batch in batches), sum(batch.labels.size for batch in batches)
+        made = [max(pair) for pair in zip(made, sizes, strict=True)]
+    assert Shapes(sources, targets, max_tokens=most).padded_tokens(batch_size) == sum(made)
