@@ -51,13 +51,15 @@ class Mirror:
     def __init__(self, uri: str, run_name: str) -> None:
         self.what = f"--checkpoint_mirror = {public(uri)}"
         try:
-            self._system, path = fs.FileSystem.from_uri(uri)
+            system, path = fs.FileSystem.from_uri(uri)
+            self._system = _without_queue(system)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UserError(
                 f"{self.what}, cannot be opened ({public(reason_of(error))}); write it as s3://bucket/folder (a space as %20), and see "
                 "that it can be reached"
             ) from None
         self._path, self._is_made = f"{path.rstrip('/')}/{run_name}", False
+        self._replaced: object = None  # when the run began whose copies this one may replace
 
     def check(self, run_dir: Path | None = None, overwrite: bool = False) -> None:
         """See that copies of a run can be made: nothing of another is there, and a small file can be written and removed.
@@ -74,6 +76,7 @@ class Mirror:
                     "--is_keep_training=True where this machine has none of the name, replace it with --overwrite=True, or "
                     "name this one otherwise"
                 )
+            self._replaced = self._record().get("started")
             self._system.create_dir(self._path, recursive=True)
             self._write("writable", b"")
             self._system.delete_file(f"{self._path}/writable")
@@ -85,8 +88,7 @@ class Mirror:
 
     def _is_of(self, run_dir: Path) -> bool:
         """Whether what is there has been copied by the run of this folder."""
-        ours = json.loads((run_dir / RUN_FILE).read_bytes())
-        return bool(self._record().get("started") == ours.get("started"))
+        return bool(self._record().get("started") == (read_run(run_dir) or {}).get("started"))
 
     # --- there ---
 
@@ -95,23 +97,47 @@ class Mirror:
 
         Returns:
             why it could not be done, for the log; the next checkpoint tries again.
-        Memory: buffers of a few MB.
+        Memory: buffers of a few dozen MB.
         """
         try:
+            if (taken := self._taken(run_dir, checkpoint)) is not None:
+                return f"{self.what}, step {step_of(checkpoint)} was not copied: {taken}"
             # a place that is gone, such as a disk that was mounted there, is not made anew
             if self._is_made and isinstance(self._system, fs.LocalFileSystem) and not Path(self._path).is_dir():
                 raise FileNotFoundError(f"{self._path} is no longer there")
             best, is_ours = Checkpoints(run_dir, keep_latest=1).best(), self._is_of(run_dir)
             known = [self._copied(best)] if best is not None else self._known_best(checkpoint) if is_ours else []
             named = [self._copied(checkpoint), *known]
+            taken = self._taken(run_dir, checkpoint)  # while this was copied
+            if taken is None and not all(map(self._holds, named[:1], [_sums_of(checkpoint)])):
+                taken = "another process removes what this one copies; name one of the two runs otherwise"
+            if taken is not None:
+                return f"{self.what}, step {step_of(checkpoint)} was not copied: {taken}"
             if not is_ours and self._holds_file(LATEST):  # another's copies never stand beside our settings
                 self._system.delete_file(f"{self._path}/{LATEST}")
             for name in (SETTINGS_FILE, RUN_FILE):
                 self._replace(name, (run_dir / name).read_bytes())
             self._replace(LATEST, "\n".join(named).encode())
-            self._forget(run_dir, named)
         except (pa.ArrowException, OSError) as error:
             return f"{self.what}, step {step_of(checkpoint)} could not be copied ({public(reason_of(error))}); the next one tries again"
+        try:
+            self._forget(run_dir, named, is_ours)
+        except (pa.ArrowException, OSError) as error:
+            return f"{self.what}, copies that the run has dropped could not be removed ({public(reason_of(error))}); the next checkpoint tries again"
+        return None
+
+    def _taken(self, run_dir: Path, checkpoint: Path) -> str | None:
+        """Why nothing may be copied: another run has come there since this one began, or this one is further elsewhere."""
+        with suppress(UserError):  # what no run writes is written over
+            names, started = self._named(), self._record().get("started")
+            if names and not self._is_of(run_dir):
+                is_other = started not in (None, self._replaced)
+                return "another run of this name copies there by now; name one of them otherwise" if is_other else None
+            if names and step_of(checkpoint.with_name(_plain(names[0]))) > _highest(run_dir):
+                return (
+                    f"it holds {names[0]} of this run, which this machine lacks: another machine has trained it further, or does; "
+                    "stop one of them, and go on with --is_keep_training=True"
+                )
         return None
 
     def _known_best(self, checkpoint: Path) -> list[str]:
@@ -124,23 +150,22 @@ class Mirror:
 
     def _copied(self, folder: Path) -> str:
         """The name there of a whole copy of this folder, which is made where there is none."""
-        sums = folder / CHECKSUMS_FILE
-        content = sums.read_bytes() if sums.is_file() else json.dumps({"files": describe(folder)}).encode()
-        sizes = {name: entry["bytes"] for name, entry in json.loads(content)["files"].items()}
+        sums = _sums_of(folder)
         taken = [name for name in self._folders() if step_of(folder.with_name(_plain(name))) == step_of(folder)]
         for name in taken:
-            if self._holds(name, content, sizes):
+            if self._holds(name, sums):
                 return name
         further = (f"{folder.name}.{number}" for number in count(2))
         fresh = next(name for name in chain([folder.name], further) if name not in taken)
         there = f"{self._path}/{CHECKPOINTS}/{fresh}"
-        for name in sizes:
+        for name in _sizes(sums):
             self._system.create_dir(f"{there}/{name}".rpartition("/")[0], recursive=True)
         fs.copy_files(str(folder), there, fs.LocalFileSystem(), self._system)
-        self._write(f"{CHECKPOINTS}/{fresh}/{CHECKSUMS_FILE}", content)
+        self._write(f"{CHECKPOINTS}/{fresh}/{CHECKSUMS_FILE}", sums)
         return fresh
 
-    def _holds(self, name: str, sums: bytes, sizes: dict[str, int]) -> bool:
+    def _holds(self, name: str, sums: bytes) -> bool:
+        sizes = _sizes(sums)
         there = f"{self._path}/{CHECKPOINTS}/{name}"
         infos = self._system.get_file_info([f"{there}/{file}" for file in (*sizes, CHECKSUMS_FILE)])
         if any(info.type != fs.FileType.File for info in infos):
@@ -148,8 +173,10 @@ class Mirror:
         whole = all(info.size == size for info, size in zip(infos, sizes.values(), strict=False))
         return whole and self._read(f"{CHECKPOINTS}/{name}/{CHECKSUMS_FILE}") == sums
 
-    def _forget(self, run_dir: Path, named: list[str]) -> None:
+    def _forget(self, run_dir: Path, named: list[str], is_ours: bool) -> None:
         kept = {path.name for path in (run_dir / CHECKPOINTS).glob("step_*")}
+        if is_ours:  # what is further may be on its way from another machine
+            kept |= {name for name in map(_plain, self._folders()) if step_of(run_dir / name) > _highest(run_dir)}
         outdated = {_plain(name) for name in named}  # of these steps, the copies that are named are the ones
         for name in self._folders():
             if name not in named and (_plain(name) not in kept or _plain(name) in outdated):
@@ -171,6 +198,7 @@ class Mirror:
         Raises:
             UserError: the address cannot be read, holds what no run writes, or the disk is full.
         """
+        is_new, is_whole = False, False
         try:
             names, begun = self._named(), read_run(run_dir)
             if not names or (begun is not None and not self._is_of(run_dir)):
@@ -179,22 +207,24 @@ class Mirror:
             newest = here.whole()
             if newest is not None and step_of(newest) >= step_of(run_dir / _plain(names[0])):
                 return None
-            self._bring_settings(run_dir)
+            self._bring_settings(run_dir, begun is None)
             here.folder.mkdir(exist_ok=True)
             here.clear_leftovers()
             # the latest last: from then on the run is where it was
             damaged = {name: found for name in dict.fromkeys(reversed(names)) if (found := self._bring(here, name))}
             if len(damaged) == len(set(names)) and here.whole() is None:
-                if is_new:
-                    remove(run_dir)
                 told = "; ".join(f"the copy {name} is damaged: {', '.join(found)}" for name, found in damaged.items())
                 raise UserError(f"{self.what}, {told}; name another place")
             here.point()
+            is_whole = True
             return here.folder / _plain(names[0])
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"{self.what}, cannot be restored ({public(reason_of(error))}); check address, network and disk"
             ) from None
+        finally:
+            if is_new and not is_whole:  # else a start without the mirror would take it for a run that has just begun
+                remove(run_dir)
 
     def record(self) -> dict[str, Any]:
         """What `run.json` says there; empty where there is none.
@@ -230,10 +260,17 @@ class Mirror:
             raise self._foreign(f"{LATEST} holds {str(names)[:100]}")
         return names
 
-    def _bring_settings(self, run_dir: Path) -> None:
+    def _bring_settings(self, run_dir: Path, with_record: bool) -> None:
+        """Take over how the run is set there, and what it is where this machine does not know; nothing that no run writes."""
+        found = {file: self._read(file).decode() for file in (SETTINGS_FILE, *([RUN_FILE] if with_record else []))}
+        for file, text in found.items():
+            with suppress(ValueError, RecursionError):
+                if isinstance(json.loads(text), dict):
+                    continue
+            raise self._foreign(f"{file} is damaged")
         run_dir.mkdir(parents=True, exist_ok=True)
-        for file in (SETTINGS_FILE, RUN_FILE):
-            replace_text(run_dir / file, self._read(file).decode())
+        for file, text in found.items():
+            replace_text(run_dir / file, text)
 
     def _bring(self, here: Checkpoints, name: str) -> list[str]:
         """Fetch one checkpoint, compare its sums, and give it its name; returns what is damaged in the copy."""
@@ -296,3 +333,28 @@ def _plain(name: str) -> str:
     match = _FOLDER.fullmatch(name)
     assert match is not None
     return name_of(int(match.group(1)))
+
+
+def _highest(run_dir: Path) -> int:
+    """The highest step of which this machine has a checkpoint."""
+    names = (path.name for path in (run_dir / CHECKPOINTS).glob("step_*"))
+    return max((step_of(run_dir / name) for name in names if _FOLDER.fullmatch(name)), default=-1)
+
+
+def _sums_of(folder: Path) -> bytes:
+    """What `checksums.json` says of a checkpoint, or would."""
+    sums = folder / CHECKSUMS_FILE
+    return sums.read_bytes() if sums.is_file() else json.dumps({"files": describe(folder)}).encode()
+
+
+def _sizes(sums: bytes) -> dict[str, int]:
+    """File -> bytes, of those sums."""
+    return {name: entry["bytes"] for name, entry in json.loads(sums)["files"].items()}
+
+
+def _without_queue(system: fs.FileSystem) -> fs.FileSystem:
+    """The same system, writing no faster than the line: S3's would queue a whole checkpoint in memory."""
+    if not isinstance(system, fs.S3FileSystem):
+        return system
+    _, (options, *_) = system.__reduce__()
+    return fs.S3FileSystem(**{**options, "background_writes": False})

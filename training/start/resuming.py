@@ -28,7 +28,11 @@ def goes_on(config: Config, brings: bool = True) -> bool:
     """
     asked, run = config.train.is_keep_training, config.run
     if run.run_name == AUTO:
-        return asked is True or (restarts() > 0 and run_of_launch(run.output_dir) is not None)
+        wishes = asked is True or (restarts() > 0 and run_of_launch(run.output_dir) is not None)
+        known = _last_run(run.output_dir) if wishes else None
+        if known is not None and brings and run.checkpoint_mirror is not None:
+            Mirror(run.checkpoint_mirror, known.name).restore(known, config.train.keep_latest_n_ckp)
+        return wishes
     if asked is False and not restarts():
         return False
     folder = Path(run.output_dir) / run.run_name
@@ -54,12 +58,17 @@ def find_run_to_resume(config: Config) -> Path:
                 f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
             )
         return folder
-    run = run_of_launch(output_dir) or newest_run(output_dir)
+    run = _last_run(output_dir)
     if run is None:
         raise UserError(
             f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one"
         )
     return run
+
+
+def _last_run(output_dir: str | Path) -> Path | None:
+    """The run that a start without a name goes on with."""
+    return run_of_launch(output_dir) or newest_run(output_dir)
 
 
 def resumed_config(config: Config, run_dir: Path) -> Config:
