@@ -7,18 +7,19 @@ Memory: bounded, whatever the length of the run; see `board.series`.
 
 from __future__ import annotations
 
-import json
+import stat
 import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from board.places import opened, plain_json
 from board.series import Grid
 
 METRICS_FILE = "metrics.jsonl"
 MARKS, SAMPLES, NOTES = 500, 12, 100  # kept of each, the newest
 INDEX_STEPS = 1000  # between two places in the file that are remembered
-CHUNK_BYTES = 2**20
+CHUNK_BYTES = LONGEST_LINE = 2**20
 
 
 class History:
@@ -39,6 +40,7 @@ class History:
         self.is_behind = False
         self._file: tuple[int, int] | None = None
         self._offset, self._clock = 0, 0.0
+        self._is_inside = False  # of a line whose beginning was passed over
         self._began: float | None = None
         self.grid = Grid()
         self.settings: dict[str, Any] = {}
@@ -62,6 +64,8 @@ class History:
                 found = self.path.stat()
             except OSError:
                 return False
+            if not stat.S_ISREG(found.st_mode):
+                return False
             if (self._file is not None and (found.st_ino, found.st_dev) != self._file) or found.st_size < self._offset:
                 self._begin()
             self._file = (found.st_ino, found.st_dev)
@@ -72,15 +76,19 @@ class History:
 
     def _read(self, most_bytes: int) -> bool:
         before = self._offset
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             file.seek(self._offset)
             rest = b""
             while chunk := file.read(CHUNK_BYTES):
                 lines = (rest + chunk).split(b"\n")
                 rest = lines.pop()
                 for line in lines:
-                    self._take(line, self._offset)
+                    if not self._is_inside:
+                        self._take(line, self._offset)
+                    self._is_inside = False
                     self._offset += len(line) + 1
+                if len(rest) > LONGEST_LINE:  # no event: what a power failure leaves in a file
+                    self._offset, self._is_inside, rest = self._offset + len(rest), True, b""
                 if self._offset - before >= most_bytes:
                     break
             self.is_behind = bool(chunk)
@@ -88,7 +96,7 @@ class History:
 
     def _take(self, line: bytes, offset: int) -> None:
         try:
-            event = json.loads(line)
+            event = plain_json(line)
             kind = event["event"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return
@@ -164,11 +172,11 @@ class History:
             offset = next((place for step, place in reversed(self._index) if step <= first), 0)
             grid, clock = Grid(first), self.grid
         shift = max(1, clock.width)
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             file.seek(offset)
-            for line in file:
+            while line := file.readline(LONGEST_LINE):
                 try:
-                    event = json.loads(line)
+                    event = plain_json(line)
                     if event.get("event") != "step" or event["step"] < first:
                         continue
                     if event["step"] > last:

@@ -125,8 +125,8 @@ class Launcher:
             try:
                 await asyncio.to_thread(self.count_ended)
                 await self.start_next()
-            except (OSError, UserError, asyncio.TimeoutError) as error:
-                print(f"queue: {error}", file=sys.stderr, flush=True)
+            except Exception as error:
+                print(f"queue: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             await asyncio.sleep(QUEUE_SECONDS)
 
     async def start_next(self) -> str | None:

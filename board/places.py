@@ -6,18 +6,23 @@ lies outside does not exist for the page.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from bounded import read_text
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
 from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
 
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
+MOST_DIGITS = 20
 OF_PROGRAMS = {"config.json", "adapter_config.json", "manifest.json", "tokenizer.json"}  # of a model, of prepared rows
 
 
@@ -152,9 +157,38 @@ def json_bytes(content: object, allow_nan: bool = True) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small table that somebody may be replacing; empty where there is none."""
+    """A small table that somebody may be replacing; empty where there is none, or what no run writes."""
     try:
-        content = json.loads(path.read_bytes())
+        content = plain_json(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def opened(path: Path) -> BinaryIO:
+    """A plain file to read; a pipe, for which nobody writes, would be waited for.
+
+    Raises:
+        OSError: there is none.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is no plain file")
+    return path.open("rb")
+
+
+def plain_json(text: str | bytes) -> Any:
+    """JSON whose numbers are finite: null stands for those that are not, and for whole ones of more digits than any count has.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    return json.loads(text, parse_constant=lambda _: None, parse_float=_finite, parse_int=_count)
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
+
+
+def _count(digits: str) -> int | None:
+    return int(digits) if len(digits) <= MOST_DIGITS else None

@@ -18,7 +18,6 @@ A sign of life that lies ahead by more than 30 s counts as an old one: the clock
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import platform
 import shutil
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from board.history import METRICS_FILE
-from board.places import Places, read_json
+from board.places import Places, opened, plain_json, read_json
 
 HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE, RUN_FILE = "heartbeat.json", "request", "launch.json", "run.json"
 OWNER_FILE = "owner.json"
@@ -65,7 +64,20 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     folder = places.log_dir / name
     beat, launch = read_json(folder / HEARTBEAT_FILE), read_json(folder / LAUNCH_FILE)
     record = read_json(places.output_dir / name / RUN_FILE)
-    first, last = _head(folder / METRICS_FILE), list(_tail(folder / METRICS_FILE))
+    told = _head(folder / METRICS_FILE), list(_tail(folder / METRICS_FILE))
+    try:
+        return _facts(places, name, now, beat, launch, record, *told)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):  # somebody else has written them
+        known = _facts(places, name, now, {}, {}, {}, {}, [])
+        return {**known, "state": "failed", "reason": "its files hold what no run writes"}
+
+
+def _facts(
+    places: Places, name: str, now: float, beat: dict[str, Any], launch: dict[str, Any], record: dict[str, Any],
+    first: dict[str, dict[str, Any]], last: list[dict[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """The same, of what its files say: sign of life, launch, record, and the events at the beginning and at the end."""
+    folder = places.log_dir / name
     by_kind = {event.get("event"): event for event in last}
     settings = (by_kind.get("start") or first.get("start") or {}).get("settings") or _asked(launch)
     plan, end = by_kind.get("plan") or first.get("plan") or {}, by_kind.get("end") or {}
@@ -215,7 +227,7 @@ def _head(path: Path) -> dict[str, dict[str, Any]]:
     """The first event of each kind at the beginning of a file."""
     found: dict[str, dict[str, Any]] = {}
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             content = file.read(HEAD_BYTES)
     except OSError:
         return found
@@ -229,7 +241,7 @@ def _head(path: Path) -> dict[str, dict[str, Any]]:
 def _tail(path: Path) -> Iterator[dict[str, Any]]:
     """The events at the end of a file."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             content = file.read()
@@ -242,7 +254,7 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
 def _events(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            event = json.loads(line)
+            event = plain_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("step", 0), int):

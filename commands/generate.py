@@ -39,6 +39,7 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from memory.cost.generation import MOST_ROWS
 from settings.fields import AUTO, counted, is_encodable, reason_of
+from training.checkpoints.durable import replace_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
 from training.report.tracking import plain
@@ -231,7 +232,8 @@ class Output:
     def __enter__(self) -> Output:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.marker.write_text(self._identity + "\n", encoding="utf8")
+            if not self.rows:
+                replace_text(self.marker, self._identity + "\n")
             self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
         except OSError as error:
             raise UserError(

@@ -20,7 +20,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from settings.fields import UserError, listed, reason_of
-from training.checkpoints.durable import TEMPORARY
+from training.checkpoints.durable import TEMPORARY, remove
 from training.checkpoints.folder import REPLACED
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import RUN_FILE
@@ -43,12 +43,17 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
     output = Path(named)
     if not output.name or output.name == "..":
         raise UserError(f"--output = {named}, has no name that another folder could take; name a folder in it")
+    if output.is_symlink():  # what it leads to is replaced: the user has put it there, perhaps on another disk
+        output = output.resolve()
     partial, aside = (output.with_name(f"{sign}{output.name}") for sign in (TEMPORARY, REPLACED))
     _bring_back(aside, output)
     if any(source.resolve().is_relative_to(output.resolve()) for source in sources):
         raise UserError(f"--output = {output}, is the folder that is read, or holds it; name another one")
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"--output = {output}, exists; name another folder or use --overwrite=True")
+    if (output.exists() and not output.is_dir()) or os.path.ismount(output):
+        what = "a disk that is mounted there" if output.is_dir() else "a file"
+        raise UserError(f"--output = {output}, is {what} and can be no new folder; name a folder in it, or another one")
     if others := _others(output):
         raise UserError(
             f"--output = {output}, holds what this program has not written ({listed(others[:3])}) and is not replaced; name another folder"
@@ -86,11 +91,11 @@ def _made(output: Path, partial: Path, aside: Path) -> Iterator[None]:
         seal(partial)
         sync(partial)
         if output.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
             os.replace(output, aside)
         os.replace(partial, output)
         sync_folder(output.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
     except OSError as error:
         raise UserError(f"--output = {output}, cannot be written: {reason_of(error)}; name another folder") from error
     finally:
