@@ -13,6 +13,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO
 from settings.program import program
+from training.checkpoints.runs import check_writable
 from training.report.progress import Progress
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -30,6 +31,8 @@ def tokenizer(config: Config) -> None:
     folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)
     if (folder / TOKENIZER_FILE).exists() and not config.run.overwrite:
         raise UserError(f"--tokenizer_dir = {folder}, holds a tokenizer; name another folder or use --overwrite=True")
+    if problems := check_writable("tokenizer_dir", folder):
+        raise UserError(*problems)
     task = decide(config)
     if task.shards is not None:
         raise UserError(f"--train_file = {task.shards}, holds token shards, no text; name the text they were made from")
@@ -42,12 +45,12 @@ def tokenizer(config: Config) -> None:
         )
     )
     trained = train_task_tokenizer(config, task)
-    partial = folder.with_name(f".tmp-{folder.name}")
+    partial = folder / ".tmp"  # inside: the folder may be a disk of its own
     try:
         with writing("tokenizer_dir", folder):
             shutil.rmtree(partial, ignore_errors=True)
             trained.save(partial)
-            folder.mkdir(exist_ok=True)
+            (folder / TOKENIZER_FILE).unlink(missing_ok=True)  # else a kill would leave a mixture that looks whole
             for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
                 os.replace(path, folder / path.name)
     finally:

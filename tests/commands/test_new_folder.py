@@ -92,3 +92,23 @@ def test_a_rename_that_fails_leaves_the_old_folder(tmp_path: Path, monkeypatch: 
     with pytest.raises(UserError, match="Input/output error"):
         make(output, "new")
     assert content(output) == "old" and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights")
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "real").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "disk" / "real")
+    for number in range(3):
+        with new_folder(str(link), number > 0) as folder:
+            (folder / "config.json").write_text(str(number))
+        assert link.is_symlink() and (link / "config.json").read_text() == str(number)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
+
+
+def test_a_file_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="is a file and can be no new folder"), new_folder(str(tmp_path / "file"), True):
+        raise AssertionError
+    assert (tmp_path / "file").read_text() == "mine"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from commands.prepare import prepare
 from commands.tokenizer import tokenizer
 from config import Config, UserError, load
 from data.tokenizers.tokenizer import Tokenizer
+from tests.killing import DIED, die_at, run_child
 
 
 @pytest.fixture
@@ -41,6 +44,34 @@ def test_a_tokenizer_is_trained_and_not_overwritten(
     tokenizer(settings("tokenizer", tmp_path, text_file, overwrite="yes", vocab_size="380"))
     assert Tokenizer.load(folder).size <= 380
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["tokenizer"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+def test_a_kill_leaves_no_mixture_of_two_tokenizers(tmp_path: Path, text_file: Path) -> None:
+    tokenizer(settings("tokenizer", tmp_path, text_file))
+    folder = tmp_path / "out" / "tokenizer"
+    old, kept = Tokenizer.load(folder).size, tmp_path / "kept"
+    shutil.copytree(folder, kept)
+    byte = settings("tokenizer", tmp_path, text_file, overwrite="True", tokenizer_type="byte")
+    sizes = set[int]()
+    for number in range(100):
+
+        def again(number: int = number) -> None:
+            die_at(number, True)
+            tokenizer(byte)
+
+        code = run_child(again)
+        if (folder / "tokenizer.json").is_file():
+            told, before = ((place / "tokenizer_config.json").read_text() for place in (folder, kept))
+            sizes.add(size := Tokenizer.load(folder).size)
+            assert (told == before) == (size == old)
+        if code == 0:
+            break
+        assert code == DIED
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+    assert number > 3 and len(sizes) == 2 and old in sizes
+    assert not (folder / ".tmp").exists()
 
 
 def test_a_tokenizer_goes_where_it_is_told(tmp_path: Path, text_file: Path) -> None:
