@@ -32,11 +32,14 @@ from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
+from settings.names import name_problem, shown_name
 from settings.precedence import model_presets
 from training.checkpoints.folder import Checkpoints, step_of
+from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
+from training.start.adapted import check_trained
 from training.start.base import planned_start
 from training.start.resolving import Rows, RunSpec, resolve
 from training.start.resuming import find_run_to_resume, goes_on, resumed_config
@@ -83,7 +86,10 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
             told if latest is None else [say("{run} goes on after step {step}", run=run_dir.name, step=step_of(latest))]
         )
         return config, told, 0 if latest is None else step_of(latest)
+    _refuse_misnamed(config)
     if not train.is_finetune and train.finetune_from in (AUTO, None):
+        if problems := check_trained(config, None):
+            raise UserError(*problems)
         return config, [], 0
     try:
         return *planned_start(config), 0
@@ -91,6 +97,18 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         if not config.given("model_preset"):
             raise
         return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"], 0
+
+
+def _refuse_misnamed(config: Config) -> None:
+    """Refuse the names that `train` refuses: of the run, and of scores.
+
+    Raises:
+        UserError: one is none.
+    """
+    metric_names(config.metrics.metrics)
+    if config.run.run_name != AUTO and (problem := name_problem(config.run.run_name)):
+        shown = shown_name(config.run.run_name)
+        raise UserError(say("--{name} = {value}, {problem}", name="run_name", value=shown, problem=problem))
 
 
 @dataclass(frozen=True)

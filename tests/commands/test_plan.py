@@ -191,3 +191,21 @@ def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixt
     elsewhere = {**SHAPE, "model_preset": "t5-small", "is_finetune": "True", "finetune_from": "google/flan-t5-small"}
     plan_command.show(load("plan", {**elsewhere, "json": "False"}))
     assert "planned for --model_preset=t5-small" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"freeze": "*"}, "leaves nothing to train"),
+        ({"freeze": "nothing_such"}, "nothing_such"),
+        ({"lora_rank": 8}, "a base to adapt is needed"),
+        ({"metrics": "nonsense"}, "nonsense is not known"),
+        ({"run_name": "../x"}, "--run_name = ../x"),
+    ],
+)
+def test_what_train_refuses_is_not_planned(
+    flags: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        told(capsys, **flags)
+    assert words in " ".join(refused.value.problems)

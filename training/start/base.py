@@ -21,7 +21,7 @@ from model.shapes import weight_counts
 from settings.fields import AUTO
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, near_folder, newest_run
-from training.start.adapted import home_of, with_form_of
+from training.start.adapted import check_trained, home_of, with_form_of
 from training.start.download import MODELS_DIR, download, how_to_fetch
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
@@ -60,12 +60,23 @@ def planned_start(config: Config, run_dir: Path | None = None) -> tuple[Config, 
     """
     base, told = choose_base(config, run_dir)
     if base is None:
-        return config, told
+        return _checked(config, None), told
     home = home_of(base, config)
     shape = dataclasses.replace(read_config(home), dropout_rate=config.model.dropout_rate)
     known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else str(home)
     config = dataclasses.replace(config.changed(tokenizer_dir=known), model=shape)
-    return with_form_of(config, base), told or [f"starts from {base}"]
+    return _checked(with_form_of(config, base), base), told or [f"starts from {base}"]
+
+
+def _checked(config: Config, base: Path | None) -> Config:
+    """The same settings, where adapters and frozen parts suit what they start from.
+
+    Raises:
+        UserError: they do not.
+    """
+    if problems := check_trained(config, base):
+        raise UserError(*problems)
+    return config
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:

@@ -175,8 +175,11 @@ def resolve(
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
     """
     rows = rows or Rows.known(config, machine)
+    # no more samples than rows that are held out, where these are prepared
+    most = rows.held_out if rows.lengths is not None and rows.sample is None else config.train.sample_rows
+    planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
     chosen = plan(
-        config.changed(objective=rows.objective), machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
+        planned, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
         evaluation=rows.evaluation, earlier=earlier, precision=precision, homes=homes,
     )  # fmt: skip
     return RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done).timed()
