@@ -215,6 +215,9 @@ class LowMemTrainer:
         self.monitor.stop()
         summary = self.recorder.summary()
         journal.end(summary, self.config, prompt or "...")
+        if self.saver.mirror is not None and (lacking := self.saver.mirror.lacks) is not None:
+            told = "the mirror has no copy of the last checkpoint, of step {step} (why: above); copy {folder} elsewhere yourself"
+            journal.tell(say(told, step=lacking, folder=start.run_dir))
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):
                 write_card(start.run_dir, start.run_dir)

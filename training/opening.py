@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -192,6 +193,8 @@ def _mirror(begin: Start, overwrite: bool, accelerator: Accelerator) -> Mirror |
     if run.checkpoint_mirror is None:
         return None
     mirror = Mirror(run.checkpoint_mirror, run.run_name)
+    if mirror.is_at(Path(run.output_dir, run.run_name)):
+        raise UserError(f"{mirror.what}, is where the run itself is saved; name another disk, or a service")
     goes_on = begin.run_dir if begin.config.train.is_keep_training else None
     by_main(accelerator, lambda: mirror.check(goes_on, overwrite))
     return mirror

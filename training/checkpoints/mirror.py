@@ -59,6 +59,7 @@ class Mirror:
                 "that it can be reached"
             ) from None
         self._path, self._is_made = f"{path.rstrip('/')}/{run_name}", False
+        self.lacks: int | None = None  # the step of the run's last checkpoint, where no copy of it is there
         self._replaced: object = None  # when the run began whose copies this one may replace
 
     def check(self, run_dir: Path | None = None, overwrite: bool = False) -> None:
@@ -86,6 +87,10 @@ class Mirror:
                 f"{self.what}, cannot be written ({public(reason_of(error))}); check the address and the credentials"
             ) from None
 
+    def is_at(self, run_dir: Path) -> bool:
+        """Whether the copies would lie where the run itself is."""
+        return isinstance(self._system, fs.LocalFileSystem) and Path(self._path).resolve() == run_dir.resolve()
+
     def _is_of(self, run_dir: Path) -> bool:
         """Whether what is there has been copied by the run of this folder."""
         return bool(self._record().get("started") == (read_run(run_dir) or {}).get("started"))
@@ -99,6 +104,7 @@ class Mirror:
             why it could not be done, for the log; the next checkpoint tries again.
         Memory: buffers of a few dozen MB.
         """
+        self.lacks = step_of(checkpoint)
         try:
             if (taken := self._taken(run_dir, checkpoint)) is not None:
                 return f"{self.what}, step {step_of(checkpoint)} was not copied: {taken}"
@@ -118,6 +124,7 @@ class Mirror:
             for name in (SETTINGS_FILE, RUN_FILE):
                 self._replace(name, (run_dir / name).read_bytes())
             self._replace(LATEST, "\n".join(named).encode())
+            self.lacks = None
         except (pa.ArrowException, OSError) as error:
             return f"{self.what}, step {step_of(checkpoint)} could not be copied ({public(reason_of(error))}); the next one tries again"
         try:

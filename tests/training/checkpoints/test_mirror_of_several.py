@@ -61,6 +61,7 @@ def test_what_another_process_removes_meanwhile_is_not_named(tmp_path: Path, mon
     with monkeypatch.context() as patch:
         patch.setattr("training.checkpoints.mirror.fs.copy_files", robbed)
         told = mirror.push(here, save(here, 2))
+    assert mirror.lacks == 2
     assert told is not None and "another process removes what this one copies" in told
     assert mirror.restore(tmp_path / "new", 2) is not None
     assert mirror.push(here, save(here, 3)) is None
@@ -74,7 +75,7 @@ def test_copies_that_may_not_be_removed_are_told_as_such(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(mirror, "_forget", refused)
     told = mirror.push(here, save(here, 1))
-    assert told is not None and "that the run has dropped could not be removed (403)" in told
+    assert told is not None and "that the run has dropped could not be removed (403)" in told and mirror.lacks is None
     assert (tmp_path / "there" / "r" / "LATEST").read_text() == "step_00000001"
 
 
@@ -137,3 +138,10 @@ def test_a_service_is_written_to_no_faster_than_it_takes() -> None:
     _, (options, *_) = mirror._system.__reduce__()
     assert options["background_writes"] is False
     assert (options["access_key"], options["region"], options["endpoint_override"]) == ("key", "x", "127.0.0.1:9")
+
+
+def test_the_place_of_the_run_itself_is_no_mirror(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    for name in ("runs", "link"):
+        assert Mirror((tmp_path / name).as_uri(), "r").is_at(tmp_path / "runs" / "r")
+    assert not Mirror((tmp_path / "there").as_uri(), "r").is_at(tmp_path / "runs" / "r")
