@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 MOST_BYTES = 16 * 1024**2  # of configurations, states and the like: a table in memory takes some twenty times as much
 PIECE_BYTES = 1024**2  # that are read at a time where a file does not say how many it has
@@ -25,16 +26,25 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     return read_bytes(path, most).decode("utf8").replace("\r\n", "\n")
 
 
+def opened(path: str | Path) -> BinaryIO:
+    """A plain file to read; a pipe that nobody writes to would be waited for.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "is no plain file")
+    return open(path, "rb")
+
+
 def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False) -> bytes:
     """The bytes of a file; raises OSError as `read_text`.
 
     Args:
         may_wait: whether it may be a pipe, as a shell gives one for `<(...)`: the user has named it.
     """
-    if not may_wait and not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "is no plain file")
     pieces, left = list[bytes](), most + 1
-    with open(path, "rb") as file:
+    with open(path, "rb") if may_wait else opened(path) as file:
         # no more at once than the file has: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
         step = max(PIECE_BYTES, os.fstat(file.fileno()).st_size + 1)
         while left and (piece := file.read(min(step, left))):

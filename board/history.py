@@ -7,14 +7,14 @@ Memory: bounded, whatever the length of the run; see `board.series`.
 
 from __future__ import annotations
 
-import stat
 import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from board.places import opened, plain_json
+from board.places import plain_json
 from board.series import Grid
+from bounded import opened
 
 METRICS_FILE = "metrics.jsonl"
 MARKS, SAMPLES, NOTES = 500, 12, 100  # kept of each, the newest
@@ -63,8 +63,6 @@ class History:
             try:
                 found = self.path.stat()
             except OSError:
-                return False
-            if not stat.S_ISREG(found.st_mode):
                 return False
             if (self._file is not None and (found.st_ino, found.st_dev) != self._file) or found.st_size < self._offset:
                 self._begin()

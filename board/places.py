@@ -6,15 +6,13 @@ lies outside does not exist for the page.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from bounded import read_text
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
@@ -163,17 +161,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def opened(path: Path) -> BinaryIO:
-    """A plain file to read; a pipe, for which nobody writes, would be waited for.
-
-    Raises:
-        OSError: there is none.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "is no plain file")
-    return path.open("rb")
 
 
 def plain_json(text: str | bytes) -> Any:

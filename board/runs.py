@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from board.history import METRICS_FILE
-from board.places import Places, opened, plain_json, read_json
+from board.places import Places, plain_json, read_json
+from bounded import opened
 
 HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE, RUN_FILE = "heartbeat.json", "request", "launch.json", "run.json"
 OWNER_FILE = "owner.json"

@@ -32,9 +32,9 @@ from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
-from settings.names import name_problem, shown_name
 from settings.precedence import model_presets
 from training.checkpoints.folder import Checkpoints, step_of
+from training.checkpoints.runs import check_name
 from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.summary import plan_rows
@@ -106,9 +106,8 @@ def _refuse_misnamed(config: Config) -> None:
         UserError: one is none.
     """
     metric_names(config.metrics.metrics)
-    if config.run.run_name != AUTO and (problem := name_problem(config.run.run_name)):
-        shown = shown_name(config.run.run_name)
-        raise UserError(say("--{name} = {value}, {problem}", name="run_name", value=shown, problem=problem))
+    if config.run.run_name != AUTO and (problems := check_name(config.run.run_name)):
+        raise UserError(*problems)
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,8 @@ def open_run(
     _check_one_step(begin, accelerator)
     processes = accelerator.num_processes
     rows = look_ahead(begin, device, budget, processes)
-    if writes_answers(config):
-        load_libraries(metric_names(config.metrics.metrics))
+    if writes_answers(begin.config):
+        load_libraries(metric_names(begin.config.metrics.metrics))
     base_bytes = monitor.sample().anon_bytes
     with monitor.phase("probe"):
         spec = resolve_here(begin, device, budget, base_bytes, processes, rows=rows, may_probe=True)

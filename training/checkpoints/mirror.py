@@ -30,7 +30,7 @@ from data.sources.places import public
 from model.formats.checksums import CHECKSUMS_FILE, damages, describe, is_inside
 from settings.fields import UserError, reason_of
 from training.checkpoints.durable import TEMPORARY, remove, replace_text
-from training.checkpoints.folder import Checkpoints, name_of, step_of
+from training.checkpoints.folder import DAMAGED, Checkpoints, name_of, step_of
 from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE, read_run
 
 LATEST, CHECKPOINTS = "LATEST", "checkpoints"
@@ -343,8 +343,8 @@ def _plain(name: str) -> str:
 
 
 def _highest(run_dir: Path) -> int:
-    """The highest step of which this machine has a checkpoint."""
-    names = (path.name for path in (run_dir / CHECKPOINTS).glob("step_*"))
+    """The highest step of which this machine has a checkpoint, or had one that was damaged."""
+    names = (path.name.removeprefix(DAMAGED) for path in (run_dir / CHECKPOINTS).glob("*step_*"))
     return max((step_of(run_dir / name) for name in names if _FOLDER.fullmatch(name)), default=-1)
 
 

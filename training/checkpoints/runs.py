@@ -38,16 +38,20 @@ def new_run_name(kind: str, now: float | None = None) -> str:
     return f"{kind}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}"
 
 
+def check_name(name: str) -> list[str]:
+    """Find why this can be no name of a run."""
+    problem = name_problem(name)
+    told = "--{name} = {value}, {problem}"
+    return [say(told, name="run_name", value=shown_name(name), problem=problem)] if problem else []
+
+
 def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) -> list[str]:
     """Find what forbids a new run, creating nothing.
 
     Returns:
         problems, as `UserError` takes them; empty if all is well.
     """
-    problems = list[str]()
-    if problem := name_problem(name):
-        problems.append(say("--{name} = {value}, {problem}", name="run_name", value=shown_name(name), problem=problem))
-    problems += check_writable("output_dir", output_dir)
+    problems = [*check_name(name), *check_writable("output_dir", output_dir)]
     if problems:
         return problems
     run_dir = Path(output_dir) / name

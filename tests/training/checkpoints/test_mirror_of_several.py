@@ -49,6 +49,20 @@ def test_a_machine_that_is_behind_removes_nothing(tmp_path: Path) -> None:
     assert late.push(behind, save(behind, 20)) is None
 
 
+def test_a_run_that_goes_on_before_a_damaged_copy_replaces_it(tmp_path: Path) -> None:
+    uri, first, second = (tmp_path / "there").as_uri(), tmp_path / "a" / "r", tmp_path / "b" / "r"
+    mirror = Mirror(uri, "r")
+    for step in (5, 10):
+        assert mirror.push(first, save(first, step, is_best=step == 5)) is None
+    (tmp_path / "there" / "r" / "checkpoints" / "step_00000010" / "model.safetensors").write_text("damaged")
+    assert mirror.restore(second, 2) is not None
+    taken, _ = Checkpoints(second, 2).intact()
+    assert taken == second / "checkpoints" / "step_00000005"
+    assert mirror.push(second, save(second, 7)) is None
+    restored = mirror.restore(tmp_path / "c" / "r", 2)
+    assert restored is not None and restored.name == "step_00000007"
+
+
 def test_what_another_process_removes_meanwhile_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror, here = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "here"
     assert mirror.push(here, save(here, 1)) is None
