@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 BODY_BYTES, BODY_SECONDS = 2**20, 60.0
 
@@ -59,6 +59,7 @@ async def read_object(request: Request, most_bytes: int = BODY_BYTES) -> dict[st
     Raises:
         HTTPException: it is too long (413), too slow (408), or no JSON object (400).
     """
+    announced_bytes(request, most_bytes)  # refused before it is waited for
     return object_of(await read_body(request, most_bytes))
 
 
@@ -66,12 +67,14 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     """A request's body.
 
     Raises:
-        HTTPException: it is too long (413) or too slow (408).
+        HTTPException: it is too long (413) or too slow (408), or its sender has left (400).
     """
     try:
         return await asyncio.wait_for(_read(request, most_bytes), BODY_SECONDS)
     except asyncio.TimeoutError:
         raise HTTPException(408, "too slow") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "left before the end") from None
 
 
 def object_of(held: bytes) -> dict[str, Any]:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
 from serving.app import BODY_BYTES, PARSED, READ_BYTES
 from tests.measuring import in_child
 from units import KIB
+from web.bodies import read_object
 
 CONNECTIONS = 160
 CONNECTION_BYTES = 64 * KIB  # both ends of one, which lie in the same process here
@@ -78,3 +87,16 @@ def test_many_bodies_at_once_stay_in_their_room() -> None:
 def test_a_body_that_is_parsed_takes_no_more_than_is_planned() -> None:
     taken = in_child(PARSING, BODY_BYTES)
     assert len(taken) == 5 and max(taken) <= PARSED * BODY_BYTES
+
+
+@pytest.mark.parametrize(("announced", "status"), [(10, 400), (99 << 30, 413)])
+def test_one_who_leaves_or_will_send_too_much_is_answered_at_once(announced: int, status: int) -> None:
+    told = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> MutableMapping[str, Any]:
+        return next(told)
+
+    request = Request({"type": "http", "headers": [(b"content-length", str(announced).encode())]}, receive)
+    with pytest.raises(HTTPException) as refused:
+        asyncio.run(read_object(request))
+    assert refused.value.status_code == status
