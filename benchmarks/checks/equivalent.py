@@ -40,7 +40,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "True", "False",
     ): "both sides of each, always",
     (
-        "memory/cost/shapes.py", "rows = [row for row in zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True) ",
+        "memory/cost/shapes.py", "rows = [self._same.setdefault(row, row) for row in sides if row[0]]",
         "0", "-1",
     ): "a row has tokens on both sides or on none",
     (
