@@ -41,7 +41,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
     ): "both sides of each, always",
     (
         "memory/cost/shapes.py", "rows = [self._same.setdefault(row, row) for row in sides if row[0]]",
-        "0", "-1",
+        "0", "1",
     ): "a row has tokens on both sides or on none",
     (
         "memory/cost/sharing.py", "waiting = 0 if phase == 'last update' else block // shards", "0", "-1",
