@@ -11,6 +11,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from devices.environment import prepare_environment
+
+prepare_environment()  # before accelerate imports torch: whoever imports this file has no command line that would do it
+
 from accelerate import Accelerator
 
 import devices

@@ -81,3 +81,25 @@ def test_a_mac_has_them_before_torch_is_imported(tmp_path, command):
         [sys.executable, "-c", program, command, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.stdout.split() == ["0.5", "1"], done.stderr
+
+
+def test_a_notebook_has_it_before_torch_is_imported():
+    watch = (
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch': print(*(os.environ.get(each) for each in sys.argv[1:]))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "from config import load\n"
+        "import trainer_low_mem\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if name not in PRODUCT_CACHES}
+    told = subprocess.run(
+        [sys.executable, "-c", watch, *PRODUCT_CACHES],
+        cwd=ROOT,
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.split() == list(PRODUCT_CACHES.values())
