@@ -175,11 +175,9 @@ class TrainConfig:
         auto=True,
     )
     lr_schedule: str = setting(
-        "cosine",
-        "course of the learning rate after the warm-up",
-        kind=str,
-        choices=("cosine", "inverse_sqrt", "one_cycle", "constant"),
-    )
+        "cosine", "course of the learning rate after the warm-up",
+        kind=str, choices=("cosine", "inverse_sqrt", "one_cycle", "constant"),
+    )  # fmt: skip
     warmup_steps: int | str = setting(
         AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True
     )
@@ -191,11 +189,8 @@ class TrainConfig:
         1.0, "factor on the learning rate from a block to the one below it, embedding last; 1: all learn alike", kind=float, above=0.0, high=1.0
     )  # fmt: skip
     freeze: str | None = defining(
-        None,
-        "parts that do not learn, such as encoder,embedding or *.q.weight; none: all learn",
-        kind=str,
-        optional=True,
-    )
+        None, "parts that do not learn, such as encoder,embedding or *.q.weight; none: all learn", kind=str, optional=True,
+    )  # fmt: skip
     max_grad_norm: float = setting(
         0.0,
         "clip all gradients to this global norm; 0: off (needs all gradients at once; adafactor clips per tensor)",
@@ -216,6 +211,10 @@ class TrainConfig:
         AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True
     )
     keep_latest_n_ckp: int = setting(2, "checkpoints kept beside the best one", kind=int, low=1)
+    average_checkpoints: int = setting(
+        0, "at the end the mean of the last so many checkpoints is evaluated, and published where it is better than the best "
+        "of them; it often is with --lr_schedule=constant. 0: off", kind=int, unit="checkpoints", low=0,
+    )  # fmt: skip
     detect_anomaly: bool = setting(False, "name the block in which a number first became inf or nan (slow)", kind=bool)
     log_steps: int = setting(10, "steps between two lines on a screen that is no terminal", kind=int, low=1)
     sample_rows: int = setting(3, "answers generated from validation rows at the end", kind=int, unit="rows", low=0)

@@ -24,6 +24,7 @@ from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
 from training.ahead import Ahead
+from training.averaging import publish_mean
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import bring_replaced_back, let_replaced_go, note_stop, publish
@@ -207,7 +208,7 @@ class LowMemTrainer:
         journal.progress.stop()
         best = live.checkpoints.named_best() or live.checkpoints.latest()
         prompt = None
-        if live.is_main and best is not None:
+        if not publish_mean(live, self.evaluator) and live.is_main and best is not None:
             publish(best, start.run_dir)
         if live.is_main and live.engine.shards is None:  # no process could write alone
             with self.monitor.phase("samples"):

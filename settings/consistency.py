@@ -22,7 +22,7 @@ SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name compu
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _answers, _memory, _going_on)
+    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _mean, _answers, _memory, _going_on)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -165,6 +165,18 @@ def _scores(config: Config) -> list[str]:
         ]
     if given.metrics != AUTO and chosen not in score_words(given.metrics):
         return [f"--metric_for_best = {chosen}, is not among --metrics ({given.metrics}); add it there"]
+    return []
+
+
+def _mean(config: Config) -> list[str]:
+    """A mean of more checkpoints than are kept."""
+    asked, kept = config.train.average_checkpoints, config.train.keep_latest_n_ckp
+    if asked == 1:
+        return ["--average_checkpoints = 1, is that checkpoint itself; name 2 or more, or 0"]
+    if asked > kept and not config.train.is_keep_training:  # a run that goes on takes those that are there
+        return [
+            f"--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them"
+        ]
     return []
 
 

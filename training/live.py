@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from accelerate import Accelerator
 
@@ -85,6 +86,17 @@ class LiveRun:
         self.keeper.before("rolling back", self.start.state.step)
         self._build()
         self.journal.rolled_back(self.state.step, reason)
+
+    def release(self) -> None:
+        """Let go of model, optimizer and engine, to make room for what `take` brings."""
+        self.close()
+        del self.engine
+        self.keeper.before("averaging", self.state.step)
+
+    def take(self, folder: Path) -> None:
+        """Go on with the weights of another folder, without anything that the optimizer has learnt: to evaluate them."""
+        self.start = replace(self._beginning, base=folder, state=self.state, is_resumed=False)
+        self._build()
 
     def close(self) -> None:
         """Give back what is held outside of memory, where there is an engine: one may have failed to be built again."""

@@ -28,6 +28,7 @@ from settings.fields import UserError, reason_of
 from training.checkpoints.durable import TEMPORARY, remove
 
 REPLACED, DAMAGED = ".replaced-", "damaged-"
+MEAN = f"{TEMPORARY}mean"  # of the last checkpoints, as long as it is evaluated (`training.averaging`)
 BEST_STEP = "best_step"  # in checksums.json: the step of the best checkpoint when this one was written
 _STEP = re.compile(r"step_(\d{8,18})")
 # safetensors and torch.save tell of a full disk in errors of their own
@@ -88,6 +89,10 @@ class Checkpoints:
     def latest(self) -> Path | None:
         """The newest checkpoint that has all its files, in full length; None before the first."""
         return next((path for path in self._all() if not self._wrong(path, deep=False)), None)
+
+    def newest(self, count: int) -> list[Path]:
+        """So many of the newest checkpoints of which every byte is as it was written, oldest first."""
+        return [path for path in self._all() if not self._wrong(path)][:count][::-1]
 
     def best(self) -> Path | None:
         """The checkpoint with the best evaluation, if it has all its files; None before the first evaluation."""
@@ -162,7 +167,7 @@ class Checkpoints:
             original = self.folder / path.name.removeprefix(REPLACED)
             if _STEP.fullmatch(original.name) and not original.exists():
                 os.replace(path, original)  # killed between the two renames of a replacement
-        for pattern in (f"{TEMPORARY}step_*", f"{REPLACED}step_*", f"{TEMPORARY}latest", f"{TEMPORARY}best"):
+        for pattern in (f"{TEMPORARY}step_*", f"{REPLACED}step_*", f"{TEMPORARY}latest", f"{TEMPORARY}best", MEAN):
             for path in self.folder.glob(pattern):
                 remove(path)
 

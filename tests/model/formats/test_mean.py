@@ -1,0 +1,65 @@
+"""The mean of folders is each number's mean, in the form of the last of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import model.formats.mean as mean
+from config import T5ModelConfig
+from model import hf_format
+from model.formats.mean import write_mean
+from model.t5 import T5
+
+
+def saved(
+    folder: Path, config: T5ModelConfig, seed: int, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    hf_format.save(T5(config, "cpu", dtype).initialise(seed), folder)
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_number(
+    config: T5ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(mean, "FILE_CHUNK_BYTES", 512)  # several chunks a matrix
+    parts = [saved(tmp_path / str(seed), config, seed, dtype) for seed in range(3)]
+    made = tmp_path / "made"
+    made.mkdir()
+    write_mean([tmp_path / str(seed) for seed in range(3)], made)
+    for name, got in load_file(made / "model.safetensors").items():
+        exact = torch.stack([part[name].double() for part in parts]).mean(0)
+        assert got.dtype == parts[0][name].dtype, "as it was stored"
+        torch.testing.assert_close(
+            got.double(), exact.to(got.dtype).double(), rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=1e-7
+        )
+    hf_format.load(made)
+
+
+def test_other_files_are_those_of_the_last(config: T5ModelConfig, tmp_path: Path) -> None:
+    for seed in range(2):
+        saved(tmp_path / str(seed), config, seed)
+        (tmp_path / str(seed) / "tokenizer.json").write_text(str(seed))
+        (tmp_path / str(seed) / "checksums.json").write_text("{}")
+        (tmp_path / str(seed) / "state").mkdir()
+    made = tmp_path / "made"
+    made.mkdir()
+    write_mean([tmp_path / "0", tmp_path / "1"], made)
+    assert (made / "tokenizer.json").read_text() == "1"
+    assert sorted(path.name for path in made.iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+
+
+def test_models_of_other_shapes_have_none(tmp_path: Path) -> None:
+    for name, width in (("0", 4), ("1", 8)):
+        (tmp_path / name).mkdir()
+        save_file({"weight": torch.zeros(2, width)}, tmp_path / name / "model.safetensors")
+    made = tmp_path / "made"
+    made.mkdir()
+    with pytest.raises(ValueError, match="holds other tensors"):
+        write_mean([tmp_path / "0", tmp_path / "1"], made)

@@ -1,0 +1,103 @@
+"""A run publishes the mean of its last checkpoints where that is better than the best of them, and goes on from the last."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import training.averaging as averaging
+from settings.fields import UserError
+from tests.end_to_end.running import write_text
+from tests.training.small_runs import configuration, events
+from trainer_low_mem import LowMemTrainer
+
+FLAGS = {
+    "max_steps": 8,
+    "save_steps": 2,
+    "keep_latest_n_ckp": 4,
+    "lr_schedule": "constant",
+    "warmup_steps": 1,
+    "dropout_rate": 0.0,
+}
+
+
+def run(folder: Path, name: str, **flags: object) -> dict[str, torch.Tensor]:
+    LowMemTrainer(configuration(folder, name, **{**FLAGS, **flags})).train()
+    return load_file(folder / "runs" / name / "model.safetensors")
+
+
+def mean_of(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    files = sorted((folder / "runs" / name / "checkpoints").glob("step_*/model.safetensors"))
+    parts = [load_file(file) for file in files]
+    return {key: torch.stack([part[key].double() for part in parts]).mean(0) for key in parts[0]}
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_the_better_one_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_better: bool) -> None:
+    write_text(tmp_path / "text.txt")
+    evaluate, told = averaging.Evaluator.evaluate, []
+
+    def judge(self: averaging.Evaluator) -> bool:
+        told.append(evaluate(self))
+        return told[-1] if len(told) < 4 else is_better  # before the first step, twice on the way, the mean
+
+    monkeypatch.setattr(averaging.Evaluator, "evaluate", judge)
+    published = run(tmp_path, "mean", average_checkpoints=4, eval_steps=4)
+    assert len(told) == 4 and [event["step"] for event in events(tmp_path, "mean", "eval")] == [0, 4, 8, 8]
+    checkpoints = tmp_path / "runs/mean/checkpoints"
+    if is_better:
+        for name, exact in mean_of(tmp_path, "mean").items():
+            torch.testing.assert_close(published[name].double(), exact, rtol=1e-5, atol=1e-8)
+    else:
+        best = load_file(checkpoints / "best/model.safetensors")
+        assert all(torch.equal(published[name], best[name]) for name in best)
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        "best", "latest", *(f"step_0000000{step}" for step in (2, 4, 6, 8)),
+    ]  # fmt: skip
+
+
+def test_its_loss_is_that_of_the_published_model(tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt")
+    run(tmp_path, "mean", average_checkpoints=4, eval_steps=8, learning_rate=0.3)
+    at_end, of_mean = [event["loss"] for event in events(tmp_path, "mean", "eval")][-2:]
+    assert of_mean != at_end
+    again = configuration(
+        tmp_path, "again", **{**FLAGS, "max_steps": 1, "finetune_from": tmp_path / "runs/mean", "is_finetune": False}
+    )
+    LowMemTrainer(again).train()
+    assert events(tmp_path, "again", "eval")[0]["loss"] == pytest.approx(min(at_end, of_mean), rel=1e-6)
+
+
+def test_a_run_that_goes_on_does_so_from_its_last_checkpoint(tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt")
+    run(tmp_path, "parts", average_checkpoints=3)
+    run(tmp_path, "parts", is_keep_training=True, max_steps=12, average_checkpoints=0)
+    run(tmp_path, "whole", max_steps=12)
+    parts, whole = ([(e["step"], e["loss"]) for e in events(tmp_path, name, "step")] for name in ("parts", "whole"))
+    assert parts == whole
+
+
+def test_a_full_disk_is_said_and_the_checkpoints_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "text.txt")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(averaging, "write_mean", full)
+    with pytest.raises(UserError, match=r"average_checkpoints = 4, the mean cannot be written: .*No space left"):
+        run(tmp_path, "full", average_checkpoints=4)
+    assert not list((tmp_path / "runs/full/checkpoints").glob(".tmp-*"))
+    monkeypatch.undo()
+    assert run(tmp_path, "full", average_checkpoints=4, is_keep_training=True)
+
+
+def test_more_than_are_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--keep_latest_n_ckp=5 keeps them"):
+        configuration(tmp_path, "many", average_checkpoints=5, keep_latest_n_ckp=4)
+    with pytest.raises(UserError, match="is that checkpoint itself"):
+        configuration(tmp_path, "one", average_checkpoints=1)
