@@ -79,8 +79,8 @@ class Times:
 def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: int, num_processes: int = 1) -> Schedule:
     """Count what is left behind `first_step` steps.
 
-    An evaluation comes before the first step of a run, at its turns and at the end; each that is the best is saved, and
-    while a model learns most are.
+    An evaluation comes before the first step of a run, at its turns and at the end, where one of the mean of the last
+    checkpoints may follow; each that is the best is saved, and while a model learns most are.
 
     Args:
         config: its steps resolved. held_out: rows of the validation data. answer_tokens: of the longest answer.
@@ -98,11 +98,11 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
         return Schedule(0, 0, 0, rows, written)
     evaluations = turns(int(train.eval_steps)) if rows else set()
     saves = evaluations | turns(int(train.save_steps))
-    begins = int(first_step == 0 and rows > 0)
+    others = int(first_step == 0 and rows > 0) + int(train.average_checkpoints > 1 and rows > 0)
     refers = config.data.objective == PREFERENCES and config.preference.preference_loss != WITHOUT_REFERENCE
     steps, batches = last - first_step, -(-scored // MOST_ROWS)
     compared = steps if refers else 0
-    return Schedule(steps, len(evaluations) + begins, len(saves), rows, written, batches, answer_tokens, compared)
+    return Schedule(steps, len(evaluations) + others, len(saves), rows, written, batches, answer_tokens, compared)
 
 
 def predict_times(work: Work, choice: Choice, machine: Machine, schedule: Schedule, pace: Pace | None = None) -> Times:
