@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,8 @@ MOST_PLACES = 1_000_000  # of the order that are computed
 PLACES_AT_ONCE = 65_536  # a call for each step would take minutes
 MOST_MADE_ROWS = 2_000  # that are read or made one by one
 MOST_DRAWN_STEPS, MOST_DRAWN_ROWS = 256, 65_536  # that are made up from a sample
+Lengths = NDArray[np.integer[Any]]
+SHORT = 2**15  # below it, two lengths and their sum fit into 16 bits
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,13 @@ class StepLengths:
     """Tokens of the rows of steps, in the order in which one process cuts its micro-batches; a 0 is no row.
 
     Args:
-        sources, targets: (S, R) int64; with several processes, each one's share of a step is a row of its own.
+        sources, targets: (S, R) whole numbers; with several processes, each one's share of a step is a row of its own.
         is_complete: whether no step is missing.
+    Memory: they stay as long as the run, so they are held in 2 bytes each where rows are shorter than `SHORT`.
     """
 
-    sources: NDArray[np.int64]
-    targets: NDArray[np.int64]
+    sources: Lengths
+    targets: Lengths
     is_complete: bool
 
 
@@ -46,7 +50,7 @@ def step_lengths(
 
     Args:
         split_dir: the folder that the loader reads. steps: 0-based, as `StepLoader.micro_batches` counts them.
-    Memory: 16 bytes a row of the data or a place of the order, up to the limits above.
+    Memory: 4 bytes a place of the order, of rows shorter than `SHORT`, and 20 more for a moment, up to the limits above.
     """
     manifest = Manifest.of(Path(split_dir))
     if loader.objective == "span":  # every window gives the same lengths
@@ -69,7 +73,7 @@ def step_lengths(
 
 
 def drawn_lengths(
-    lengths: tuple[NDArray[np.int64], NDArray[np.int64]], longest: tuple[int, int], effective_batch_size: int,
+    lengths: tuple[Lengths, Lengths], longest: tuple[int, int], effective_batch_size: int,
     num_processes: int = 1, sorts_rows: bool = False, most_steps: int = MOST_DRAWN_STEPS,
 ) -> StepLengths:  # fmt: skip
     """Steps of rows that are drawn from a sample, for data whose order is not known yet; the same ones each time.
@@ -128,7 +132,7 @@ def _made(
     return StepLengths(_filled(sources), _filled(targets), is_complete)
 
 
-def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple[Lengths, Lengths]:
     """Encoder and decoder tokens of every row, (rows,) each; both answers of a preference count."""
     columns: list[list[NDArray[np.int64]]] = [[] for _ in COLUMNS[manifest.kind]]
     for path in manifest.files(split):
@@ -140,12 +144,14 @@ def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple
     inputs, *targets = (np.concatenate(parts) for parts in columns)
     longest = loader.lengths
     cut = [np.minimum(target, longest.target_tokens) for target in targets]
-    return np.minimum(inputs, longest.input_tokens), np.sum(cut, axis=0)
+    both = np.minimum(inputs, longest.input_tokens), np.sum(cut, axis=0)
+    is_short = max(int(side.max(initial=0)) for side in both) < SHORT
+    return (both[0].astype(np.uint16), both[1].astype(np.uint16)) if is_short else both
 
 
-def _sorted(sources: NDArray[np.int64], targets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sorted(sources: Lengths, targets: Lengths) -> tuple[Lengths, Lengths]:
     """Rows of like length side by side, in each step."""
-    order = np.argsort(sources * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
+    order = np.argsort(sources.astype(np.int64) * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
     return np.take_along_axis(sources, order, 1), np.take_along_axis(targets, order, 1)
 
 
@@ -157,7 +163,7 @@ def _shares(count: int, num_processes: int, is_sorted: bool) -> list[NDArray[np.
     return list(np.array_split(places, num_processes))
 
 
-def _of_ranks(lengths: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _of_ranks(lengths: Lengths, parts: Sequence[NDArray[np.int64]]) -> Lengths:
     """(S, R) of all processes -> (S x processes, R / processes)."""
     most = max(len(part) for part in parts)
     padded = [np.pad(lengths[:, part], ((0, 0), (0, most - len(part)))) for part in parts]

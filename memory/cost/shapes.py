@@ -56,13 +56,13 @@ class Shapes:
     """Lengths of the rows of many steps, as one process sees them.
 
     Args:
-        sources, targets: (S, R) int64 tokens of row r of step s, in the order in which micro-batches are cut; a 0 is no row.
+        sources, targets: (S, R) whole numbers, tokens of row r of step s, in the order in which micro-batches are cut; a 0 is no row.
         is_complete: whether every step of the run is among them.
         max_tokens: most tokens of a micro-batch; None: any.
     """
 
-    sources: NDArray[np.int64]
-    targets: NDArray[np.int64]
+    sources: NDArray[np.integer[Any]]
+    targets: NDArray[np.integer[Any]]
     is_complete: bool = True
     max_tokens: int | None = None
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
@@ -139,7 +139,7 @@ class Shapes:
             found += self._largest((counts * longest).sum(1), longest, self.rows)
         return found
 
-    def _sums(self, part: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+    def _sums(self, part: NDArray[np.integer[Any]], batch_size: int) -> NDArray[np.int64]:
         """Tokens of each micro-batch of each step, of which some may have none."""
         return self._of_groups(np.add, part, batch_size)
 
@@ -163,7 +163,7 @@ class Shapes:
     def _micro_batch_of_rows(self, batch_size: int) -> NDArray[np.int64]:
         """(S, R): in which micro-batch of its step each row is, where tokens bound one; as `_filled` cuts a step."""
         group, rows, tokens = (np.zeros(len(self.sources), np.int64) for _ in range(3))
-        found = np.zeros_like(self.sources)
+        found = np.zeros(self.sources.shape, np.int64)
         for place in range(self.rows):
             here = self.sources[:, place] > 0
             size = np.where(here, self.sources[:, place] + self.targets[:, place], 0)
@@ -173,7 +173,7 @@ class Shapes:
             found[:, place] = group
         return found
 
-    def _largest(self, sums: NDArray[np.int64], part: NDArray[np.int64], rows: int) -> int:
+    def _largest(self, sums: NDArray[np.int64], part: NDArray[np.integer[Any]], rows: int) -> int:
         largest = int(sums.max())
         if self.is_complete:
             return largest

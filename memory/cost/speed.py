@@ -114,7 +114,12 @@ class Amount:
         """The mean of the steps that were looked at. Memory: none that grows with them."""
         source, target, steps = shapes.sources, shapes.targets, len(shapes.sources)
         pairs = ((source, source), (target, target), (source, target))
-        sums = (np.count_nonzero(source), source.sum(), target.sum(), *(np.einsum("sr,sr->", *pair) for pair in pairs))
+        sums = (
+            np.count_nonzero(source),
+            source.sum(),
+            target.sum(),
+            *(np.einsum("sr,sr->", *pair, dtype=np.int64) for pair in pairs),
+        )
         return cls(*(float(one) / steps for one in sums))
 
 

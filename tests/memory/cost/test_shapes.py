@@ -14,6 +14,7 @@ from data.batches.collate import Row, collate
 from data.batches.loader import filled
 from limits import filled_tokens
 from memory.cost.shapes import Shapes, Tokens, few_sizes
+from memory.cost.speed import Amount
 
 SOURCES = np.array([[2, 3, 9, 10], [4, 4, 4, 8]])
 TARGETS = np.array([[1, 1, 2, 5], [7, 1, 1, 0]])
@@ -149,3 +150,21 @@ def test_padded_tokens_are_those_of_the_batches(most: int | None, batch_size: in
         sizes = sum(batch.input_ids.size for batch in batches), sum(batch.labels.size for batch in batches)
         made = [max(pair) for pair in zip(made, sizes, strict=True)]
     assert Shapes(sources, targets, max_tokens=most).padded_tokens(batch_size) == sum(made)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 60_000])
+def test_lengths_in_two_bytes_are_counted_alike(max_tokens: int | None) -> None:
+    draw = np.random.default_rng(3)
+    sources, targets = (draw.integers(1, 2**15, (40, 12)) for _ in range(2))
+    wide, narrow = (
+        Shapes(sources.astype(dtype), targets.astype(dtype), False, max_tokens) for dtype in (np.int64, np.uint16)
+    )
+    assert narrow.step == wide.step and narrow.longest_row == wide.longest_row
+    for batch_size in (1, 5, 12):
+        sizes = wide.sizes(batch_size)
+        assert narrow.sizes(batch_size) == sizes and narrow.count(batch_size) == wide.count(batch_size)
+        assert narrow.largest_micro_batch(batch_size, sizes) == wide.largest_micro_batch(batch_size, sizes)
+        assert narrow.together(batch_size, 2, sizes) == wide.together(batch_size, 2, sizes)
+        assert narrow.padded_tokens(batch_size) == wide.padded_tokens(batch_size)
+        assert narrow.worst_steps(batch_size, 2) == wide.worst_steps(batch_size, 2)
+    assert Amount.mean_of(narrow) == Amount.mean_of(wide)
