@@ -66,7 +66,7 @@ def _mean(parts: Sequence[Any], like: Tensor) -> Tensor:
     mean = torch.empty(like.shape, dtype=like.dtype)
     rows = max(1, FILE_CHUNK_BYTES // (4 * max(1, like[:1].numel())))
     for first in range(0, len(like), rows):
-        total = parts[0][first : first + rows].float()
+        total = parts[0][first : first + rows].to(torch.float32, copy=True)  # never written into the mapped file
         for part in parts[1:]:
             total += part[first : first + rows].float()
         mean[first : first + rows] = total.div_(len(parts))

@@ -13,6 +13,27 @@ from config import T5ModelConfig
 from model import hf_format
 from model.formats.mean import write_mean
 from model.t5 import T5
+from tests.measuring import in_child
+
+TENSOR_BYTES = 16 * 2**20
+# warmed up, so that what libraries take once does not count
+MEMORY = """
+from pathlib import Path
+from safetensors.torch import save_file
+from model.formats.mean import write_mean
+
+folder = Path(sys.argv[1])
+for name, rows in (("warm", 8), ("large", int(sys.argv[2]) // 4096)):
+    for seed in range(4):
+        (folder / name / str(seed)).mkdir(parents=True)
+        weights = {str(number): torch.full((rows, 1024), float(seed)) for number in range(4)}
+        save_file(weights, folder / name / str(seed) / "model.safetensors")
+        del weights
+    parts, made = sorted((folder / name).iterdir()), folder / f"mean of {name}"
+    made.mkdir()
+    taken = measure(lambda: write_mean(parts, made))
+print(taken)
+"""
 
 
 def saved(
@@ -63,3 +84,9 @@ def test_models_of_other_shapes_have_none(tmp_path: Path) -> None:
     made.mkdir()
     with pytest.raises(ValueError, match="holds other tensors"):
         write_mean([tmp_path / "0", tmp_path / "1"], made)
+
+
+def test_it_takes_one_tensor_and_two_chunks(tmp_path: Path) -> None:
+    (taken,) = in_child(MEMORY, tmp_path, TENSOR_BYTES)
+    assert taken < TENSOR_BYTES + 2 * mean.FILE_CHUNK_BYTES + 4 * 2**20
+    assert load_file(tmp_path / "mean of large" / "model.safetensors")["0"].unique().tolist() == [1.5]
