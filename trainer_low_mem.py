@@ -208,8 +208,10 @@ class LowMemTrainer:
         journal.progress.stop()
         best = live.checkpoints.named_best() or live.checkpoints.latest()
         prompt = None
-        if not publish_mean(live, self.evaluator) and live.is_main and best is not None:
+        if live.is_main and best is not None:
             publish(best, start.run_dir)
+        if not any(self._stop_asked()):
+            publish_mean(live, self.evaluator)
         if live.is_main and live.engine.shards is None:  # no process could write alone
             with self.monitor.phase("samples"):
                 prompt = show_samples(

@@ -18,47 +18,47 @@ from training.checkpoints.folder import MEAN, step_of
 from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.live import LiveRun
-from training.processes.collectives import by_main
+from training.processes.collectives import by_main, least_of
 
 
-def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
+def publish_mean(live: LiveRun, evaluator: Evaluator) -> None:
     """Make the mean of the last checkpoints the run's model, where it is asked for and better than the best of them.
 
-    Returns:
-        whether it became that; where no rows are held out, it does.
+    Afterwards the run has the weights of what is published. All processes call this.
+
     Raises:
-        UserError: the disk is full or cannot be written; the checkpoints are whole.
+        UserError: the disk is full or cannot be written; the checkpoints are whole, and the best is published.
     Memory: the model's again, in place of the one that has trained.
     """
-    checkpoints, asked = live.checkpoints, live.config.train.average_checkpoints
-    found = by_main(live.accelerator, lambda: checkpoints.newest(asked)) if asked > 1 else []
+    asked = live.config.train.average_checkpoints
+    found = by_main(live.accelerator, lambda: live.checkpoints.last(asked)) if asked > 1 else []
     if len(found) < 2:
-        return False
-    folder, step = checkpoints.folder / MEAN, live.state.step
+        return
+    if not least_of(live.accelerator, float(all(path.is_dir() for path in found)))[0]:
+        live.journal.tell(say("no mean is formed: not all machines see the checkpoints"))
+        return
+    if live.best.value is None:  # a run that is continued by another measure has nothing to compare with
+        evaluator.evaluate()
+    folder = live.checkpoints.folder / MEAN
     live.release()
-    by_main(live.accelerator, lambda: _write(found, folder, live))
+    by_main(live.accelerator, lambda: _write(found, folder, asked))
     live.take(folder)
-    steps = counted(len(found), "checkpoint")
-    live.journal.tell(
-        say(
-            "mean of the last {checkpoints}, of steps {first} to {last}",
-            checkpoints=steps,
-            first=step_of(found[0]),
-            last=step,
-        )
-    )
-    is_best = evaluator.evaluate() or not live.start.validation.num_rows  # then nothing speaks against it
-    if is_best and live.is_main:
+    first, last = step_of(found[0]), step_of(found[-1])
+    told = "mean of the last {checkpoints}, of steps {first} to {last}"
+    live.journal.tell(say(told, checkpoints=counted(len(found), "checkpoint"), first=first, last=last))
+    is_better = evaluator.evaluate(len(found)) or not live.start.validation.num_rows  # then nothing speaks against it
+    if is_better and live.is_main:
         publish(folder, live.start.run_dir)
-    if not is_best:
-        live.journal.tell(say("it is no better than the best checkpoint, which is published"))
+    if not is_better:
+        live.journal.tell(say("it is not better than the best before it: a checkpoint is published"))
+        live.release()
+        live.take(by_main(live.accelerator, lambda: live.checkpoints.named_best() or found[-1]))
     live.accelerator.wait_for_everyone()  # all have read it
     if live.is_main:
         remove(folder)
-    return is_best
 
 
-def _write(found: list[Path], folder: Path, live: LiveRun) -> None:
+def _write(found: list[Path], folder: Path, asked: int) -> None:
     try:
         remove(folder)
         folder.mkdir()
@@ -67,6 +67,6 @@ def _write(found: list[Path], folder: Path, live: LiveRun) -> None:
     except (OSError, ValueError) as error:
         remove(folder)
         raise UserError(
-            f"--average_checkpoints = {live.config.train.average_checkpoints}, the mean cannot be written: {error}; free "
-            "space, or --average_checkpoints=0 --is_keep_training=True publishes the best checkpoint"
+            f"--average_checkpoints = {asked}, the mean cannot be written: {error}; the best checkpoint is published; free "
+            "space and continue with --is_keep_training=True to have the mean"
         ) from error

@@ -21,8 +21,12 @@ class Evaluator:
     def __init__(self, live: LiveRun, give_up: Callable[[], NoReturn]) -> None:
         self.live, self._give_up = live, give_up
 
-    def evaluate(self) -> bool:
-        """Measure the loss on held-out rows, and answers where asked for; returns whether it is the best so far."""
+    def evaluate(self, averaged: int = 0) -> bool:
+        """Measure the loss on held-out rows, and answers where asked for; returns whether it is the best so far.
+
+        Args:
+            averaged: checkpoints whose mean is measured; 0: the weights of this step.
+        """
         live = self.live
         step, start = live.state.step, live.start
         live.keeper.before("evaluation", step)
@@ -35,7 +39,7 @@ class Evaluator:
         if not result.tokens:
             return False
         is_best = live.evaluated(result.loss, {**result.figures(), **scores})
-        live.journal.evaluation(step, result, scores, samples)
+        live.journal.evaluation(step, result, scores, samples, averaged)
         return is_best
 
     def _loss(self) -> Evaluation:

@@ -89,6 +89,7 @@ class LiveRun:
 
     def release(self) -> None:
         """Let go of model, optimizer and engine, to make room for what `take` brings."""
+        self.state = self.checkpoint_state()
         self.close()
         del self.engine
         self.keeper.before("averaging", self.state.step)

@@ -42,13 +42,19 @@ def test_the_better_one_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_text(tmp_path / "text.txt")
     evaluate, told = averaging.Evaluator.evaluate, []
 
-    def judge(self: averaging.Evaluator) -> bool:
-        told.append(evaluate(self))
+    def judge(self: averaging.Evaluator, averaged: int = 0) -> bool:
+        told.append(evaluate(self, averaged))
         return told[-1] if len(told) < 4 else is_better  # before the first step, twice on the way, the mean
 
     monkeypatch.setattr(averaging.Evaluator, "evaluate", judge)
     published = run(tmp_path, "mean", average_checkpoints=4, eval_steps=4)
-    assert len(told) == 4 and [event["step"] for event in events(tmp_path, "mean", "eval")] == [0, 4, 8, 8]
+    evaluations = events(tmp_path, "mean", "eval")
+    assert [(each["step"], each.get("averaged_checkpoints")) for each in evaluations] == [
+        (0, None),
+        (4, None),
+        (8, None),
+        (8, 4),
+    ]
     checkpoints = tmp_path / "runs/mean/checkpoints"
     if is_better:
         for name, exact in mean_of(tmp_path, "mean").items():
@@ -101,3 +107,17 @@ def test_more_than_are_kept_are_refused(tmp_path: Path) -> None:
         configuration(tmp_path, "many", average_checkpoints=5, keep_latest_n_ckp=4)
     with pytest.raises(UserError, match="is that checkpoint itself"):
         configuration(tmp_path, "one", average_checkpoints=1)
+
+
+def test_a_run_that_may_go_on_is_held_to_it_as_well(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="are more than are kept"):
+        configuration(tmp_path, "auto", average_checkpoints=5, keep_latest_n_ckp=4, is_keep_training="auto")
+
+
+def test_what_is_published_is_what_the_run_then_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "text.txt")
+    monkeypatch.setattr(averaging.Evaluator, "evaluate", lambda self, averaged=0: not averaged)  # the mean is worse
+    trainer = LowMemTrainer(configuration(tmp_path, "worse", average_checkpoints=4, **FLAGS))
+    trainer.train()
+    published = load_file(tmp_path / "runs/worse/model.safetensors")
+    assert torch.equal(trainer.live.engine.model.embedding, published["shared.weight"])

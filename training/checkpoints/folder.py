@@ -90,9 +90,9 @@ class Checkpoints:
         """The newest checkpoint that has all its files, in full length; None before the first."""
         return next((path for path in self._all() if not self._wrong(path, deep=False)), None)
 
-    def newest(self, count: int) -> list[Path]:
-        """So many of the newest checkpoints of which every byte is as it was written, oldest first."""
-        return [path for path in self._all() if not self._wrong(path)][:count][::-1]
+    def last(self, count: int) -> list[Path]:
+        """The last checkpoints, oldest first: so many, or as many as are kept, of which every byte is as it was written."""
+        return [path for path in self._all()[: min(count, self.keep_latest)][::-1] if not self._wrong(path)]
 
     def best(self) -> Path | None:
         """The checkpoint with the best evaluation, if it has all its files; None before the first evaluation."""

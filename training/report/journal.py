@@ -199,10 +199,15 @@ class Journal:
         )
 
     def evaluation(
-        self, step: int, result: Evaluation, scores: dict[str, float], samples: Sequence[Sample] = ()
+        self, step: int, result: Evaluation, scores: dict[str, float], samples: Sequence[Sample] = (), averaged: int = 0
     ) -> None:
-        """The loss on held-out rows; `scores` are those of answers, `samples` answers beside what the data says."""
-        self.metrics.write("eval", step=step, **result.figures(), **scores)
+        """The loss on held-out rows; `scores` are those of answers, `samples` answers beside what the data says.
+
+        Args:
+            averaged: checkpoints whose mean was evaluated; 0: the weights of the step.
+        """
+        of = {"averaged_checkpoints": averaged} if averaged else {}
+        self.metrics.write("eval", step=step, **result.figures(), **scores, **of)
         further = [f", {name} {value:.3f}" for name, value in {**result.metrics, **scores}.items()]
         if not result.metrics:  # of tokens, not of preferences
             further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
