@@ -747,7 +747,8 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     if config.lora.lora_rank and config.origin("optimizer") is None:
         # adapters begin at zero, where steps scaled by a weight's size stand still
         config = config.changed(optimizer="adamw")
-    if not problems:
+    # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their file
+    if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
         problems += check(config)
     if problems:
         raise UserError(*problems)

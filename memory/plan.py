@@ -20,7 +20,7 @@ from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english, say
 from limits import MALLOCS
 from memory.alternatives import refusal
-from memory.choices import choices, kernels_of, passes_and_shards, scores_of
+from memory.choices import MICRO_BATCHES, choices, kernels_of, passes_and_shards, scores_of
 from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.cost.prediction import (
     Choice,
@@ -289,12 +289,14 @@ def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[
 
 
 def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
-    """Whether an earlier choice makes the steps of this work."""
+    """Whether an earlier choice makes the steps of this work, cut as this start asks."""
+    named = [name for name in MICRO_BATCHES if config.origin(name) == "flag"]
+    is_as_asked = all(getattr(config.train, name) in (AUTO, getattr(choice, name)) for name in named)
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
     is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
-    return is_beside and is_all and _shares_as_asked(config, machine, choice)
+    return is_as_asked and is_beside and is_all and _shares_as_asked(config, machine, choice)
 
 
 def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:

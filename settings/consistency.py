@@ -173,7 +173,7 @@ def _mean(config: Config) -> list[str]:
     asked, kept = config.train.average_checkpoints, config.train.keep_latest_n_ckp
     if asked == 1:
         return ["--average_checkpoints = 1, is that checkpoint itself; name 2 or more, or 0"]
-    if asked > kept and config.train.is_keep_training is not True:  # a run that goes on takes those that are there
+    if asked > kept:
         return [
             f"--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them"
         ]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from config import UserError, load
+from memory.choices import MICRO_BATCHES
 from memory.cost.precision import Precision
 from memory.cost.prediction import Choice, Machine
 from memory.plan import Plan, plan
@@ -84,3 +85,10 @@ def test_a_smaller_way_within_a_run_keeps_its_dtypes() -> None:
     for dtypes in (NARROW, MIXED, WIDE):
         made = plan(config, Machine(8 * GIB, 8 * GIB, rates=SLOW), precision=Precision.of(*dtypes))
         assert (made.choice.storage, made.choice.compute) == dtypes
+
+
+@pytest.mark.parametrize("name", MICRO_BATCHES)
+def test_a_size_that_is_named_now_goes_before_the_earlier_one(name: str) -> None:
+    assert getattr(planned(EARLIER, **{name: 4}).choice, name) == 4
+    same = getattr(EARLIER, name)
+    assert planned(EARLIER, **{name: same, "mixed_precision": "fp16"}).choice == EARLIER
