@@ -175,8 +175,8 @@ class TrainConfig:
         auto=True,
     )
     lr_schedule: str = setting(
-        "cosine", "course of the learning rate after the warm-up",
-        kind=str, choices=("cosine", "inverse_sqrt", "one_cycle", "constant"),
+        "cosine", "course of the learning rate after the warm-up; wsd: constant, and over the last third straight to zero",
+        kind=str, choices=("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd"),
     )  # fmt: skip
     warmup_steps: int | str = setting(
         AUTO, "steps of linear warm-up; auto: a tenth of all, at most 10000", kind=int, low=0, auto=True

@@ -29,6 +29,11 @@ def _nothing(why: str) -> Callable[[str], str]:
     return lambda value: f"leave it out: {why}"
 
 
+# ours by the Trainer's; a line or a polynomial to zero is nearest to the cosine
+SCHEDULES = {
+    "constant": "constant", "constant_with_warmup": "constant", "inverse_sqrt": "inverse_sqrt", "warmup_stable_decay": "wsd",
+}  # fmt: skip
+
 BY_NAME: dict[str, Answer] = {
     "lr": "learning_rate",
     "num_train_epochs": "epochs", "num_epochs": "epochs", "epoch": "epochs",
@@ -41,7 +46,7 @@ BY_NAME: dict[str, Answer] = {
     "fp16": _if_true("--mixed_precision=fp16 (or bf16, which needs no scaling)", "write --mixed_precision=no"),
     "tf32": _nothing("products are as exact as --mixed_precision says"),
     "optim": lambda value: f"write --optimizer={'adafactor' if 'adafactor' in value else 'adamw'}",
-    "lr_scheduler_type": lambda value: f"write --lr_schedule={value if value in ('cosine', 'constant') else 'cosine'}",
+    "lr_scheduler_type": lambda value: f"write --lr_schedule={SCHEDULES.get(value, 'cosine')}",
     "lr_scheduler": "lr_schedule", "warmup_ratio": lambda value: "write --warmup_steps=N, or leave it out: a tenth of all steps",
     "cutoff_len": "max_seq_len", "max_length": "max_seq_len", "max_source_length": "max_seq_len", "max_input_length": "max_seq_len",
     "max_target_length": "max_target_len", "max_output_length": "max_target_len", "model_max_length": "max_seq_len",

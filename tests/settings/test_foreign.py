@@ -57,3 +57,17 @@ def test_what_the_command_has_not_is_not_named() -> None:
 def test_a_size_without_its_unit_is_asked_about(given: object, asked: str) -> None:
     with pytest.raises(UserError, match=f"did you mean {asked}\\?"):
         load("train", {"memory_budget": given})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("linear", "cosine"),
+        ("constant_with_warmup", "constant"),
+        ("warmup_stable_decay", "wsd"),
+        ("inverse_sqrt", "inverse_sqrt"),
+    ],
+)
+def test_schedules_of_the_trainer(theirs: str, ours: str) -> None:
+    with pytest.raises(UserError, match=f"write --lr_schedule={ours}"):
+        load("train", {"lr_scheduler_type": theirs})

@@ -2,8 +2,9 @@
 
 Steps count from 1. Every schedule but one_cycle begins with a linear warm-up that reaches the peak at `warmup_steps`.
 Sources: inverse square root, Raffel et al. 2020, section 3.1.2; cosine, Loshchilov & Hutter 2017, here down to zero
-just after the last step, which for a run of fixed length beats stopping at a tenth (Bergsma et al. 2025); one cycle,
-Smith & Topin 2018, with the shape and the constants of torch's OneCycleLR.
+just after the last step, which for a run of fixed length beats stopping at a tenth (Bergsma et al. 2025), as does the line
+that ends "wsd" (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; how long it falls: Hägele et al. 2024, arXiv
+2405.18392); one cycle, Smith & Topin 2018, with the shape and the constants of torch's OneCycleLR.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from settings.fields import AUTO
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
 # preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
 PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
+DECAY_SHARE = 1 / 3  # of a run's steps, in which "wsd" falls
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
 
@@ -137,7 +139,7 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
 
     Args:
         step: number of the step, from 1; after `max_steps` the rate stays that of the last step.
-        schedule: "cosine", "inverse_sqrt", "one_cycle" or "constant".
+        schedule: "cosine", "inverse_sqrt", "one_cycle", "constant" or "wsd".
         peak: highest learning rate, more than 0.
         warmup_steps: steps until the peak, 0 or more; at most `max_steps` take place.
         max_steps: steps of the whole run, 1 or more.
@@ -152,6 +154,8 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
         return peak * step / warmup
     if schedule == "constant":
         return peak
+    if schedule == "wsd":
+        return peak * min(1.0, (max_steps + 1 - step) / max(1.0, DECAY_SHARE * max_steps))
     if schedule == "inverse_sqrt":
         return peak * math.sqrt(max(warmup, 1) / max(step, 1))
     if schedule == "cosine":

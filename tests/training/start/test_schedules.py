@@ -11,10 +11,10 @@ import torch
 from config import load
 from training.start.schedules import Steps, layerwise_factors, learning_rate, long_run_rate, small_model_factor
 
-SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant")
+SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd")
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "wsd"])
 def test_linear_warm_up_reaches_the_peak(schedule: str) -> None:
     rates = [learning_rate(s, schedule=schedule, peak=0.02, warmup_steps=10, max_steps=100) for s in range(1, 11)]
     assert rates == pytest.approx([0.002 * s for s in range(1, 11)])
@@ -36,6 +36,13 @@ def test_cosine_is_half_way_down_in_the_middle_and_ends_just_above_zero() -> Non
     assert rates[99] == pytest.approx((1 - math.cos(math.pi / 100)) / 2)
     assert rates[:100] == sorted(rates[:100], reverse=True)
     assert rates[100] == rates[99], "after the last step the rate stays"
+
+
+def test_wsd_stays_up_for_two_thirds_and_falls_on_a_line_that_ends_just_behind_the_last_step() -> None:
+    rates = [learning_rate(s, schedule="wsd", peak=1.0, warmup_steps=10, max_steps=300) for s in range(10, 302)]
+    assert rates[:192] == [1.0] * 192, "up to step 201, from which it falls"
+    assert rates[192:291] == pytest.approx([(100 - s) / 100 for s in range(1, 100)])
+    assert rates[291] == rates[290] == pytest.approx(0.01)
 
 
 def test_inverse_square_root_is_t5s() -> None:
@@ -82,7 +89,7 @@ def test_small_models_learn_faster_from_scratch() -> None:
     )
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant", "inverse_sqrt", "one_cycle"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
     """The size of weights whose steps go with it, each in a direction of its own."""
     steps, warmup = 200_000, 2_000
