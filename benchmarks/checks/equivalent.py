@@ -55,8 +55,8 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
     ): "the facts stand in one order anyway; another name costs one probe",
     (
-        "training/checkpoints/folder.py", "named = self.folder / name_of(number) if type(number) is int and number >= 0 else None", "0", "-1",
-    ): "no checkpoint has the name of step -1, and the next line wants one",
+        "training/checkpoints/folder.py", "named = self.folder / name_of(number) if type(number) is int and number >= 0 else None", "0", "1",
+    ): "no checkpoint is of step 0",
     (
         "training/checkpoints/runs.py", "replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + '\\n')", "1", "2",
     ): "spaces",

@@ -32,7 +32,7 @@ def write_mean(folders: Sequence[Path], made: Path) -> None:
         folders: of one shape and layout, each with the same files of weights; folders inside them stay behind.
     Raises:
         ValueError: they are of different shapes. OSError: a folder cannot be read or written.
-    Memory: one tensor, and two chunks of it in fp32.
+    Memory: two tensors, and two chunks of one in fp32.
     """
     for path in sorted(folders[-1].iterdir()):
         if path.suffix == SUFFIX:
