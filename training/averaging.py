@@ -12,7 +12,7 @@ from pathlib import Path
 from language import say
 from model.formats.checksums import seal
 from model.formats.mean import write_mean
-from settings.fields import UserError, counted
+from settings.fields import UserError, counted, reason_of
 from training.checkpoints.durable import remove
 from training.checkpoints.folder import MEAN, step_of
 from training.checkpoints.runs import publish
@@ -67,6 +67,6 @@ def _write(found: list[Path], folder: Path, asked: int) -> None:
     except (OSError, ValueError) as error:
         remove(folder)
         raise UserError(
-            f"--average_checkpoints = {asked}, the mean cannot be written: {error}; the best checkpoint is published; free "
+            f"--average_checkpoints = {asked}, the mean cannot be written: {reason_of(error)}; the best checkpoint is published; free "
             "space and continue with --is_keep_training=True to have the mean"
         ) from error
