@@ -8,9 +8,13 @@ itself. The study decides the defaults: the least memory whose loss is within 1%
     --tune=True      first find each optimizer's learning rate on a fifth of the tokens
     --tiers          parts of names, between ";"; the reference always runs
     --folder=DIR     where runs are kept (data/cache/quality)
+    --jobs=N         so many runs beside each other (1); give each its share of the cores by --threads
+    --finetune=FILE --held_out=FILE --finetune_steps=500 --metric=rouge_l
+                     finetune each model alike on prompts and responses, in its tier's own way, and score its answers
 
 It can be stopped at any moment and started again with the same words: finished runs are kept in `runs.json`, one that was
-aborted continues from its last checkpoint, and the page is written from whatever is finished.
+aborted continues from its last checkpoint. The page is written after each seed, and a study whose page lies here takes the
+finished runs from it, so a long one may go on on another day and machine.
 """
 
 from __future__ import annotations
@@ -21,21 +25,26 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from benchmarks.parts.quality_page import write_page
+from benchmarks.parts.quality_page import published, write_page
 from benchmarks.parts.results import ROOT
 from benchmarks.parts.watched import events_of
 from settings.fields import AUTO
 
-PARTS = ("size", "tokens", "seeds", "text", "tiers", "rows", "length", "threads", "tune", "folder", "page")
+PARTS = (
+    "size", "tokens", "seeds", "text", "tiers", "rows", "length", "threads", "tune", "folder", "page", "jobs", "finetune",
+    "held_out", "finetune_steps", "metric",
+)  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
     "tiny": {"vocab_size": 1024, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4},
     "mini": {"vocab_size": 4096, "d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4},  # 1.4M
     "small": {"model_preset": "tiny"},  # 6M
-    "medium": {"vocab_size": 16384, "d_model": 384, "d_ff": 1536, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 6},  # 23M
+    "medium": {"vocab_size": 32128, "d_model": 384, "d_ff": 1024, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 6},  # 20M
     "large": {"model_preset": "t5-small"},  # 60M
 }  # fmt: skip
 SWEEP = (0.3, 1.0, 3.0)  # factors on an optimizer's own learning rate; more where the best is the first or the last
@@ -69,6 +78,27 @@ TIERS = (
 
 
 @dataclass(frozen=True)
+class Task:
+    """What each model is finetuned on; files of prompts and responses."""
+
+    train_file: str
+    validation_file: str
+    steps: int = 500
+    metric: str = "rouge_l"
+
+    def flags(self, base: Path, pretraining: dict[str, Any]) -> dict[str, Any]:
+        """The trainer's flags, with the precision, optimizer and seed that `base` was pretrained with."""
+        kept = ("optimizer", "mixed_precision", "bf16_rounding", "seed", "memory_mode", "num_threads", "cache_dir")
+        return {
+            **{name: pretraining[name] for name in kept},
+            "is_finetune": True, "finetune_from": base, "train_file": self.train_file,
+            "validation_file": self.validation_file, "max_seq_len": 128, "max_target_len": 32, "effective_batch_size": 32,
+            "max_steps": self.steps, "eval_steps": self.steps, "save_steps": self.steps, "keep_latest_n_ckp": 1,
+            "metrics": self.metric, "eval_rows": 1024, "eval_generate_rows": 1024, "sample_rows": 0,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Study:
     """What all runs have in common."""
 
@@ -79,6 +109,7 @@ class Study:
     length: int = 256
     threads: str = AUTO
     folder: Path = ROOT / "data" / "cache" / "quality"
+    task: Task | None = None
 
     @property
     def name(self) -> str:
@@ -101,35 +132,62 @@ class Study:
 
 
 class Runs:
-    """Finished runs by name, kept in a file; those that are missing are made."""
+    """Finished runs by name, kept in a file; those that are missing are made. Several threads may ask."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Study, known: list[dict[str, Any]] | None = None) -> None:
+        """`known`: runs of this study that a page shows."""
         self.study, self.folder = study, study.folder / study.name
-        self.file = self.folder / "runs.json"
-        self.finished: dict[str, dict[str, Any]] = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.file, self.lock, self.has_failed = self.folder / "runs.json", Lock(), False
+        kept = json.loads(self.file.read_text()) if self.file.exists() else {}
+        tiers = {tier.name: tier for tier in TIERS}
+        self.finished: dict[str, dict[str, Any]] = {
+            **{name_of(tiers[run["tier"]], run["seed"], run["rate"], run["tokens"]): run for run in known or []}, **kept
+        }  # fmt: skip
 
     def get(self, tier: Tier, seed: int, rate: float | None, tokens: int) -> dict[str, Any]:
-        """The figures of one run."""
-        words = [
-            tier.optimizer,
-            tier.mixed_precision,
-            tier.bf16_rounding,
-            f"seed{seed}",
-            f"{rate or AUTO}",
-            f"{tokens}",
-        ]
-        name = "_".join(words).replace(".", "p")
-        if name not in self.finished:
+        """The figures of one run. Ends this process if it fails."""
+        name, task = name_of(tier, seed, rate, tokens), self.study.task if tokens == self.study.tokens else None
+        if name not in self.finished or lacks_task(self.finished[name], task):
+            if self.has_failed:
+                sys.exit(f"{name} was not begun")
             print(f"{name} ...", flush=True)
-            train(self.folder, name, self.study.flags(tier, seed, rate, tokens))
-            figures = read_metrics(self.folder / "logs" / name / "metrics.jsonl")
-            self.finished[name] = {"tier": tier.name, "seed": seed, "rate": rate, "tokens": tokens, **figures}
+            figures = self._made(name, self.study.flags(tier, seed, rate, tokens), task)
+            self._keep(name, {"tier": tier.name, "seed": seed, "rate": rate, "tokens": tokens, **figures})
+            print(f"{name}: evaluation loss {figures['loss']:.4f}", flush=True)
+        return self.finished[name]
+
+    def _made(self, name: str, flags: dict[str, Any], task: Task | None) -> dict[str, Any]:
+        try:
+            train(self.folder, name, flags)
+            figures, logs = read_metrics(self.folder / "logs" / name / "metrics.jsonl"), self.folder / "logs"
+            if task and math.isfinite(figures["loss"]):
+                train(self.folder, f"{name}-finetuned", task.flags(self.folder / "models" / name, flags))
+                found = read_metrics(logs / f"{name}-finetuned" / "metrics.jsonl", task.metric)
+                figures["finetuned"] = {key: found[key] for key in ("loss", task.metric, "learning_rate")}
+                shutil.rmtree(self.folder / "models" / f"{name}-finetuned")
+        except SystemExit:
+            self.has_failed = True  # what waits is not begun
+            raise
+        return figures
+
+    def _keep(self, name: str, figures: dict[str, Any]) -> None:
+        with self.lock:
+            self.finished[name] = figures
             fresh = self.file.with_suffix(".tmp")
             fresh.write_text(json.dumps(self.finished, indent=1))
             fresh.replace(self.file)
-            shutil.rmtree(self.folder / "models" / name)
-            print(f"{name}: evaluation loss {figures['loss']:.4f}", flush=True)
-        return self.finished[name]
+        shutil.rmtree(self.folder / "models" / name)
+
+
+def lacks_task(run: dict[str, Any], task: Task | None) -> bool:
+    """Whether a finished run is still to be finetuned; one that diverged is not."""
+    return task is not None and "finetuned" not in run and math.isfinite(run["loss"])
+
+
+def name_of(tier: Tier, seed: int, rate: float | None, tokens: int) -> str:
+    """What a run is called, and its folders."""
+    words = [tier.optimizer, tier.mixed_precision, tier.bf16_rounding, f"seed{seed}", f"{rate or AUTO}", f"{tokens}"]
+    return "_".join(words).replace(".", "p")
 
 
 def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
@@ -139,7 +197,8 @@ def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
     places = {"run_name": name, "output_dir": folder / "models", "log_dir": folder / "logs"}
     begin = {"is_keep_training": True} if broken_off else {"overwrite": True}
     words = [f"--{flag}={value}" for flag, value in {**flags, **places, **begin}.items()]
-    with (folder / "output.txt").open("w", encoding="utf8") as output:
+    told = folder / f"{name}.txt"
+    with told.open("w", encoding="utf8") as output:
         command = [sys.executable, "train_low_mem.py", "train", *words]
         child = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -147,13 +206,13 @@ def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
         except KeyboardInterrupt:  # the child has it too, and saves
             code = child.wait()
     if code:
-        tail = (folder / "output.txt").read_text(encoding="utf8").splitlines()[-15:]
+        tail = told.read_text(encoding="utf8").splitlines()[-15:]
         print(*tail, f"{name}: the trainer ended with exit code {code}; the same command continues", sep="\n")
         sys.exit(code)
 
 
-def read_metrics(path: Path) -> dict[str, Any]:
-    """Final loss, curve, speed and bytes a weight of a run."""
+def read_metrics(path: Path, metric: str | None = None) -> dict[str, Any]:
+    """Final loss, curve, speed and bytes a weight of a run, and a score of its answers in percent."""
     events = events_of(path)
     for event in events:
         if event.get("loss", 0.0) is None:  # JSON has no name for what is not finite
@@ -170,6 +229,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
         "tokens_per_second": sum(e["tokens"] for e in steps) / sum(e["seconds"] for e in steps),
         "storage": plan["choice"]["storage"], "compute": plan["choice"]["compute"],
         "bytes_per_weight": bytes_per_weight(start["settings"], plan["choice"]["storage"]),
+        **({metric: evaluations[-1][metric]} if metric else {}),
     }  # fmt: skip
 
 
@@ -212,19 +272,39 @@ def _or_worst(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def run_study(study: Study, tiers: list[Tier], seeds: int, tune: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """All runs, those of the first seed first, and the learning rates that a sweep has found."""
+def found_rates(runs: Runs, tiers: list[Tier]) -> dict[str, float]:
+    """The learning rate of each optimizer by a sweep."""
     from optimizers import OPTIMIZERS
 
-    runs, rates = Runs(study), {}
-    for tier in tiers if tune else []:
+    rates: dict[str, float] = {}
+    for tier in tiers:
         if tier.optimizer not in rates:
             rates[tier.optimizer] = tuned_rate(runs, tier, OPTIMIZERS[tier.optimizer].learning_rate)
-    results = []
-    for seed in range(seeds):
-        for tier in tiers:
-            results.append(runs.get(tier, seed, rates.get(tier.optimizer), study.tokens))
-    return results, rates
+    return rates
+
+
+def run_seed(runs: Runs, tiers: list[Tier], seed: int, rates: dict[str, float], jobs: int = 1) -> list[dict[str, Any]]:
+    """The runs of one seed, `jobs` of them beside each other."""
+    with ThreadPoolExecutor(jobs) as pool:
+        made = [pool.submit(runs.get, tier, seed, rates.get(tier.optimizer), runs.study.tokens) for tier in tiers]
+    return [run.result() for run in made]
+
+
+def study_of(options: dict[str, str]) -> Study:
+    """What the options ask for."""
+    defaults = Study()
+    task = None
+    if "finetune" in options:
+        if "held_out" not in options:
+            sys.exit("--finetune needs --held_out, rows to score")
+        train_file, held_out = (str(Path(options[name]).resolve()) for name in ("finetune", "held_out"))
+        steps, metric = int(options.get("finetune_steps", Task.steps)), options.get("metric", Task.metric)
+        task = Task(train_file, held_out, steps, metric)
+    return Study(
+        options.get("size", defaults.size), amount(options.get("tokens", "20M")), options.get("text"),
+        int(options.get("rows", defaults.rows)), int(options.get("length", defaults.length)),
+        options.get("threads", AUTO), Path(options.get("folder", defaults.folder)).resolve(), task,
+    )  # fmt: skip
 
 
 def main(words: list[str]) -> None:
@@ -232,17 +312,17 @@ def main(words: list[str]) -> None:
     options = dict(word.removeprefix("--").partition("=")[::2] for word in words)
     if unknown := [name for name in options if name not in PARTS]:
         sys.exit(f"unknown: {', '.join(unknown)}; there are --{' --'.join(PARTS)}")
-    defaults = Study()
-    study = Study(
-        options.get("size", defaults.size), amount(options.get("tokens", "20M")), options.get("text"),
-        int(options.get("rows", defaults.rows)), int(options.get("length", defaults.length)),
-        options.get("threads", AUTO), Path(options.get("folder", defaults.folder)).resolve(),
-    )  # fmt: skip
+    study = study_of(options)
     asked = options.get("tiers", "").split(";") if options.get("tiers") else []
     tiers = [tier for tier in TIERS if not asked or tier == REFERENCE or any(part in tier.name for part in asked)]
-    results, rates = run_study(study, tiers, int(options.get("seeds", 3)), options.get("tune") == "True")
     page = Path(options["page"]).resolve() if "page" in options else None
-    write_page({**asdict(study), "name": study.name, "folder": ""}, results, rates, REFERENCE.name, page)
+    told = {**asdict(study), "name": study.name, "folder": ""}
+    runs = Runs(study, published(told, page))
+    rates = found_rates(runs, tiers) if options.get("tune") == "True" else {}
+    results: list[dict[str, Any]] = []
+    for seed in range(int(options.get("seeds", 3))):
+        results += run_seed(runs, tiers, seed, rates, int(options.get("jobs", 1)))
+        write_page(told, results, rates, REFERENCE.name, page)
 
 
 def amount(text: str) -> int:
@@ -251,4 +331,7 @@ def amount(text: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:  # the runs had it too, have saved and said how they go on
+        sys.exit(130)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.parts.results import PAGE, markdown, picture_place, write_section
+from benchmarks.parts.results import PAGE, class_folder, markdown, picture_place, write_section
 from settings.fields import counted
 
 DASHES = ("-", "--", "-.", ":")
@@ -25,6 +25,7 @@ def table(results: Sequence[dict[str, Any]], reference: str) -> str:
     """A line a tier: what a weight takes, the loss over the seeds, how far it is from the reference at equal seeds, and after
     which part of the tokens it was where the reference ended."""
     base = {run["seed"]: run["loss"] for run in of_tier(results, reference)}
+    metric = metric_of(results)
     rows = []
     for tier in dict.fromkeys(run["tier"] for run in results):
         runs = of_tier(results, tier)
@@ -37,9 +38,31 @@ def table(results: Sequence[dict[str, Any]], reference: str) -> str:
             f"{min(losses):.4f}-{max(losses):.4f}" if finite and len(losses) > 1 else "-",
             f"{mean(distances):+.2f}% ({min(distances):+.2f} to {max(distances):+.2f})" if finite and distances else "-",
             _reached([_share_until(run, base[run["seed"]]) for run in runs if run["seed"] in base]),
+            *(_finetuned(runs, of_tier(results, reference), metric) if metric else []),
         ])  # fmt: skip
     header = ["tier", "products in", "bytes a weight", "learning rate", "evaluation loss", "over seeds"]
-    return markdown([*header, "to the reference", "its loss after"], rows)
+    finetuned = ["finetuned: loss", "to the reference", metric, "over seeds"] if metric else []
+    return markdown([*header, "to the reference", "its loss after", *finetuned], rows)
+
+
+def metric_of(results: Sequence[dict[str, Any]]) -> str | None:
+    """How finetuned models were scored; None where none was finetuned."""
+    finetuned: dict[str, Any] = next((run["finetuned"] for run in results if "finetuned" in run), {})
+    return next((name for name in finetuned if name not in ("loss", "learning_rate")), None)
+
+
+def _finetuned(runs: Sequence[dict[str, Any]], references: Sequence[dict[str, Any]], metric: str) -> list[str]:
+    """Loss, distance to the reference at equal seeds, score, and the scores' range."""
+    base = {run["seed"]: run["finetuned"]["loss"] for run in references if "finetuned" in run}
+    found = {run["seed"]: run["finetuned"] for run in runs if "finetuned" in run}
+    if not found:
+        return ["-"] * 4
+    distances = [100 * (one["loss"] / base[seed] - 1) for seed, one in found.items() if seed in base]
+    scores = [one[metric] for one in found.values()]
+    return [
+        f"{mean(one['loss'] for one in found.values()):.4f}", f"{mean(distances):+.2f}%" if distances else "-",
+        f"{mean(scores):.1f}", f"{min(scores):.1f}-{max(scores):.1f}" if len(scores) > 1 else "-",
+    ]  # fmt: skip
 
 
 def _share_until(run: dict[str, Any], loss: float) -> float | None:
@@ -93,11 +116,35 @@ def draw(results: Sequence[dict[str, Any]], heading: str, tokens_per_step: int, 
     plt.close(figure)
 
 
+def page_name(study: dict[str, Any]) -> str:
+    """Of a study's section, picture and raw figures."""
+    return f"quality-{study['size']}-{study['tokens'] / 1e6:g}M"
+
+
+def published(study: dict[str, Any], page: Path | None) -> list[dict[str, Any]]:
+    """The runs of this study whose figures lie beside its page, made by processors of this class; [] where there are none."""
+    raw = (page or PAGE).parent / "benchmarks" / class_folder() / f"{page_name(study)}.json"
+    if not raw.exists():
+        return []
+    figures = json.loads(raw.read_text(encoding="utf8"))["figures"]
+    same = ("size", "tokens", "rows", "length", "name", "task")
+    runs = [{**run, "loss": math.nan if run["loss"] is None else run["loss"]} for run in figures["runs"]]
+    return runs if all(_told(study, name) == _told(figures["study"], name) for name in same) else []
+
+
+def _told(study: dict[str, Any], name: str) -> Any:
+    """A part of a study; of its task not the folder that its files lie in."""
+    part = study.get(name)
+    if not isinstance(part, dict):
+        return part
+    return {key: Path(value).name if key.endswith("_file") else value for key, value in part.items()}
+
+
 def write_page(
     study: dict[str, Any], results: Sequence[dict[str, Any]], rates: dict[str, float], reference: str, page: Path | None
 ) -> None:
     """Write picture and section, one for each size of model and number of tokens; `page` None: docs/benchmarks.md."""
-    page, name = page or PAGE, f"quality-{study['size']}-{study['tokens'] / 1e6:g}M"
+    page, name = page or PAGE, page_name(study)
     picture, link = picture_place(name, page)
     seeds = len({run["seed"] for run in results})
     text = Path(study["text"]).name if study["text"] else "the built-in sample"

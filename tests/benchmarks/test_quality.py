@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,13 @@ class Child:
     """Stands in for the trainer: writes the metrics of a run whose loss is a function of its learning rate."""
 
     def __init__(self, best: float) -> None:
-        self.best, self.rates = best, []
+        self.best = best
+        self.rates: list[Any] = []
+        self.names: list[str] = []
 
     def __call__(self, folder: Path, name: str, flags: dict[str, Any]) -> None:
-        rate = flags["learning_rate"]
+        self.names.append(name)
+        rate = flags.get("learning_rate", "auto")
         self.rates.append(rate)
         loss = 4.0 + abs(math.log(rate / self.best)) if isinstance(rate, float) else 4.0
         peak = rate if isinstance(rate, float) else 1e-2
@@ -97,7 +101,7 @@ class Child:
             {"event": "plan", "choice": {"storage": "bfloat16", "compute": "float32"}},
             {"event": "eval", "step": 0, "loss": 9.0},
             *({"event": "step", "step": n, "loss": 9.0 - n, "learning_rate": peak / n, "tokens": 100, "seconds": 0.5} for n in (1, 2)),
-            {"event": "eval", "step": 2, "loss": loss},
+            {"event": "eval", "step": 2, "loss": loss, "rouge_l": 30.0 + flags["seed"]},
         ]  # fmt: skip
         for part in ("logs", "models"):
             (folder / part / name).mkdir(parents=True)
@@ -111,14 +115,75 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Child:
     return stand_in
 
 
+def study_of_two(folder: Path, **options: str) -> None:
+    words = {
+        "size": "tiny",
+        "tokens": "100k",
+        "tiers": SMALL.name,
+        "folder": str(folder),
+        "page": str(folder / "page.md"),
+    }
+    quality.main([f"--{name}={value}" for name, value in {**words, **options}.items()])
+
+
+def shown(folder: Path) -> list[dict[str, Any]]:
+    raw = folder / "benchmarks" / results.class_folder() / "quality-tiny-0.1M.json"
+    return list(json.loads(raw.read_text(encoding="utf8"))["figures"]["runs"])
+
+
 def test_finished_runs_are_not_run_again(tmp_path: Path, child: Child) -> None:
-    study = Study(size="tiny", tokens=100_000, folder=tmp_path)
-    first = quality.run_study(study, [REFERENCE, SMALL], 2, tune=False)
-    assert len(child.rates) == 4 and [run["seed"] for run in first[0]] == [0, 0, 1, 1]
-    again = quality.run_study(study, [REFERENCE, SMALL], 3, tune=False)
-    assert len(child.rates) == 6 and len(again[0]) == 6
-    assert json.loads(json.dumps(first[0])) == json.loads(json.dumps(again[0][:4]))
-    assert first[0][1]["tokens_per_second"] == 200.0 and first[0][1]["curve"][0] == (1.0, 8.0)
+    pytest.importorskip("matplotlib")
+    study_of_two(tmp_path, seeds="2")
+    first = shown(tmp_path)
+    assert len(child.rates) == 4 and [run["seed"] for run in first] == [0, 0, 1, 1]
+    study_of_two(tmp_path, seeds="3")
+    again = shown(tmp_path)
+    assert len(child.rates) == 6 and len(again) == 6
+    assert first == again[:4]
+    assert first[1]["tokens_per_second"] == 200.0 and first[1]["curve"][0] == [1.0, 8.0]
+
+
+def test_a_study_goes_on_from_its_page_on_another_machine(tmp_path: Path, child: Child) -> None:
+    pytest.importorskip("matplotlib")
+    study_of_two(tmp_path, seeds="1")
+    shutil.rmtree(tmp_path / "tiny-sample-16x256")
+    study_of_two(tmp_path, seeds="2")
+    assert [("seed1" in name) for name in child.names] == [False, False, True, True]
+    shutil.rmtree(tmp_path / "tiny-sample-16x256")
+    study_of_two(tmp_path, seeds="1", length="128")
+    assert len(child.names) == 6, "a study of other rows is another one"
+
+
+def test_each_model_is_finetuned_alike_and_shown(tmp_path: Path, child: Child) -> None:
+    pytest.importorskip("matplotlib")
+    task = {"finetune": "pairs.jsonl", "held_out": "held.jsonl", "finetune_steps": "7"}
+    study_of_two(tmp_path, seeds="2", **task)
+    assert len(child.names) == 8 and sum(name.endswith("-finetuned") for name in child.names) == 4
+    page = (tmp_path / "page.md").read_text(encoding="utf8")
+    assert "| finetuned: loss | to the reference | rouge_l | over seeds |" in page and "| 30.5 | 30.0-31.0 |" in page
+    assert not list((tmp_path / "tiny-sample-16x256" / "models").iterdir()), "models are not kept"
+    study_of_two(tmp_path, seeds="2", **task)
+    assert len(child.names) == 8
+    flags = quality.Task("pairs.jsonl", "held.jsonl", 7).flags(
+        Path("base"), Study(task=None).flags(SMALL, 1, None, 10**6)
+    )
+    config = load("train", flags)
+    assert (config.train.optimizer, config.run.seed, config.train.max_steps) == ("adafactor", 1, 7)
+    assert config.train.learning_rate == "auto"
+
+
+def test_what_waits_is_not_begun_when_a_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def fails(folder: Path, name: str, flags: dict[str, Any]) -> None:
+        begun.append(name)
+        raise SystemExit(3)
+
+    monkeypatch.setattr(quality, "train", fails)
+    with pytest.raises(SystemExit):
+        quality.main([f"--folder={tmp_path}", f"--page={tmp_path / 'page.md'}", "--jobs=1", "--seeds=2", "--size=tiny"])
+    assert len(begun) == 1, "what waited was not begun"
+    assert not (tmp_path / "page.md").exists()
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.1, 9.0])
