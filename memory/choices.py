@@ -21,6 +21,7 @@ from settings.fields import AUTO
 
 # how a user may cut a step; a choice names its own alike
 MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
+SAVINGS = ("memory_mode", "gradient_checkpointing", "offload_boundaries")  # what a user may have a step save by
 LOSS_CHUNKS_BYTES = (LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES // 2, LOSS_CHUNK_BYTES // 4)
 # d_model from which the system's clearing of pages is not seen beside the products: on AVX2 steps of 192 and 256 wide models take
 # 13 to 19% less time when it is spared, those of 512 wide ones no less that could be measured

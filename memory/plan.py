@@ -20,7 +20,7 @@ from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english, say
 from limits import MALLOCS
 from memory.alternatives import refusal
-from memory.choices import MICRO_BATCHES, choices, kernels_of, passes_and_shards, scores_of
+from memory.choices import MICRO_BATCHES, SAVINGS, choices, kernels_of, passes_and_shards, scores_of
 from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.cost.prediction import (
     Choice,
@@ -289,9 +289,10 @@ def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[
 
 
 def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
-    """Whether an earlier choice makes the steps of this work, cut as this start asks."""
-    named = [name for name in MICRO_BATCHES if config.origin(name) == "flag"]
-    is_as_asked = all(getattr(config.train, name) in (AUTO, getattr(choice, name)) for name in named)
+    """Whether an earlier choice makes the steps of this work, cut as this start asks, which asks for no other savings."""
+    named = {name for name in (*MICRO_BATCHES, *SAVINGS) if config.origin(name) == "flag"}
+    sizes = named.intersection(MICRO_BATCHES)
+    is_as_asked = named == sizes and all(getattr(config.train, name) in (AUTO, getattr(choice, name)) for name in sizes)
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them

@@ -92,3 +92,14 @@ def test_a_size_that_is_named_now_goes_before_the_earlier_one(name: str) -> None
     assert getattr(planned(EARLIER, **{name: 4}).choice, name) == 4
     same = getattr(EARLIER, name)
     assert planned(EARLIER, **{name: same, "mixed_precision": "fp16"}).choice == EARLIER
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "blocks"),
+    [("memory_mode", "ultra", 0), ("memory_mode", "standard", 4), ("gradient_checkpointing", True, 0), ("gradient_checkpointing", False, 4)],
+)  # fmt: skip
+def test_a_saving_that_is_named_now_goes_before_the_earlier_way(name: str, value: Any, blocks: int) -> None:
+    earlier = replace(EARLIER, saved_blocks=2)
+    assert planned(earlier).choice.saved_blocks == 2
+    found = planned(earlier, **{name: value, "mixed_precision": "fp16"}).choice
+    assert (found.saved_blocks, found.storage, found.compute) == (blocks, "float32", "float16")

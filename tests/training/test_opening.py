@@ -287,3 +287,12 @@ def test_a_size_that_is_said_again_is_the_run_s_own(tmp_path: Path) -> None:
     )
     assert (again.train.batch_size_per_gpu, again.origin("batch_size_per_gpu")) == (32, "file")
     assert other.origin("batch_size_per_gpu") == "flag"
+
+
+def test_a_saving_that_is_said_again_is_the_run_s_own(tmp_path: Path) -> None:
+    run_dir = saved_run(tmp_path, memory_mode="low")
+    again, other = (
+        resumed_config(now(tmp_path, memory_mode=mode, is_keep_training="True"), run_dir) for mode in ("low", "ultra")
+    )
+    assert (again.memory.memory_mode, again.origin("memory_mode")) == ("low", "file")
+    assert (other.memory.memory_mode, other.origin("memory_mode")) == ("ultra", "flag")
