@@ -7,9 +7,10 @@ malloc holds, what waits elsewhere. Whether it fits is asked in `memory.plan`, w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from config import PREFERENCES, Config, UserError
 from limits import LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
@@ -21,7 +22,7 @@ from settings.fields import AUTO
 
 # how a user may cut a step; a choice names its own alike
 MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
-SAVINGS = ("memory_mode", "gradient_checkpointing", "offload_boundaries")  # what a user may have a step save by
+EVALUATION_BATCH, SAVINGS = MICRO_BATCHES[1], ("memory_mode", "gradient_checkpointing", "offload_boundaries")
 LOSS_CHUNKS_BYTES = (LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES // 2, LOSS_CHUNK_BYTES // 4)
 # d_model from which the system's clearing of pages is not seen beside the products: on AVX2 steps of 192 and 256 wide models take
 # 13 to 19% less time when it is spared, those of 512 wide ones no less that could be measured
@@ -53,6 +54,37 @@ def choices(
                             scores=scores_of(machine),
                         )  # fmt: skip
                         yield from _with_offload(config, machine, work, choice)
+
+
+def step_settings(config: Config) -> dict[str, Any]:
+    """How a start asks for its steps to be cut and to save memory, by setting: kept beside the choice that was made for it."""
+    values = config.as_dict()
+    return {name: values[name] for name in (*MICRO_BATCHES, *SAVINGS)}
+
+
+def newly_asked(config: Config, before: Mapping[str, Any] | None) -> frozenset[str]:
+    """Which of the step's settings this start gives another value than the one that the run's choice was made for.
+
+    A value that is said again, as by a restart, is none: the run may have had to take less since.
+
+    Args:
+        before: `step_settings` of then; None: an older checkpoint, where all that is named now counts.
+    """
+    now = step_settings(config)
+    if before is None:
+        return frozenset(name for name in now if config.origin(name) == "flag")
+    return frozenset(name for name, value in now.items() if before.get(name, value) != value)
+
+
+def as_asked(config: Config, machine: Machine, choice: Choice, anew: Collection[str]) -> Choice | None:
+    """An earlier choice with the evaluation of now; None where a step is asked for that is cut or saves otherwise."""
+    if EVALUATION_BATCH in anew:
+        choice = replace(choice, eval_batch_size_per_gpu=_evaluation_batch(config, machine, choice.batch_size_per_gpu))
+    others = [name for name in anew if name != EVALUATION_BATCH]
+    is_cut_alike = all(
+        name in MICRO_BATCHES and getattr(config.train, name) == getattr(choice, name) for name in others
+    )
+    return choice if is_cut_alike else None
 
 
 def _mallocs(config: Config, machine: Machine, is_saved: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -20,7 +20,7 @@ from config import PREFERENCES, Config, DoesNotFit, UserError
 from language import english, say
 from limits import MALLOCS
 from memory.alternatives import refusal
-from memory.choices import MICRO_BATCHES, SAVINGS, choices, kernels_of, passes_and_shards, scores_of
+from memory.choices import as_asked, choices, kernels_of, passes_and_shards, scores_of
 from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.cost.prediction import (
     Choice,
@@ -108,6 +108,7 @@ def plan(
     source_tokens: int | None = None,
     target_tokens: int | None = None,
     earlier: Choice | None = None,
+    anew: Collection[str] = (),
     precision: Precision | None = None,
     homes: Homes | None = None,
     shapes: Shapes | None = None,
@@ -118,7 +119,7 @@ def plan(
     Args:
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
-            does not, its precision is, as long as any way in it fits.
+            does not, its precision is, as long as any way in it fits. anew: settings of the step that ask for another.
         precision: where it is settled; None: the plan chooses. homes: likewise where weights rest.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
     Raises:
@@ -131,7 +132,8 @@ def plan(
         scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0
         earlier = replace(earlier, kernels=had_kernels and kernels_of(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
-    kept = [earlier] if earlier and began and _goes_on(config, machine, work, earlier) else []
+    way = as_asked(config, machine, earlier, anew) if earlier and began else None
+    kept = [way] if way and _goes_on(config, machine, work, way) else []
     kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
     ways, fastest = _found(config, machine, work, [began, None] if began else [precision], kept, homes)
     slower = SLOWER.get(config.memory.memory_mode, 1.0)
@@ -289,15 +291,12 @@ def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[
 
 
 def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
-    """Whether an earlier choice makes the steps of this work, cut as this start asks, which asks for no other savings."""
-    named = {name for name in (*MICRO_BATCHES, *SAVINGS) if config.origin(name) == "flag"}
-    sizes = named.intersection(MICRO_BATCHES)
-    is_as_asked = named == sizes and all(getattr(config.train, name) in (AUTO, getattr(choice, name)) for name in sizes)
+    """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
     is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
-    return is_as_asked and is_beside and is_all and _shares_as_asked(config, machine, choice)
+    return is_beside and is_all and _shares_as_asked(config, machine, choice)
 
 
 def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:

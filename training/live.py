@@ -14,6 +14,7 @@ from accelerate import Accelerator
 
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
+from memory.choices import step_settings
 from memory.observe.monitor import Monitor
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
@@ -117,7 +118,8 @@ class LiveRun:
     def checkpoint_state(self) -> TrainingState:
         """What a checkpoint written now keeps of the run."""
         choice, scaling = self.engine.choice.as_dict(), self.engine.loss_scaling
-        return replace(self.state, choice=choice, loss_scaling=scaling, divergence=self.divergence.state())
+        asked, divergence = step_settings(self.config), self.divergence.state()
+        return replace(self.state, choice=choice, asked=asked, loss_scaling=scaling, divergence=divergence)
 
     def applied(self, number: int, tokens: int) -> None:
         """A step is done that has read so many tokens, on all processes."""

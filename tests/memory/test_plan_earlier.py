@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from config import UserError, load
-from memory.choices import MICRO_BATCHES
+from memory.choices import MICRO_BATCHES, newly_asked, step_settings
 from memory.cost.precision import Precision
 from memory.cost.prediction import Choice, Machine
 from memory.plan import Plan, plan
@@ -18,9 +18,10 @@ RATES = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
 EARLIER = Choice(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small")
 
 
-def planned(earlier: Choice, **flags: Any) -> Plan:
+def planned(earlier: Choice, anew: tuple[str, ...] = (), **flags: Any) -> Plan:
     config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
-    return plan(config, Machine(8 * GIB, 8 * GIB, rates=RATES), source_tokens=64, target_tokens=32, earlier=earlier)
+    machine = Machine(8 * GIB, 8 * GIB, rates=RATES)
+    return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, anew=anew)
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp16"])
@@ -88,18 +89,40 @@ def test_a_smaller_way_within_a_run_keeps_its_dtypes() -> None:
 
 
 @pytest.mark.parametrize("name", MICRO_BATCHES)
-def test_a_size_that_is_named_now_goes_before_the_earlier_one(name: str) -> None:
-    assert getattr(planned(EARLIER, **{name: 4}).choice, name) == 4
+def test_a_size_that_is_asked_anew_goes_before_the_earlier_one(name: str) -> None:
+    assert getattr(planned(EARLIER, (name,), **{name: 4}).choice, name) == 4
     same = getattr(EARLIER, name)
-    assert planned(EARLIER, **{name: same, "mixed_precision": "fp16"}).choice == EARLIER
+    assert planned(EARLIER, (name,), **{name: same, "mixed_precision": "fp16"}).choice == EARLIER
+
+
+def test_another_size_of_evaluations_leaves_the_steps_as_they_were() -> None:
+    earlier = replace(EARLIER, saved_blocks=1)
+    found = planned(earlier, ("eval_batch_size_per_gpu",), eval_batch_size_per_gpu=7, mixed_precision="fp16")
+    assert found.choice == replace(earlier, eval_batch_size_per_gpu=7)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "blocks"),
     [("memory_mode", "ultra", 0), ("memory_mode", "standard", 4), ("gradient_checkpointing", True, 0), ("gradient_checkpointing", False, 4)],
 )  # fmt: skip
-def test_a_saving_that_is_named_now_goes_before_the_earlier_way(name: str, value: Any, blocks: int) -> None:
+def test_a_saving_that_is_asked_anew_goes_before_the_earlier_way(name: str, value: Any, blocks: int) -> None:
     earlier = replace(EARLIER, saved_blocks=2)
-    assert planned(earlier).choice.saved_blocks == 2
-    found = planned(earlier, **{name: value, "mixed_precision": "fp16"}).choice
+    flags = {name: value, "mixed_precision": "fp16"}
+    found = planned(earlier, (name,), **flags).choice
     assert (found.saved_blocks, found.storage, found.compute) == (blocks, "float32", "float16")
+    if blocks == 0:
+        assert planned(earlier, **flags).choice == earlier, (
+            "what the run had to change stays, where nothing is asked anew"
+        )
+
+
+def test_what_is_asked_anew_is_what_the_choice_was_not_made_for() -> None:
+    """The checkpoint tells what it was made for: settings saved beside a start that died say nothing of it."""
+    flags = {"train_file": "x", "effective_batch_size": 16}
+    before = step_settings(load("train", {**flags, "batch_size_per_gpu": 8}))
+    again = load("train", {**flags, "batch_size_per_gpu": 8})
+    other = load("train", {**flags, "batch_size_per_gpu": 4, "memory_mode": "ultra"})
+    assert newly_asked(again, before) == frozenset()
+    assert newly_asked(other, before) == {"batch_size_per_gpu", "memory_mode"}
+    assert newly_asked(load("train", flags), before) == {"batch_size_per_gpu"}, "auto, where a size was named"
+    assert newly_asked(other, None) == {"batch_size_per_gpu", "memory_mode"}, "of an older checkpoint: what is named"

@@ -276,23 +276,3 @@ def test_flags_of_a_run_that_goes_on_stand_over_its_own_settings(tmp_path: Path)
     assert resumed_config(now(tmp_path, batch_size_per_gpu="64", **goes_on), run_dir).train.batch_size_per_gpu == 64
     with pytest.raises(UserError, match=r"batch_size_per_gpu = 256, is more than effective_batch_size \(128\)"):
         resumed_config(now(tmp_path, batch_size_per_gpu="256", **goes_on), run_dir)
-
-
-def test_a_size_that_is_said_again_is_the_run_s_own(tmp_path: Path) -> None:
-    """The run may have had to take less since, and goes on so; another size is asked for anew."""
-    run_dir = saved_run(tmp_path, effective_batch_size="128", batch_size_per_gpu="32")
-    again, other = (
-        resumed_config(now(tmp_path, batch_size_per_gpu=size, is_keep_training="True"), run_dir)
-        for size in ("32", "64")
-    )
-    assert (again.train.batch_size_per_gpu, again.origin("batch_size_per_gpu")) == (32, "file")
-    assert other.origin("batch_size_per_gpu") == "flag"
-
-
-def test_a_saving_that_is_said_again_is_the_run_s_own(tmp_path: Path) -> None:
-    run_dir = saved_run(tmp_path, memory_mode="low")
-    again, other = (
-        resumed_config(now(tmp_path, memory_mode=mode, is_keep_training="True"), run_dir) for mode in ("low", "ultra")
-    )
-    assert (again.memory.memory_mode, again.origin("memory_mode")) == ("low", "file")
-    assert (other.memory.memory_mode, other.origin("memory_mode")) == ("ultra", "flag")

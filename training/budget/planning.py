@@ -7,6 +7,7 @@ was measured.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from devices.machine_file import disk_rates
 from devices.measuring import known_speed, measure
 from devices.ways import way_of
 from language import say
+from memory.choices import newly_asked
 from memory.cost.precision import Precision
 from memory.cost.prediction import CORRECTION, Choice, Machine
 from memory.cost.work import choice_fields
@@ -61,7 +63,8 @@ def resolve_here(
     machine = machine_of(device, budget, base_bytes, num_processes, weights_folder(begin.config))
     earlier = begin.state.choice
     planner = _Planner(begin, machine, rows or rows_of(begin, machine), precision, homes)
-    spec = planner.resolve(Choice(**choice_fields(earlier)) if earlier else None)
+    anew = newly_asked(begin.config, begin.state.asked)
+    spec = planner.resolve(Choice(**choice_fields(earlier)) if earlier else None, anew)
     if not may_probe:
         return spec
     asked = begin.config.memory.probe
@@ -129,11 +132,11 @@ class _Planner:
     ) -> None:
         self.begin, self.machine, self.rows, self.precision, self.homes = begin, machine, rows, precision, homes
 
-    def resolve(self, earlier: Choice | None) -> RunSpec:
-        """By the fastest plan that fits, or the earlier one where it still does."""
+    def resolve(self, earlier: Choice | None, anew: Collection[str] = ()) -> RunSpec:
+        """By the fastest plan that fits, or the earlier one where it still does and no setting asks for another."""
         done = self.begin.state.step
         return resolve(
-            self.begin.config, self.machine, self.rows, done=done, earlier=earlier, precision=self.precision, homes=self.homes
+            self.begin.config, self.machine, self.rows, done=done, earlier=earlier, anew=anew, precision=self.precision, homes=self.homes
         )  # fmt: skip
 
     def probed(self, spec: RunSpec, beside: int | None) -> RunSpec:

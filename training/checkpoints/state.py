@@ -37,6 +37,7 @@ TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
 # fields with a default that came later: a checkpoint of before lacks them, and means that default
 LATER_FIELDS: tuple[str, ...] = (
     "divergence", "best_evaluation", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks", "measured_on",
+    "asked",
 )  # fmt: skip
 NO_NAMES: Mapping[str, str] = {}
 GREEDY = GenerateConfig()
@@ -54,7 +55,8 @@ class TrainingState:
 
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
-        choice: the plan's choice, kept so that a resumed run computes in the same order.
+        choice: the plan's choice, kept so that a resumed run computes in the same order. asked: the settings of the step that it
+            was made for, see `memory.choices.step_settings`; None: a checkpoint of before.
         loss_scaling: see `engine.scaling`; None without fp16.
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
@@ -73,6 +75,7 @@ class TrainingState:
     divergence: dict[str, Any] | None = None
     best_evaluation: dict[str, Any] | None = None
     measured_on: dict[str, Any] | None = None
+    asked: dict[str, Any] | None = None
 
 
 def write_checkpoint(

@@ -6,6 +6,7 @@ run that starts, one that goes on and the command `plan` all come through `resol
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -162,6 +163,7 @@ def resolve(
     *,
     done: int = 0,
     earlier: Choice | None = None,
+    anew: Collection[str] = (),
     precision: Precision | None = None,
     homes: Homes | None = None,
 ) -> RunSpec:
@@ -169,7 +171,7 @@ def resolve(
 
     Args:
         rows: that it reads; None: those of prepared data, or as long as the settings allow.
-        done: steps so far. earlier: how they were done; kept where it still fits.
+        done: steps so far. earlier: how they were done; kept where it still fits. anew: settings that ask for another way.
         precision: of a run that continues in another way; None: as settings and machine say. homes: where its weights rest, likewise.
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
@@ -180,7 +182,7 @@ def resolve(
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
     chosen = plan(
         planned, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
-        evaluation=rows.evaluation, earlier=earlier, precision=precision, homes=homes,
+        evaluation=rows.evaluation, earlier=earlier, anew=anew, precision=precision, homes=homes,
     )  # fmt: skip
     return RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done).timed()
 

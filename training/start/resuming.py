@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
-from memory.choices import MICRO_BATCHES, SAVINGS
 from settings.fields import AUTO, read_settings_file
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import SETTINGS_FILE, is_own, newest_run, read_run, run_of_launch
@@ -108,9 +107,6 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         )
     if problems:
         raise UserError(*problems)
-    for name in (*MICRO_BATCHES, *SAVINGS):
-        if name in flags and ours[name] == theirs[name]:
-            del flags[name]  # said again, as by a restart: the run may have had to take less since
     if num_processes() == 1 and not config.given("shard_weights"):
         flags["shard_weights"] = AUTO  # one process has nobody to share with
     now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}

@@ -15,6 +15,7 @@ from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from devices import machine_file
 from devices.base import Device
+from memory.choices import step_settings
 from memory.first_guess import effective_batch
 from memory.observe.budget import FLAG, Budget
 from memory.plan import Plan
@@ -32,19 +33,23 @@ BASE = 200 * MIB
 pytestmark = pytest.mark.usefixtures("processor_class")
 
 
-@pytest.fixture
-def begin(tmp_path: Path) -> Start:
+def begun(tmp_path: Path, **more: object) -> Start:
     lengths = [60] * 3 + [10] * 97
     lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     flags = {
         "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "effective_batch_size": 8,
-        "cache_dir": tmp_path / "cache", "prepare_workers": 0, "max_steps": 2, "run_name": "x",
+        "cache_dir": tmp_path / "cache", "prepare_workers": 0, "max_steps": 2, "run_name": "x", **more,
     }  # fmt: skip
     config = load("train", {name: str(value) for name, value in flags.items()})
     made = prepare(config)
     loaders = (StepLoader(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
     return cast(Any, Start)(config, made, None, *loaders, None, TrainingState(), False, [])
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Start:
+    return begun(tmp_path)
 
 
 def changed(begin: Start, **settings: object) -> Start:
@@ -91,6 +96,32 @@ def test_a_plan_becomes_what_was_measured(begin: Start, monkeypatch: pytest.Monk
     assert probed.unprobed_peak_bytes == plain.peak_bytes
     assert BASE + 150 * MIB <= probed.peak_bytes <= 1.03 * (BASE + 150 * MIB)  # with room for later steps
     assert any("probe" in reason for reason in probed.reasons)
+
+
+def test_a_plan_that_was_measured_is_kept_where_a_saving_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = begun(tmp_path, probe=True, memory_mode="standard", effective_batch_size=64)
+    assert begin.config.origin("memory_mode") == "flag"
+    base = 8 * MIB  # a child fits beside it
+    whole = plan_of(begin, GIB, base)
+    budget = whole.peak_bytes - 8 * MIB
+    plain = plan_of(begin, budget, base)
+    assert plain.choice != whole.choice
+    probe = measured(int(0.8 * plain.peak_bytes))  # so much less than planned that the larger way would fit
+    monkeypatch.setattr(planning, "probe", probe)
+    assert plan_of(begin, budget, base, may_probe=True).choice == plain.choice
+    assert len(probe.asked) == 1
+
+
+def test_what_a_start_asks_anew_counts_until_a_checkpoint_holds_it(begin: Start) -> None:
+    earlier = plan_of(changed(begin, batch_size_per_gpu=4), GIB).choice
+    state = TrainingState(step=1, choice=earlier.as_dict(), asked=step_settings(begin.config))
+    goes_on = replace(begin, state=state)
+    assert plan_of(goes_on, GIB).choice == earlier
+    assert plan_of(changed(goes_on, batch_size_per_gpu=2), GIB).choice.batch_size_per_gpu == 2
+    taken = replace(goes_on, state=replace(state, asked=step_settings(begin.config.changed(batch_size_per_gpu=2))))
+    assert plan_of(changed(taken, batch_size_per_gpu=2), GIB).choice == earlier, "the run has had to take another since"
 
 
 def test_a_plan_that_is_too_small_is_made_again(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
