@@ -7,13 +7,16 @@ its steps is in `training/`: `live` (what is trained, and how far), `evaluating`
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from devices.environment import prepare_environment
+from devices.environment import PRODUCT_CACHES, prepare_environment
 
-prepare_environment()  # before accelerate imports torch: whoever imports this file has no command line that would do it
+# before accelerate imports torch: whoever imports this file has no command line that would do it
+HAD_TORCH = "torch" in sys.modules
+IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and HAD_TORCH
 
 from accelerate import Accelerator
 
@@ -95,6 +98,16 @@ class LowMemTrainer:
                 raise
             return self._finish()
 
+    def _late(self) -> list[str]:
+        """That the products which torch keeps may not be bounded: it reads that once, with the first of them."""
+        if not IS_UNBOUNDED or self.device.name != "cpu":
+            return []
+        told = (
+            "torch was imported before trainer_low_mem: if it has computed already, what it keeps of products is not bounded, and "
+            "the run may go over its budget; import trainer_low_mem first, in a fresh kernel"
+        )
+        return [say(told)]
+
     def _open(self, stack: ExitStack) -> None:
         """Settle data, base, plan and run folder, tell what will be done, and make all that does it."""
         device, accelerator, is_main = self.device, self.accelerator, self.accelerator.is_main_process
@@ -114,7 +127,7 @@ class LowMemTrainer:
             config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks]
         )
         journal.keep([*budget.warnings, *start.told])
-        for text in (*start.notes, headline(opening)):
+        for text in (*self._late(), *start.notes, headline(opening)):
             journal.tell(text)
         if is_main and not self.config.train.is_keep_training:
             journal.rows(begun_rows(start))

@@ -86,6 +86,11 @@ class Task:
     steps: int = 500
     metric: str = "rouge_l"
 
+    def told(self) -> dict[str, Any]:
+        """What it is, wherever its files lie."""
+        files = {name: Path(getattr(self, name)).name for name in ("train_file", "validation_file")}
+        return {**asdict(self), **files}
+
     def flags(self, base: Path, pretraining: dict[str, Any]) -> dict[str, Any]:
         """The trainer's flags, with the precision, optimizer and seed that `base` was pretrained with."""
         kept = ("optimizer", "mixed_precision", "bf16_rounding", "seed", "memory_mode", "num_threads", "cache_dir")
@@ -163,9 +168,10 @@ class Runs:
             if task and math.isfinite(figures["loss"]):
                 train(self.folder, f"{name}-finetuned", task.flags(self.folder / "models" / name, flags))
                 found = read_metrics(logs / f"{name}-finetuned" / "metrics.jsonl", task.metric)
-                figures["finetuned"] = {key: found[key] for key in ("loss", task.metric, "learning_rate")}
+                scores = {key: found[key] for key in ("loss", task.metric, "learning_rate")}
+                figures["finetuned"] = {**scores, "task": task.told()}
                 shutil.rmtree(self.folder / "models" / f"{name}-finetuned")
-        except SystemExit:
+        except BaseException:
             self.has_failed = True  # what waits is not begun
             raise
         return figures
@@ -180,8 +186,9 @@ class Runs:
 
 
 def lacks_task(run: dict[str, Any], task: Task | None) -> bool:
-    """Whether a finished run is still to be finetuned; one that diverged is not."""
-    return task is not None and "finetuned" not in run and math.isfinite(run["loss"])
+    """Whether a finished run is still to be finetuned, or was on another task; one that diverged is not."""
+    was = run.get("finetuned", {}).get("task")
+    return task is not None and was != task.told() and math.isfinite(run["loss"])
 
 
 def name_of(tier: Tier, seed: int, rate: float | None, tokens: int) -> str:
@@ -292,6 +299,8 @@ def run_seed(runs: Runs, tiers: list[Tier], seed: int, rates: dict[str, float], 
 
 def study_of(options: dict[str, str]) -> Study:
     """What the options ask for."""
+    from training.evaluation.scores import metric_names
+
     defaults = Study()
     task = None
     if "finetune" in options:
@@ -299,6 +308,8 @@ def study_of(options: dict[str, str]) -> Study:
             sys.exit("--finetune needs --held_out, rows to score")
         train_file, held_out = (str(Path(options[name]).resolve()) for name in ("finetune", "held_out"))
         steps, metric = int(options.get("finetune_steps", Task.steps)), options.get("metric", Task.metric)
+        if metric not in metric_names(AUTO):
+            sys.exit(f"--metric = {metric}, is not one score; there are {', '.join(metric_names(AUTO))}")
         task = Task(train_file, held_out, steps, metric)
     return Study(
         options.get("size", defaults.size), amount(options.get("tokens", "20M")), options.get("text"),
@@ -316,13 +327,16 @@ def main(words: list[str]) -> None:
     asked = options.get("tiers", "").split(";") if options.get("tiers") else []
     tiers = [tier for tier in TIERS if not asked or tier == REFERENCE or any(part in tier.name for part in asked)]
     page = Path(options["page"]).resolve() if "page" in options else None
-    told = {**asdict(study), "name": study.name, "folder": ""}
-    runs = Runs(study, published(told, page))
+    told = {**asdict(study), "name": study.name, "folder": "", "task": study.task and study.task.told()}
+    known = published(told, page)
+    runs = Runs(study, known)
     rates = found_rates(runs, tiers) if options.get("tune") == "True" else {}
     results: list[dict[str, Any]] = []
     for seed in range(int(options.get("seeds", 3))):
         results += run_seed(runs, tiers, seed, rates, int(options.get("jobs", 1)))
-        write_page(told, results, rates, REFERENCE.name, page)
+        here = {(run["tier"], run["seed"]) for run in results}
+        elsewhere = [run for run in known if (run["tier"], run["seed"]) not in here]
+        write_page(told, results + elsewhere, rates, REFERENCE.name, page)
 
 
 def amount(text: str) -> int:

@@ -33,6 +33,10 @@ def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[s
     else:
         told = "planned: {micro} x {times}, in {passes} passes over the model, gradients held between them"
         yield say(told, passes=choice.accumulation_passes, **sizes)
+    asked, rows = train.gradient_accumulation_steps, choice.batch_size_per_gpu * choice.gradient_accumulation_steps
+    if asked not in (AUTO, choice.gradient_accumulation_steps):
+        told = "--gradient_accumulation_steps = {asked}, is {times} here: {rows} of a step in micro-batches of {micro}"
+        yield say(told, asked=asked, rows=counted(rows, "row"), **sizes)
 
 
 def optimizer_reasons(config: Config, more_bytes: int, times: float) -> Iterator[str]:

@@ -47,11 +47,12 @@ from training.report.progress import Progress
 from training.start.adapted import home_of
 from training.start.beginning import Begun
 from training.start.resolving import RunSpec
-from training.start.schedules import Steps
+from training.start.schedules import Steps, long_run_rate
 from training.start.startup import Start, lasting_settings, start
 from units import format_size
 
 FEW_STEPS, USEFUL_STEPS = 200, 1000  # from random weights; what is proposed instead
+ABOVE_BOUND = 1.05  # times the rate that weights bear: below it nothing is said
 WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat16 or float16
 
 
@@ -176,7 +177,7 @@ def open_run(
             "processes; raise it"
         )
     mirror = _mirror(begin, config.run.overwrite, accelerator)
-    begin.notes += [*continues(begin, spec), *narrowed(begin, spec), *few_steps(begin, spec)]
+    begin.notes += [*continues(begin, spec), *narrowed(begin, spec), *few_steps(begin, spec), *outgrowing(spec)]
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
@@ -268,6 +269,23 @@ def few_steps(begin: Start, spec: RunSpec) -> list[str]:
         return []
     told = "{steps} teach random weights little; --max_steps={more} goes through the same data more often"
     return [say(told, steps=counted(steps, "step"), more=USEFUL_STEPS)]
+
+
+def outgrowing(spec: RunSpec) -> list[str]:
+    """That weights would grow out of bounds at the rate that was named, or that a shorter run had found for itself."""
+    train, counted_steps = spec.asked.train, spec.counted
+    if train.optimizer == "adamw" or spec.asked.lora.lora_rank:
+        return []  # steps of no weight's size; matrices that begin at zero
+    most = long_run_rate(counted_steps.lr_schedule, counted_steps.warmup_steps, counted_steps.max_steps)
+    if counted_steps.learning_rate <= ABOVE_BOUND * most:
+        return []
+    told = (
+        "a rate of {rate} over {steps} lets weights grow out of bounds, whose steps go with their size; "
+        "--learning_rate={most} is what they bear ({schedule})"
+    )
+    steps = counted(counted_steps.max_steps, "step")
+    rate = f"{counted_steps.learning_rate:.2g}"
+    return [say(told, rate=rate, steps=steps, most=f"{most:.2g}", schedule=counted_steps.lr_schedule)]
 
 
 def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:

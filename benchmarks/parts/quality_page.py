@@ -48,7 +48,7 @@ def table(results: Sequence[dict[str, Any]], reference: str) -> str:
 def metric_of(results: Sequence[dict[str, Any]]) -> str | None:
     """How finetuned models were scored; None where none was finetuned."""
     finetuned: dict[str, Any] = next((run["finetuned"] for run in results if "finetuned" in run), {})
-    return next((name for name in finetuned if name not in ("loss", "learning_rate")), None)
+    return next((name for name in finetuned if name not in ("loss", "learning_rate", "task")), None)
 
 
 def _finetuned(runs: Sequence[dict[str, Any]], references: Sequence[dict[str, Any]], metric: str) -> list[str]:
@@ -128,16 +128,19 @@ def published(study: dict[str, Any], page: Path | None) -> list[dict[str, Any]]:
         return []
     figures = json.loads(raw.read_text(encoding="utf8"))["figures"]
     same = ("size", "tokens", "rows", "length", "name", "task")
-    runs = [{**run, "loss": math.nan if run["loss"] is None else run["loss"]} for run in figures["runs"]]
-    return runs if all(_told(study, name) == _told(figures["study"], name) for name in same) else []
+    if any(study.get(name) != figures["study"].get(name) for name in same):
+        return []
+    return [
+        {
+            **run, "loss": _or_nan(run["loss"]),
+            **{name: [(step, _or_nan(loss)) for step, loss in run[name]] for name in ("evaluations", "curve")},
+        } for run in figures["runs"]
+    ]  # fmt: skip
 
 
-def _told(study: dict[str, Any], name: str) -> Any:
-    """A part of a study; of its task not the folder that its files lie in."""
-    part = study.get(name)
-    if not isinstance(part, dict):
-        return part
-    return {key: Path(value).name if key.endswith("_file") else value for key, value in part.items()}
+def _or_nan(loss: float | None) -> float:
+    """A loss as it was before JSON, which has no name for what is not finite."""
+    return math.nan if loss is None else loss
 
 
 def write_page(

@@ -88,12 +88,15 @@ class Child:
         self.best = best
         self.rates: list[Any] = []
         self.names: list[str] = []
+        self.diverges = "none"
 
     def __call__(self, folder: Path, name: str, flags: dict[str, Any]) -> None:
         self.names.append(name)
         rate = flags.get("learning_rate", "auto")
         self.rates.append(rate)
         loss = 4.0 + abs(math.log(rate / self.best)) if isinstance(rate, float) else 4.0
+        if self.diverges in name:
+            loss = None
         peak = rate if isinstance(rate, float) else 1e-2
         settings = load("train", flags).as_dict()
         events = [
@@ -104,7 +107,7 @@ class Child:
             {"event": "eval", "step": 2, "loss": loss, "rouge_l": 30.0 + flags["seed"]},
         ]  # fmt: skip
         for part in ("logs", "models"):
-            (folder / part / name).mkdir(parents=True)
+            (folder / part / name).mkdir(parents=True, exist_ok=True)
         (folder / "logs" / name / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
@@ -150,8 +153,19 @@ def test_a_study_goes_on_from_its_page_on_another_machine(tmp_path: Path, child:
     study_of_two(tmp_path, seeds="2")
     assert [("seed1" in name) for name in child.names] == [False, False, True, True]
     shutil.rmtree(tmp_path / "tiny-sample-16x256")
+    study_of_two(tmp_path, seeds="1")
+    assert len(child.names) == 4 and len(shown(tmp_path)) == 4, "seeds that nobody asked for now stay on the page"
     study_of_two(tmp_path, seeds="1", length="128")
     assert len(child.names) == 6, "a study of other rows is another one"
+
+
+def test_a_study_in_which_one_diverged_goes_on_from_its_page(tmp_path: Path, child: Child) -> None:
+    pytest.importorskip("matplotlib")
+    child.diverges = "bf16"
+    study_of_two(tmp_path, seeds="1")
+    shutil.rmtree(tmp_path / "tiny-sample-16x256")
+    study_of_two(tmp_path, seeds="2")
+    assert len(child.names) == 4 and "| diverged |" in (tmp_path / "page.md").read_text(encoding="utf8")
 
 
 def test_each_model_is_finetuned_alike_and_shown(tmp_path: Path, child: Child) -> None:
@@ -164,6 +178,10 @@ def test_each_model_is_finetuned_alike_and_shown(tmp_path: Path, child: Child) -
     assert not list((tmp_path / "tiny-sample-16x256" / "models").iterdir()), "models are not kept"
     study_of_two(tmp_path, seeds="2", **task)
     assert len(child.names) == 8
+    study_of_two(tmp_path, seeds="1", **{**task, "finetune_steps": "9"})
+    assert len(child.names) == 12, "another task is another score"
+    with pytest.raises(SystemExit, match="is not one score"):
+        study_of_two(tmp_path, seeds="1", **task, metric="rouge")
     flags = quality.Task("pairs.jsonl", "held.jsonl", 7).flags(
         Path("base"), Study(task=None).flags(SMALL, 1, None, 10**6)
     )

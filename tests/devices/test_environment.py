@@ -103,3 +103,16 @@ def test_a_notebook_has_it_before_torch_is_imported():
         text=True,
     )
     assert told.stdout.split() == list(PRODUCT_CACHES.values())
+
+
+@pytest.mark.parametrize(("first", "variables", "is_late"), [("import torch", {}, True), ("pass", {}, False), ("import torch", PRODUCT_CACHES, False)])  # fmt: skip
+def test_torch_that_was_there_first_is_known(first: str, variables: dict[str, str], is_late: bool) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", f"{first}\nimport trainer_low_mem\nprint(trainer_low_mem.IS_UNBOUNDED)"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in PRODUCT_CACHES} | variables,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.split() == [str(is_late)]

@@ -90,6 +90,13 @@ def test_a_number_given_is_kept(flag: str) -> None:
     assert made.effective_batch_size == 12
 
 
+def test_an_accumulation_that_the_batch_size_overrides_is_told() -> None:
+    sizes = {"effective_batch_size": 16, "batch_size_per_gpu": 2}
+    told = plan(settings_of(**sizes, gradient_accumulation_steps=4), machine(3 * GIB)).reasons
+    assert "--gradient_accumulation_steps = 4, is 8 here: 16 rows of a step in micro-batches of 2" in told
+    assert not any("accumulation_steps =" in reason for reason in plan(settings_of(**sizes), machine(3 * GIB)).reasons)
+
+
 def test_more_budget_is_never_slower_and_the_peak_stays_inside() -> None:
     config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256)
     seconds = []

@@ -18,7 +18,7 @@ from tests.training.small_trained import SHAPE, save_trained
 from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run, is_stopped, note_stop, resume_run
-from training.opening import few_steps, narrowed
+from training.opening import few_steps, narrowed, outgrowing
 from training.processes.launch import OWN_STORES, is_restart_of, launch_marks, meets_where_the_last_met
 from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from training.start.schedules import Steps
@@ -268,6 +268,23 @@ def test_that_random_weights_get_few_steps_is_told(
     )
     told = few_steps(begin, spec)
     assert bool(told) is is_told and all("--max_steps=1000" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_told"),
+    [
+        ({"learning_rate": "3e-2", "lr_schedule": "constant"}, True),
+        ({"learning_rate": "3e-2", "lr_schedule": "cosine"}, False),
+        ({"learning_rate": "3e-2", "lr_schedule": "constant", "optimizer": "adamw"}, False),
+        ({"lr_schedule": "constant"}, False),
+    ],
+    ids=["held up", "falls in time", "no weight's size", "auto keeps to it"],
+)
+def test_a_rate_that_weights_do_not_bear_is_told(flags: dict[str, str], is_told: bool) -> None:
+    asked = load("train", {"train_file": "a.jsonl", "max_steps": "15000", **flags})
+    spec: Any = SimpleNamespace(asked=asked, counted=Steps.of(asked, 16, 1000))
+    told = outgrowing(spec)
+    assert bool(told) is is_told and all("--learning_rate=0.02 " in text for text in told)
 
 
 def test_flags_of_a_run_that_goes_on_stand_over_its_own_settings(tmp_path: Path) -> None:

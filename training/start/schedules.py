@@ -155,7 +155,8 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     if schedule == "constant":
         return peak
     if schedule == "wsd":
-        return peak * min(1.0, (max_steps + 1 - step) / max(1.0, DECAY_SHARE * max_steps))
+        left_at_peak = max_steps + 1 - warmup  # of a long warm-up there is less than a third to fall over
+        return peak * min(1.0, (max_steps + 1 - step) / max(1.0, min(DECAY_SHARE * max_steps, left_at_peak)))
     if schedule == "inverse_sqrt":
         return peak * math.sqrt(max(warmup, 1) / max(step, 1))
     if schedule == "cosine":

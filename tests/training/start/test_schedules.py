@@ -45,6 +45,15 @@ def test_wsd_stays_up_for_two_thirds_and_falls_on_a_line_that_ends_just_behind_t
     assert rates[291] == rates[290] == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("warmup", [70, 90, 100, 500])
+def test_wsd_reaches_its_peak_after_a_warm_up_of_any_length(warmup: int) -> None:
+    rates = [learning_rate(s, schedule="wsd", peak=1.0, warmup_steps=warmup, max_steps=100) for s in range(1, 101)]
+    top = min(warmup, 100)
+    assert rates[top - 1] == 1.0 and rates[:top] == sorted(rates[:top])
+    falls = rates[top - 1 :]
+    assert falls == pytest.approx([(101 - s) / (101 - top) for s in range(top, 101)])
+
+
 def test_inverse_square_root_is_t5s() -> None:
     """Raffel et al.: 1 / sqrt(max(n, k)) with k = 10^4, that is a peak of 0.01 there."""
     for step in (10_000, 40_000, 1_000_000):
