@@ -62,7 +62,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
     ): "spaces",
     (
         "training/checkpoints/state.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
-        "1", "0",
+        "1", "2",
     ): "spaces",
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from config import load
+from memory.choices import step_settings
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.live import LiveRun
@@ -51,7 +52,8 @@ def test_the_state_of_a_run(trainer: LowMemTrainer) -> None:
     live.saved()
     assert live.last_good == 3
     kept = live.checkpoint_state()
-    assert replace(kept, choice=None) == live.state and kept.choice == live.engine.choice.as_dict()
+    assert replace(kept, choice=None, asked=None) == live.state and kept.choice == live.engine.choice.as_dict()
+    assert kept.asked == step_settings(live.config)
 
 
 def test_a_run_goes_back_to_its_checkpoint(trainer: LowMemTrainer) -> None:
