@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -285,7 +285,7 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
 def _unexpected(word: str, command: str) -> str:
     """What is said of a word that is no flag; a file or folder that is there was meant for the setting that takes one."""
     takes = next((flag for flag in ("train_file", "model") if flag in flags_of(command)), "")
-    if takes and Path(word).exists():
+    if takes and os.path.exists(word):  # which a word too long for a file does not
         return say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes)
     return say("{word}, is unexpected; settings are written --name=value", word=word)
 
@@ -315,9 +315,10 @@ def _broken(lines: list[str]) -> list[str]:
 
 
 def _print_once(text: str) -> None:
-    """Every process of a launch comes to the same end; the first one tells it."""
+    """Every process of a launch comes to the same end; the first one tells it, where somebody still listens."""
     if _rank() == 0:
-        print(text, file=sys.stderr)
+        with suppress(OSError, ValueError):  # how it ended is told by the exit code
+            print(text, file=sys.stderr)
 
 
 def _rank() -> int:

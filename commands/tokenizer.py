@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from config import Config, UserError
-from data.durable import writing
+from data.durable import make_folder, writing
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
@@ -44,6 +44,8 @@ def tokenizer(config: Config) -> None:
             folder=folder,
         )
     )
+    with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
+        make_folder(Path(config.data.cache_dir))
     trained = train_task_tokenizer(config, task)
     partial = folder / ".tmp"  # inside: the folder may be a disk of its own
     try:

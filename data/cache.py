@@ -2,7 +2,8 @@
 
 The maker works in a neighbouring `.partial` place that is renamed into place at the end; a file lock lets processes
 that start together wait for the first. A killed maker leaves only a `.partial` place, which the next one clears away, or
-continues where the work can be resumed. So does one that has found the disk full: what it has made so far stays.
+continues where the work can be resumed. So does one that has found the disk full, or a file that could not be read: what it
+has made so far stays.
 """
 
 from __future__ import annotations
@@ -74,9 +75,17 @@ def _make(target: Path, make: Callable[[Path], None], resumable: bool) -> None:
         make(partial)
         put_in_place(partial, target)
     except BaseException as error:
-        if not (resumable and (isinstance(error, (KeyboardInterrupt, DoesNotFit)) or is_full(error))):
+        if not (resumable and _may_pass(error)):
             remove(partial)
         raise
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same work may get further from where it stopped: it was interrupted, memory or disk were short, or a read or a
+    write has failed, which of a network it does now and then. What is wrong with the data or with the place stays wrong.
+    """
+    causes = (error, error.__cause__, error.__context__)
+    return isinstance(error, (KeyboardInterrupt, DoesNotFit)) or any(isinstance(cause, OSError) for cause in causes)
 
 
 def remove(path: Path) -> None:

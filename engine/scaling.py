@@ -46,8 +46,8 @@ class LossScaling:
         if self.scale <= LEAST_SCALE:
             raise UserError(
                 "--mixed_precision = fp16, the step is not finite even with a loss that is not scaled: T5's activations "
-                "have left fp16's range; allowed: no, bf16; continue from the last checkpoint with --is_keep_training=True "
-                "--mixed_precision=bf16"
+                "have left fp16's range; allowed: no, bf16; start another run with --mixed_precision=bf16, from the last checkpoint's "
+                "weights with --finetune_from"
             )
         self.scale, self.good_steps, self.skipped_steps = self.scale / 2, 0, self.skipped_steps + 1
         return False

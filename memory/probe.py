@@ -149,10 +149,11 @@ def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: floa
         return found
     result = _run(request, time_limit)
     if place is not None and not result.failed:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = place.with_name(f"{place.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(asdict(result)), encoding="utf8")
-        os.replace(fresh, place)
+        with suppress(OSError):  # a cache that is only read: measured again the next time
+            place.parent.mkdir(parents=True, exist_ok=True)
+            fresh = place.with_name(f"{place.name}.{os.getpid()}")
+            fresh.write_text(json.dumps(asdict(result)), encoding="utf8")
+            os.replace(fresh, place)
     return result
 
 

@@ -35,6 +35,15 @@ def run(folder: Path, fakes: Path | None, *arguments: str, **variables: str) -> 
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="pipes")
+def test_how_it_ended_is_told_where_nobody_listens(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, str(ROOT / "train_low_mem.py"), "train", "--max_steps=none"]
+    assert subprocess.run(command, cwd=tmp_path, stderr=write, timeout=120).returncode == 2
+    os.close(write)
+
+
 TRAPS = {
     "mistyped flag": (["train", "--is_finetun=True"], ["--is_finetun: no such flag; did you mean --is_finetune?"]),
     "mistyped flag without a value": (["train", "--is_finetun"], ["did you mean --is_finetune?"]),
@@ -42,6 +51,7 @@ TRAPS = {
     "flag before the command": (["--max_steps=3", "train"], ["--max_steps=3, is no command", "first word"]),
     "stray word": (["train", "extra", "--max_steps=3"], ["extra, is unexpected"]),
     "a file without its flag": (["train", "."], ["., is unexpected; write --train_file=."]),
+    "a word too long for a file": (["train", "a," * 3000], ["is unexpected"]),
     "stray word after the flags": (["train", "--max_steps", "3", "4"], ["4, is unexpected"]),
     "lone hyphen": (["train", "-"], ["-, is unexpected"]),
     "lone hyphen as a value": (["train", "--max_steps", "-"], ["--max_steps = -, is not a whole number"]),

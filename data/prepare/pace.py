@@ -74,8 +74,7 @@ class Pace:
             bytes=f"{self.bytes / seconds / 1e6:.1f}",
         )  # fmt: skip
         line = visible(join(", ", [told, where] if where else [told]))
-        self._stream.write("\r" + fitted(line, self._columns()) if self._is_terminal else line + "\n")
-        self._stream.flush()
+        self._write("\r" + fitted(line, self._columns()) if self._is_terminal else line + "\n")
         self._shown = True
         if _file is not None:
             with suppress(OSError):
@@ -85,7 +84,12 @@ class Pace:
     def close(self) -> None:
         """Leave the screen clean for what follows."""
         if self._shown and self._is_terminal:
-            self._stream.write(f"\r{'':<{self._columns()}}\r")
+            self._write(f"\r{'':<{self._columns()}}\r")
+
+    def _write(self, text: str) -> None:
+        """Show it, where somebody still looks: the work goes on without them."""
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
             self._stream.flush()
 
     def _columns(self) -> int:

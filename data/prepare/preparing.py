@@ -19,7 +19,7 @@ from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remove
-from data.durable import put_in_place, sync
+from data.durable import put_in_place, sync, writing
 from data.prepare.child import call_in_child
 from data.prepare.encoding import Job, Writing, clear
 from data.prepare.pace import noted_in
@@ -324,7 +324,13 @@ def _check_free(target: Path, identity: str) -> None:
                 f"--shards_dir = {target}, holds shards of other data or settings; name another folder or delete it"
             )
     elif target.is_dir() and not any(target.iterdir()):
-        target.rmdir()
+        if target.is_symlink() or os.path.ismount(target):
+            raise UserError(
+                f"--shards_dir = {target}, is a link or a disk of its own, and shards are put in place whole; name a folder in it: "
+                f"{target / 'shards'}"
+            )
+        with writing("shards_dir", target):
+            target.rmdir()
     elif target.exists():
         raise UserError(f"--shards_dir = {target}, holds other files; name a new or an empty folder")
 

@@ -13,6 +13,7 @@ The manifest, which holds a checksum of every file, is written last, into a fold
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -215,8 +216,9 @@ def _is_name(text: Any) -> bool:
 
 def is_shards(path: str | Path) -> bool:
     """Whether a path is a shards folder or one of its splits."""
-    path = Path(path)
-    return (path / MANIFEST).is_file() or (path.name in (TRAIN, VALIDATION) and (path.parent / MANIFEST).is_file())
+    path = Path(path)  # or a list of files, which may be too long for the name of one: `Path.is_file` would raise
+    is_split = path.name in (TRAIN, VALIDATION) and os.path.isfile(path.parent / MANIFEST)
+    return os.path.isfile(path / MANIFEST) or is_split
 
 
 def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:

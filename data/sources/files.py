@@ -12,6 +12,7 @@ import codecs
 import difflib
 import glob
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,7 +141,8 @@ def left_out(spec: str) -> list[Place]:
 def parts_of(spec: str) -> list[str]:
     """Part at commas, except where the whole is the name of a file."""
     whole = spec.strip()
-    return [whole] if Path(whole).exists() else [part.strip() for part in whole.split(",") if part.strip()]
+    is_file = os.path.exists(whole)  # which a list too long for a name is not; `Path.exists` would raise
+    return [whole] if is_file else [part.strip() for part in whole.split(",") if part.strip()]
 
 
 @dataclass(frozen=True)

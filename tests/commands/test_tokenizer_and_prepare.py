@@ -46,6 +46,14 @@ def test_a_tokenizer_is_trained_and_not_overwritten(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["tokenizer"]
 
 
+def test_a_sample_too_large_for_memory_has_its_folder(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.tokenizers.sample.IN_MEMORY_BYTES", 100)
+    tokenizer(settings("tokenizer", tmp_path, text_file))
+    assert list((tmp_path / "cache").iterdir()) == [], "and leaves nothing in it"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="os.fork")
 def test_a_kill_leaves_no_mixture_of_two_tokenizers(tmp_path: Path, text_file: Path) -> None:
     tokenizer(settings("tokenizer", tmp_path, text_file))

@@ -101,6 +101,26 @@ def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> N
         make_once(tmp_path / "file" / "target", Path.mkdir)
 
 
+@pytest.mark.parametrize(
+    ("reason", "resumable", "is_kept"),
+    [(OSError(errno.EIO, "no"), True, True), (OSError(errno.EIO, "no"), False, False), (ValueError("row 7 is none"), True, False)],
+    ids=["the network", "made whole", "the data"],
+)  # fmt: skip
+def test_what_was_made_is_kept_where_a_read_has_failed(
+    tmp_path: Path, reason: Exception, resumable: bool, is_kept: bool
+) -> None:
+    def read(partial: Path) -> None:
+        partial.write_text("half")
+        try:
+            raise reason
+        except (OSError, ValueError) as error:
+            raise UserError(f"s3://there, cannot be read ({error})") from None
+
+    with pytest.raises(UserError, match="cannot be read"):
+        make_once(tmp_path / "target", read, resumable)
+    assert (tmp_path / "target.partial").exists() == is_kept
+
+
 def test_only_if_made_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotMade):
         only_if_made(tmp_path / "target", Path.mkdir)

@@ -57,6 +57,15 @@ def test_plan_and_probe_agree(measured: tuple[ProbeResult, Path]) -> None:
     assert peak_of(predict(work, CHOICE, machine))[1] == pytest.approx(peak, rel=0.001)
 
 
+def test_a_cache_that_cannot_be_written_costs_only_the_memory_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = ProbeResult(phases={"step": 7})
+    monkeypatch.setattr("memory.probe._run", lambda request, time_limit: measured)
+    (tmp_path / "probes").write_text("a file in place of the folder")
+    assert probe(request_of(), tmp_path) is measured
+
+
 def test_later_steps_have_room_above_a_probe() -> None:
     phases = predict(Work(request_of().config.model, 4, 128, 48, False, "adafactor"), CHOICE, Machine(GIB, GIB, 0))
 

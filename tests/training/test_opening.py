@@ -51,6 +51,15 @@ def test_a_restart_goes_on_and_replaces_nothing(
     assert resumed.train.is_keep_training is True and resumed.run.overwrite is False
 
 
+def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
+    run_dir = saved_run(tmp_path, model_preset="t5-small", vocab_size="500")
+    assert resumed_config(now(tmp_path, model_preset="t5-small"), run_dir).model.vocab_size == 500
+    with pytest.raises(
+        UserError, match=r"--model_preset = t5-base, the run to resume is of another shape \(d_model 512"
+    ):
+        resumed_config(now(tmp_path, model_preset="t5-base"), run_dir)
+
+
 @pytest.mark.parametrize("flags", [{}, {"overwrite": "True"}, {"run_name": "auto"}])
 def test_a_restart_takes_no_run_of_another_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]

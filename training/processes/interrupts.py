@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from language import say
 from training.report.endings import EXIT_CODE, SAVE, STOP
@@ -77,6 +77,14 @@ def _leave_terminal(number: int) -> None:
     os.close(nowhere)
 
 
+def _write(stream: TextIO, told: bytes) -> None:
+    """Tell in a signal's handler: print may be what the signal has interrupted. Where nobody reads it, as after the Ctrl-C that
+    has ended `tee` too, the step goes on all the same.
+    """
+    with suppress(OSError, ValueError):
+        os.write(stream.fileno(), told)
+
+
 class Interrupts:
     """Turn SIGINT, SIGTERM and SIGHUP into `stop_requested` while the context is open.
 
@@ -124,9 +132,9 @@ class Interrupts:
         elif now - self._first_time >= self._same_wish_seconds:
             self._tell(say("left without saving"))
             if sys.__stdout__ is not None and sys.__stdout__.isatty():
-                os.write(sys.__stdout__.fileno(), SHOW_CURSOR)  # a live display hides it
+                _write(sys.__stdout__, SHOW_CURSOR)  # a live display hides it
             os._exit(EXIT_CODE)
 
     def _tell(self, text: str) -> None:
         if self._is_main and sys.__stderr__ is not None:
-            os.write(sys.__stderr__.fileno(), f"\n{text!s}\n".encode())  # print may be what the signal has interrupted
+            _write(sys.__stderr__, f"\n{text!s}\n".encode())

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from config import PREFERENCES, Config
+from config import PREFERENCES, Config, places
+from data.sources.places import public_values
 from language import join, say
 from memory.cost.prediction import Choice
 from memory.plan import Plan
@@ -43,7 +44,7 @@ class Summary:
     skipped_batches: int = 0  # whose loss or gradient was not finite
     rate_factor: float = 1.0  # what is left of the learning rate
     metrics_file: str = ""
-    best_evaluation: dict[str, Any] | None = None  # step and numbers of the one with the lowest loss
+    best_evaluation: dict[str, Any] | None = None  # step and numbers of that of the published model
     first_over: str | None = None  # when the budget was first exceeded; None: it was kept
 
     @property
@@ -187,9 +188,8 @@ def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[st
 def resume_command(config: Config) -> str:
     """The whole command that continues a run, with the folders that have to be named again."""
     command = "dpo" if config.data.objective == PREFERENCES else "train"
-    places = ("output_dir", "log_dir", "cache_dir", "checkpoint_mirror")
-    values, defaults = config.as_dict(), Config().as_dict()
-    named = [f"--{name}={shlex.quote(str(values[name]))}" for name in places if values[name] != defaults[name]]
+    values, defaults = public_values(config.as_dict()), Config().as_dict()
+    named = [f"--{name}={shlex.quote(str(values[name]))}" for name in places() if values[name] != defaults[name]]
     words = [
         program(),
         command,

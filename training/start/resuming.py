@@ -13,6 +13,7 @@ from pathlib import Path
 
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
 from settings.fields import AUTO, read_settings_file
+from settings.precedence import model_presets
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import SETTINGS_FILE, is_own, newest_run, read_run, run_of_launch
 from training.processes.launch import num_processes, restarts
@@ -101,6 +102,14 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         for name in defining
         if name in flags and ours[name] != theirs[name]
     ]
+    if config.given("model_preset") and theirs["finetune_from"] in (None, AUTO):  # else the shape is the base's
+        of_data = ("vocab_size", "pad_token_id", "eos_token_id")  # which a tokenizer may have changed since
+        shape = [name for name in model_presets()[config.model_preset] if name in defining and name not in of_data]
+        if others := [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name] and name not in named]:
+            problems.append(
+                f"--model_preset = {config.model_preset}, the run to resume is of another shape ({', '.join(others)}); leave it out, "
+                "or start another run"
+            )
     if config.data.objective == PREFERENCES and command != "dpo":
         problems.append(
             f"--is_keep_training = True, the run {run_dir.name} learns no preferences; resume it with {command}"

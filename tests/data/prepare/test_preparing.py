@@ -171,6 +171,13 @@ def for_prepare_command(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, shards_dir=str(folder)))
 
 
+def test_shards_are_not_put_in_place_of_a_link(configure: Any, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with pytest.raises(UserError, match=r"is a link or a disk of its own.*link/shards"):
+        prepare(for_prepare_command(configure(train_file=text_file), tmp_path / "link"))
+
+
 def test_shards_in_a_named_folder_are_used_as_they_are(configure: Any, text_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()  # empty is fine

@@ -108,6 +108,16 @@ def test_the_first_row_is_one_row() -> None:
     assert stream.getvalue().startswith("preparing train: 1 row, ")
 
 
+def test_the_work_goes_on_where_nobody_looks_any_more() -> None:
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    pace = Pace("preparing train", 0, Gone(), iter([0.0, 10.0]).__next__)
+    pace.add(1, 10)
+    pace.close()
+
+
 def test_what_is_shown_stands_in_a_file_too(tmp_path: Path) -> None:
     with noted_in(tmp_path / "note"):
         Pace("preparing train", 1000, io.StringIO(), iter([0.0, 10.0]).__next__).add(500, 10**6)

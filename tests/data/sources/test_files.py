@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.dataset import LowMemDataset
+from data.shards.store import is_shards
 from data.sources.files import find, left_out, sources_fingerprint
 from data.sources.lines import blocks
 from settings.fields import UserError
@@ -121,6 +122,13 @@ def test_globs_and_lists_join_without_repetition(tmp_path: Path) -> None:
         write(tmp_path / name)
     found = find(f"{tmp_path}/a*.txt,{tmp_path}/b.txt,{tmp_path}/a1.txt")
     assert [source.path.name for source in found] == ["a1.txt", "a2.txt", "b.txt"]
+
+
+def test_a_list_may_be_longer_than_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [str(write(Path(f"train-{number:05d}-of-00400.txt"))) for number in range(400)]
+    for some in (names[:20], names):
+        assert not is_shards(",".join(some)) and len(find(",".join(some))) == len(some)
 
 
 def test_a_comma_in_a_name_is_no_list(tmp_path: Path) -> None:

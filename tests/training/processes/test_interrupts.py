@@ -57,6 +57,17 @@ def test_what_a_launcher_forwards_is_the_same_wish() -> None:
     assert result.stderr.count("again to leave at once") == 1
 
 
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
+def test_a_reader_that_the_same_signal_has_ended_costs_nothing() -> None:
+    """As `tee` behind a run that Ctrl-C ends."""
+    read, write = os.pipe()
+    os.close(read)
+    code = CHILD.format(seconds=60.0, first="SIGINT")
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=write, timeout=60)
+    os.close(write)
+    assert (result.returncode, result.stdout) == (0, b"saved\n")
+
+
 def test_other_threads_take_no_signals() -> None:
     before = signal.getsignal(signal.SIGINT)
     seen: list[object] = []
