@@ -223,9 +223,10 @@ class LowMemTrainer:
         prompt = None
         if live.is_main and best is not None:
             publish(best, start.run_dir)
-        if not any(self._stop_asked()):
-            publish_mean(live, self.evaluator)
-        if live.is_main and live.engine.shards is None:  # no process could write alone
+        shows = self.config.train.sample_rows > 0 and live.engine.shards is None  # no process could write alone
+        if not any(self._stop_asked()) and not publish_mean(live, self.evaluator) and shows:
+            live.take_published()
+        if live.is_main and live.engine.shards is None:
             with self.monitor.phase("samples"):
                 prompt = show_samples(
                     live.engine.walk, start.validation, start.tokenizer, self.config.train.sample_rows,

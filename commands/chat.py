@@ -319,7 +319,7 @@ def newest_turns(
     """
 
     def encoded(first: int) -> list[int]:
-        ids: list[int] = tokenizer.encode_batch([template.prompt(turns[first:], system)], special=True)[0].tolist()
+        ids: list[int] = tokenizer.encode_prompt(template.prompt(turns[first:], system)).tolist()
         return ids
 
     questions = [place for place, (role, _) in enumerate(turns) if role == USER]

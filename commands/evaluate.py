@@ -63,7 +63,7 @@ def evaluate(config: Config) -> Evaluation:
         if answered:
             scores, samples = generate_metrics(
                 trained.walk, loader, trained.tokenizer, how, accelerator,
-                rows=answered, batch_size=at_once, names=names, shown=SHOWN,
+                rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed,
             )  # fmt: skip
             result.metrics.update(scores)
     unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0

@@ -144,7 +144,7 @@ class Encoder:
     def encode_text(self, text: str, place: str) -> list[int]:
         """The same for the encoder's whole text."""
         longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
-        ids = tokenizer.encode_batch([text], special=True)[0]  # a prompt may hold sentinels to fill in
+        ids = tokenizer.encode_prompt(text)
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
                 raise UserError(

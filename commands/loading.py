@@ -144,6 +144,7 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
     """
     told = {place: answers_by(place) for place in dict.fromkeys((base_of(folder), learnt_last(folder, adapters)))}
     own = {name: value for named, _ in told.values() for name, value in named.items() if not config.given(name)}
+    own = {name: value for name, value in own.items() if value != getattr(config.generate, name)}
     is_search = own.get("num_beams", config.generate.num_beams) > 1 and config.generate.temperature == 0.0
     if not (searches and is_search):
         own = {name: value for name, value in own.items() if name not in SEARCH}

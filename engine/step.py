@@ -50,6 +50,7 @@ class Outcome:
         is_out_of_memory: memory did not suffice, on any process. failure: the error, where it came here.
         is_finite: loss and gradients were, on all processes.
         is_changed: whether any process has changed weights: then a step that failed cannot be run again.
+        is_late: whether it was the step before that was not finite: a GPU is asked in the next one.
     """
 
     loss: float
@@ -57,6 +58,7 @@ class Outcome:
     is_finite: bool
     is_changed: bool
     failure: Exception | None = None
+    is_late: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -126,7 +128,7 @@ class Engine:
                 weights that too.
         Memory: the walk's, over the micro-batches of one accumulation pass.
         """
-        failure, loss, is_lost, is_changed = None, 0.0, False, False
+        failure, loss, is_lost, is_late = None, 0.0, False, False
         waited = self.walk.weight_store.waited_seconds()
         try:
             self.update.begin(step)
@@ -141,13 +143,13 @@ class Engine:
                 raise
             self._abandon(error)
             failure = None if is_lost else error
-            is_changed = isinstance(error, Lost)
+            is_late = isinstance(error, Lost)
         self.waited_seconds = self.walk.weight_store.waited_seconds() - waited
-        has_failed, has_begun = failure is not None, self.update.has_begun or is_changed
-        loss, failed, begun, lost = self._sum_over(loss, float(has_failed), float(has_begun), float(is_lost))
+        told = (failure is not None, self.update.has_begun or is_late, is_lost, is_late)
+        loss, failed, begun, lost, late = self._sum_over(loss, *(float(fact) for fact in told))
         if failed or lost:
             self.model.zero_grad()
-        return Outcome(loss, failed > 0, not lost, begun > 0, failure)
+        return Outcome(loss, failed > 0, not lost, begun > 0, failure, late > 0)
 
     def attempt(self, batches: Sequence[Batch], total_labels: int) -> Tensor:
         """Gradients and update of a step that `update` was told of; returns the summed loss of this process."""

@@ -100,7 +100,7 @@ class Texts:
         """
         self._check_letters(len(text), param)
         with self._lock:
-            ids = self._tokenizer.encode_batch([text], special=True)[0].tolist()
+            ids = self._tokenizer.encode_prompt(text).tolist()
         return self._ended(ids, param)
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:

@@ -21,11 +21,13 @@ from training.live import LiveRun
 from training.processes.collectives import by_main, least_of
 
 
-def publish_mean(live: LiveRun, evaluator: Evaluator) -> None:
+def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
     """Make the mean of the last checkpoints the run's model, where it is asked for and better than the best of them.
 
-    Afterwards the run has the weights of what is published. All processes call this.
+    All processes call this.
 
+    Returns:
+        whether there was one: then the run has the weights of what is published.
     Raises:
         UserError: the disk is full or cannot be written; the checkpoints are whole, and the best is published.
     Memory: the model's again, in place of the one that has trained.
@@ -33,10 +35,10 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> None:
     asked = live.config.train.average_checkpoints
     found = by_main(live.accelerator, lambda: live.checkpoints.last(asked)) if asked > 1 else []
     if len(found) < 2:
-        return
+        return False
     if not least_of(live.accelerator, float(all(path.is_dir() for path in found)))[0]:
         live.journal.tell(say("no mean is formed: not all machines see the checkpoints"))
-        return
+        return False
     if live.best.value is None:  # a run that is continued by another measure has nothing to compare with
         evaluator.evaluate()
     folder = live.checkpoints.folder / MEAN
@@ -56,6 +58,7 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> None:
     live.accelerator.wait_for_everyone()  # all have read it
     if live.is_main:
         remove(folder)
+    return True
 
 
 def _write(found: list[Path], folder: Path, asked: int) -> None:

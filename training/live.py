@@ -17,12 +17,12 @@ from devices.malloc import tune_malloc
 from memory.choices import step_settings
 from memory.observe.monitor import Monitor
 from training.budget.keeping import Keeper
-from training.checkpoints.folder import Checkpoints
+from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
 from training.evaluation.stopping import BestMetric, lowest_of
 from training.opening import Opening
-from training.processes.collectives import agree_on
+from training.processes.collectives import agree_on, by_main, least_of
 from training.report.journal import Journal
 from training.start.building import build
 from training.start.startup import rolled_back
@@ -100,6 +100,16 @@ class LiveRun:
         self.start = replace(self._beginning, base=folder, state=self.state, is_resumed=False)
         self._build()
 
+    def take_published(self) -> None:
+        """Go on with the weights that are published, where the run has gone past them: to show what they write."""
+        best = by_main(self.accelerator, lambda: self.checkpoints.named_best() or self.checkpoints.latest())
+        (is_seen,) = least_of(
+            self.accelerator, float(best is not None and best.is_dir())
+        )  # not all machines share a disk
+        if best is not None and is_seen and step_of(best) != self.state.step:
+            self.release()
+            self.take(best)
+
     def close(self) -> None:
         """Give back what is held outside of memory, where there is an engine: one may have failed to be built again."""
         if hasattr(self, "engine"):
@@ -135,7 +145,7 @@ class LiveRun:
         is_best, state = self.best.is_best(self.state.step, values), self.state
         first = loss if state.first_eval_loss is None else state.first_eval_loss
         lowest = lowest_of(state.best_eval_loss, loss)
-        kept = {"step": state.step, **values} if lowest == loss else state.best_evaluation
+        kept = {"step": state.step, **values} if is_best or self.best.step == 0 else state.best_evaluation
         self.state = replace(
             state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state(), best_evaluation=kept
         )

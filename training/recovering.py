@@ -38,7 +38,7 @@ class Recovery:
         if outcome.is_out_of_memory:
             self._after_out_of_memory(outcome, number)
         else:
-            self._leave_out(number, outcome.is_changed)
+            self._leave_out(number, outcome)
 
     def slow_down(self, number: int) -> None:
         """Continue from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
@@ -90,12 +90,14 @@ class Recovery:
         else:
             live.follow_plan()
 
-    def _leave_out(self, number: int, is_changed: bool) -> None:
+    def _leave_out(self, number: int, outcome: Outcome) -> None:
         """After a step that was not finite on any process: past its rows; where weights suffered, back to a checkpoint."""
-        live, divergence = self.live, self.live.divergence
-        divergence.skip(number)
+        live, divergence, is_changed = self.live, self.live.divergence, outcome.is_changed
+        is_before = outcome.is_late and live.last_good < number - 1  # what was saved since was looked at, and sound
+        to_blame = number - is_before
+        divergence.skip(to_blame, seen_at=number)
         rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
-        live.journal.left_out(number, rows, first_told(live.accelerator, live.engine.checks.first))
+        live.journal.left_out(to_blame, rows, first_told(live.accelerator, live.engine.checks.first))
         if divergence.is_stuck and not is_changed and live.state.step == live.last_good:
             self._end_diverged(number, is_hopeless=True)  # no rate changes what the weights there are give
         if divergence.is_stuck:

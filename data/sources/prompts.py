@@ -59,9 +59,10 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
     Memory: one batch of 256 rows.
     """
     for source in sources:
-        name = PROMPT if source.kind == TEXT else _column_of(source, column, other)
+        names = [PROMPT] if source.kind == TEXT else column_names(source)
+        name = PROMPT if source.kind == TEXT else _column_of(source, names, column, other)
         for place, columns in _rows(source, name, bad_rows):
-            text = columns.get(name) if name in columns else _made(name, columns)
+            text = columns.get(name) if name in columns else _made(name, columns, names)
             if not isinstance(text, str):
                 bad_rows.add(source.path, place, f"has no text in {name}")
             elif not text.strip():
@@ -72,8 +73,7 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
                 yield Prompt(f"{source.path}, {place}", text, columns)
 
 
-def _column_of(source: Source, column: str, other: str) -> str:
-    names = column_names(source)
+def _column_of(source: Source, names: list[str], column: str, other: str) -> str:
     found = next((name for name in (column, other) if name in names or is_made([name], names)), None)
     if found is None and (known := recognised_columns(source)) is not None:
         found = known[0]
@@ -84,9 +84,13 @@ def _column_of(source: Source, column: str, other: str) -> str:
     return found
 
 
-def _made(expression: str, columns: Columns) -> str | None:
-    """The text of a column that is made of others; None where it has none."""
-    names = list(columns)
+def _made(expression: str, columns: Columns, of_file: list[str]) -> str | None:
+    """The text of a column that is made of others; None where it has none.
+
+    Args:
+        of_file: the columns of its file, of which a row may lack some.
+    """
+    names = list(dict.fromkeys([*columns, *of_file]))
     try:
         cells = [
             table_text(columns[name]) if isinstance(name, Table) else columns.get(name)

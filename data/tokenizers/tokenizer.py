@@ -145,6 +145,19 @@ class Tokenizer:
                 parts[place].append(ids if special or not self._reserved[ids].any() else self._spelt(piece))
         return [_joined(arrays) for arrays in parts]
 
+    def encode_prompt(self, text: str) -> NDArray[np.int32]:
+        """Encode what a model shall answer, without end of text. Names of sentinels in it become their ids, to be filled in, and
+        those of tokens that a publisher has added; those of padding, end and unknown are text, as they are in training.
+
+        Returns:
+            (N,) int32.
+        """
+        if not any(name in text for name in self.names.values()):
+            return self.encode_batch([text], special=True)[0]
+        sentinels = [self._backend.id_to_token(number) for number in self.sentinel_ids]
+        parts = re.split(f"({'|'.join(map(re.escape, sentinels))})", text) if sentinels else [text]
+        return _joined([self.encode_batch([part], special=part in sentinels)[0] for part in parts if part])
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
         with failure_is_user_error(self._failing):

@@ -18,12 +18,13 @@ from settings.fields import UserError
 GENERATION_FILE = "generation_config.json"
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
+NOTHING: Mapping[str, Any] = {}
 _WORDS = {"True": True, "False": False}  # of `early_stopping`, which transformers reads as JSON's
 
 
 def answers_by(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a model's folder names and that are not the defaults, as `config.GenerateConfig` has them; and what is
-    wrong with others, which are passed over.
+    """The settings that a model's folder names, as `config.GenerateConfig` has them; and what is wrong with others, which are
+    passed over.
     """
     path = folder / GENERATION_FILE
     if not path.is_file():
@@ -35,25 +36,28 @@ def answers_by(folder: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, error.problems
     for name, value in named.items():
         try:
-            found |= other_than_default(load("generate", {name: str(value)}).generate)
+            found[name] = getattr(load("generate", {name: str(value)}).generate, name)
         except UserError as error:
             problems += [f"{path}: {problem.removeprefix('--')}" for problem in error.problems]
     return found, problems
 
 
-def keep_answers(folder: Path, settings: GenerateConfig) -> None:
+def keep_answers(folder: Path, settings: GenerateConfig, base: Path | None = None) -> None:
     """Add how a model shall answer to the `generation_config.json` of its folder, as far as that is not the default.
 
+    Args:
+        base: of an adapter, whose file is read before the adapter's: the default where that says otherwise.
     Raises:
         OSError: the folder cannot be written.
     """
-    path, named = folder / GENERATION_FILE, other_than_default(settings)
-    if named:
+    path = folder / GENERATION_FILE
+    if named := other_than_default(settings, {} if base is None else answers_by(base)[0]):
         there: Mapping[str, Any] = json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
         told = {name: _WORDS.get(value, value) for name, value in named.items()}
         path.write_text(json.dumps({**there, **told}, indent=2) + "\n", encoding="utf8")
 
 
-def other_than_default(settings: GenerateConfig) -> dict[str, Any]:
-    """What a model can keep of how answers are written."""
-    return {name: value for name in HEEDED if (value := getattr(settings, name)) != getattr(GenerateConfig, name)}
+def other_than_default(settings: GenerateConfig, base: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """What a model can keep of how answers are written; `base` names other defaults."""
+    otherwise = {name: base.get(name, getattr(GenerateConfig, name)) for name in HEEDED}
+    return {name: value for name, default in otherwise.items() if (value := getattr(settings, name)) != default}

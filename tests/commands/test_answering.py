@@ -19,6 +19,7 @@ from model.decoding.generation import generate
 from model.formats.answering import GENERATION_FILE, answers_by, keep_answers
 from tests.commands.test_chat import save_adapter
 from tests.training.small_trained import SHAPE, save_trained
+from training.start.beginning import begin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEARCH = GenerateConfig(num_beams=4, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2)
@@ -83,7 +84,7 @@ def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     "content, found",
     [
         ({"num_beams": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": "True"}),
-        ({"num_beams": 1, "length_penalty": 1.0, "early_stopping": False, "repetition_penalty": None}, {}),
+        ({"num_beams": 1, "repetition_penalty": None}, {"num_beams": 1}),
         ({"do_sample": True, "temperature": 0.7, "top_k": 50, "max_length": 512}, {}),
     ],
 )
@@ -105,11 +106,28 @@ def test_what_nobody_can_write_by_is_told_and_passed_over(
     assert how(answering(settings(), folder, []))["no_repeat_ngram_size"] == 3, "what is sound is heeded"
 
 
+def test_what_is_finetuned_answers_as_its_base(folder: Path, tmp_path: Path) -> None:
+    keep_answers(folder, SEARCH)
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "response": "b"}\n' * 4)
+    flags = {
+        "is_finetune": True, "finetune_from": folder, "train_file": tmp_path / "pairs.jsonl", "cache_dir": tmp_path / "cache",
+        "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "run_name": "r",
+    }  # fmt: skip
+    assert how(begin(settings("train", **flags), str).config) == KEPT
+    assert how(begin(settings("train", **flags, num_beams=1, lora_rank=2), str).config) == {**KEPT, "num_beams": 1}
+
+
 def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Path) -> None:
     keep_answers(folder, SEARCH)
     adapter = save_adapter(folder, tmp_path / "adapter", 1)
     Tokenizer.load(folder).save(adapter)
-    keep_answers(adapter, GenerateConfig(num_beams=2))
+    keep_answers(adapter, GenerateConfig(num_beams=1), folder)
+    assert how(answering(settings(), folder, [adapter]), ("num_beams",)) == {"num_beams": 1}, (
+        "a default may be named too"
+    )
+    (adapter / GENERATION_FILE).unlink()
+    keep_answers(adapter, replace(SEARCH, num_beams=2), folder)
+    assert json.loads((adapter / GENERATION_FILE).read_text()) == {"num_beams": 2}, "what differs from the base"
     assert how(answering(settings(), folder, [adapter])) == {**KEPT, "num_beams": 2}
     merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "merged"))
     assert answers_by(tmp_path / "merged") == ({**KEPT, "num_beams": 2}, [])

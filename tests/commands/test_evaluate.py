@@ -170,7 +170,7 @@ def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
     rows = [{"prompt": "CC", "response": text} for text in ("AA NEVER BB SEEN", "AA BB")]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong, right = (tokenizer.encode_batch([text])[0].tolist() for text in (answer, "AA BB"))
-    monkeypatch.setattr(answering, "_answers", lambda walk, inputs, how: [wrong, right])
+    monkeypatch.setattr(answering, "_answers", lambda walk, inputs, *how: [wrong, right])
     metrics = evaluate(settings(folder, tmp_path)).metrics
     assert metrics["exact_match"] == metrics["identical"] == 50.0
     assert all(score < 100.0 for score in metrics.values()), metrics
@@ -196,6 +196,20 @@ class Rank:
     def reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         self.sums.append(tensor.double())
         return tensor
+
+
+def test_answers_are_drawn_by_the_seed(folder: Path, tmp_path: Path) -> None:
+    config, _, loader = evaluation_rows(settings(folder, tmp_path), folder, folder)
+    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+
+    def drawn(seed: int) -> list[str]:
+        samples = generate_metrics(
+            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9, temperature=2.0), Rank(0, num_processes=1),  # type: ignore[arg-type]
+            rows=5, batch_size=5, names=metric_names("auto"), shown=9, seed=seed,
+        )[1]  # fmt: skip
+        return [sample.answer for sample in samples]
+
+    assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from config import load
 from memory.choices import step_settings
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
+from training.evaluation.stopping import BestMetric
 from training.live import LiveRun
 from training.report.tracking import MetricsFile
 
@@ -47,8 +48,16 @@ def test_the_state_of_a_run(trainer: LowMemTrainer) -> None:
     live.applied(3, 100)
     assert (live.state.step, live.state.tokens, live.last_good) == (3, begun.tokens + 100, 2)
     assert live.evaluated(0.5, {"loss": 0.5}) and not live.evaluated(0.75, {"loss": 0.75})
-    assert live.state.best_evaluation == {"step": 3, "loss": 0.5}, "of the lowest loss"
+    assert live.state.best_evaluation == {"step": 3, "loss": 0.5}, "of the best"
     assert live.state.best_eval_loss == 0.5 and live.state.first_eval_loss == begun.first_eval_loss
+    live.best = BestMetric("bleu", value=30.0)
+    live.evaluated(0.25, {"loss": 0.25, "bleu": 20.0})
+    assert live.state.best_evaluation == {"step": 3, "loss": 0.25, "bleu": 20.0}, (
+        "of the last, as long as step 0 is the best"
+    )
+    live.evaluated(0.5, {"loss": 0.5, "bleu": 40.0})
+    live.evaluated(0.125, {"loss": 0.125, "bleu": 35.0})
+    assert live.state.best_evaluation == {"step": 3, "loss": 0.5, "bleu": 40.0} and live.state.best_eval_loss == 0.125
     live.saved()
     assert live.last_good == 3
     kept = live.checkpoint_state()
@@ -65,6 +74,20 @@ def test_a_run_goes_back_to_its_checkpoint(trainer: LowMemTrainer) -> None:
     live.roll_back("a test")
     assert live.state.step == live.last_good == 2 and live.divergence.skipped == [3], "what was left out stays so"
     assert all(torch.equal(a, b) for a, b in zip(weights(live), before, strict=True))
+
+
+def test_what_is_published_is_what_is_shown(trainer: LowMemTrainer) -> None:
+    live = trainer.live
+    best = live.checkpoints.named_best()
+    assert best is not None
+    live.take_published()
+    published, engine = weights(live), live.engine
+    live.applied(3, 100)
+    with torch.no_grad():
+        live.engine.model.embedding.zero_()
+    live.take_published()
+    assert live.engine is not engine and live.state.step == 3, "the run stays as far as it is"
+    assert all(torch.equal(a, b) for a, b in zip(weights(live), published, strict=True))
 
 
 def test_a_model_that_is_not_finite_is_not_saved(trainer: LowMemTrainer) -> None:

@@ -107,6 +107,22 @@ def test_rows_are_passed_over_then_the_run_slows_down() -> None:
     assert live.divergence.skipped == [4, 5, 6] and live.divergence.rate_factor == 0.5
 
 
+def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None:
+    """A GPU is asked in the next one; in vain where weights are to blame, which ends as it does elsewhere."""
+    live = Live(last_good=2)
+    recovery, _ = recovery_of(live)
+    late = Outcome(0.0, False, False, True, is_late=True)
+    for turn in range(MOST_IN_A_ROW):
+        for step in (3, 4):
+            live.divergence.applied(step)
+        recovery.after_step(late, 5)
+        assert live.divergence.skipped == [3, 4, 5][: turn + 1] and live.asked[-2] == (4, [7, 8], "the loss")
+    assert live.divergence.rate_factor == 0.5
+    saved = Live(last_good=4)
+    recovery_of(saved)[0].after_step(late, 5)
+    assert saved.divergence.skipped == [4], "what was saved was sound: the step before was none that spoils"
+
+
 def test_a_step_that_has_spoilt_weights_goes_back() -> None:
     live = Live(last_good=2)
     recovery_of(live)[0].after_step(Outcome(0.0, False, False, True), 5)

@@ -61,7 +61,8 @@ class TrainingState:
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
         divergence: see `training.divergence`; None: every number was finite so far.
-        best_evaluation: step and numbers of the one with the lowest loss, for the model's card where the log is lost.
+        best_evaluation: step and numbers of the best one, for the model's card where the log is lost; of the last one, as long as
+            none is better than that of step 0.
         measured_on: rows of the best numbers, see `training.evaluation.stopping`; None: that was not kept.
     """
 
@@ -95,12 +96,12 @@ def write_checkpoint(
         held: a context in which a weight is in memory, where some rest elsewhere.
         answers: how the model shall answer, see `model.formats.answering`.
     """
-    if model.adapter_info is None:
+    about = model.adapter_info
+    if about is None:
         hf_format.save(model, folder, held=held)
     else:
-        about = model.adapter_info
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
-    keep_answers(folder, answers)
+    keep_answers(folder, answers, None if about is None else Path(about.base))
     tokenizer.save(folder)
     (folder / STATE).mkdir()
     save_file({name: tensor.contiguous() for name, tensor in optimizer.state.items()}, folder / STATE / OPTIMIZER_FILE)

@@ -42,6 +42,7 @@ def generate_metrics(
     batch_size: int,
     names: Sequence[str],
     shown: int = 0,
+    seed: int = 0,
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answer the first held-out rows, each process its part, and score the answers.
 
@@ -49,7 +50,7 @@ def generate_metrics(
         settings: how answers are written; seldom longer than the longest target of `loader`.
         rows: how many, of all processes. batch_size: answered at once.
         names: scores, see `training.evaluation.scores.metric_names`.
-        shown: samples to give back, of this process.
+        shown: samples to give back, of this process. seed: of answers that are drawn.
     Returns:
         score name -> percentage over all processes; and the first samples.
     Memory: `model.decoding.generation.generate` for one batch; nothing grows with `rows`.
@@ -59,7 +60,7 @@ def generate_metrics(
     rank, processes = accelerator.process_index, accelerator.num_processes
     for batch in loader.evaluation_batches(rows, batch_size, rank, processes):
         pairs = [_row(batch, place) for place in range(batch.num_rows)]
-        answers = _answers(walk, [source for source, _ in pairs], settings)
+        answers = _answers(walk, [source for source, _ in pairs], settings, seed)
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
@@ -140,11 +141,12 @@ def _whole(text: str) -> str:
     return text.rstrip(BROKEN)
 
 
-def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig) -> list[list[int]]:
+def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig, seed: int = 0) -> list[list[int]]:
     weight_store = walk.weight_store
     return generate(
-        walk.model, inputs, settings, with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype
-    )
+        walk.model, inputs, settings, seed=seed, with_weights=weight_store.for_products,
+        compute_dtype=weight_store.compute_dtype,
+    )  # fmt: skip
 
 
 def _rows(loader: StepLoader, count: int) -> Iterator[Row]:

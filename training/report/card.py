@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bounded import read_text
-from config import T5ModelConfig
+from config import PREFERENCES, T5ModelConfig
 from data.durable import put_in_place
 from model.shapes import weight_counts
 from settings.fields import AUTO
+from training.evaluation.stopping import LOSS, BestMetric
 from training.report.wording import duration
 from units import format_size
 
@@ -92,7 +93,8 @@ def card(model: Path, form: str = "transformers") -> str:
     Memory: one event at a time.
     """
     settings = _read(model / "settings.json")
-    events = _events(Path(str(settings.get("log_dir", "")), model.name, "metrics.jsonl")) if settings else {}
+    log = Path(str(settings.get("log_dir", "")), model.name, "metrics.jsonl")
+    events = _events(log, str(settings.get("metric_for_best", LOSS))) if settings else {}
     library = "transformers" if form == "transformers" else form
     head = [
         "---",
@@ -105,7 +107,7 @@ def card(model: Path, form: str = "transformers") -> str:
         MARK,
     ]
     parts = [
-        "\n".join(head), f"# {model.name}", _about(_read(model / "config.json"), settings), *_data(settings),
+        "\n".join(head), f"# {model.name}", _about(_read(model / "config.json") or settings, settings), *_data(settings),
         *_training(settings, events), *_scores(events), f"## Use\n\n{_USE[form].replace('FOLDER', model.name)}",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -119,8 +121,10 @@ def _about(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         "finetuned"
         if settings.get("is_finetune")
         else "trained with preferences"
-        if base not in (None, AUTO)
+        if settings.get("objective") == PREFERENCES
         else "pretrained from scratch"
+        if base in (None, AUTO)
+        else "trained further"
     )
     told = f", {kind}" + (f" from {Path(str(base)).name}" if base not in (None, AUTO) else "") if settings else ""
     return f"A T5 of {count:,} weights{told}, made with FrugalT5. Its licence is for its owner to name."
@@ -164,7 +168,7 @@ def _time(end: Mapping[str, Any], events: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def _scores(events: Mapping[str, Any]) -> list[str]:
-    """The numbers of the best evaluation, and the loss at the beginning."""
+    """The numbers of the evaluation of what is published, and the loss at the beginning."""
     end = events.get("end")
     best = (end or {}).get("best_evaluation") or events.get("best")  # the log may begin after it: on another machine
     if not best:
@@ -197,21 +201,22 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _events(path: Path) -> dict[str, Any]:
-    """The first plan, what the steps took, the best evaluation and the last end of a run."""
+def _events(path: Path, metric: str) -> dict[str, Any]:
+    """The first plan, what the steps took, the best evaluation by `metric` and the last end of a run."""
     found: dict[str, Any] = {}
+    measured = BestMetric(metric)
     try:
         with path.open(encoding="utf8") as file:
             for line in file:
                 if line.startswith(tuple(f'{{"event": "{name}"' for name in ("plan", "step", "eval", "end"))):
-                    _keep(found, json.loads(line))
+                    _keep(found, json.loads(line), measured)
     except (OSError, ValueError, RecursionError):
         return found
     return found
 
 
-def _keep(found: dict[str, Any], event: dict[str, Any]) -> None:
-    name, loss = event["event"], event.get("loss")
+def _keep(found: dict[str, Any], event: dict[str, Any], measured: BestMetric) -> None:
+    name = event["event"]
     if name == "plan":
         found.setdefault("plan", event)
     elif name == "step":
@@ -220,5 +225,5 @@ def _keep(found: dict[str, Any], event: dict[str, Any]) -> None:
         steps["tokens"] += event["tokens"]
     elif name == "end":
         found["end"] = event
-    elif loss is not None and loss <= found.get("best", {}).get("loss", loss):
+    elif event.get(measured.metric) is not None and (measured.is_best(event["step"], event) or measured.step == 0):
         found["best"] = event

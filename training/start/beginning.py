@@ -14,6 +14,7 @@ from config import PREFERENCES, Config, UserError
 from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
 from language import say
+from model.formats.answering import answers_by
 from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
 from settings.fields import AUTO
@@ -68,6 +69,8 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
         for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
             refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         config = _with_shape_of(config, home)
+        if run_dir is None:
+            config = _with_answers_of(config, home, base)
         if config.data.tokenizer_dir == AUTO:
             config = config.changed(tokenizer_dir=str(home))
     config = with_form_of(config, base)
@@ -98,6 +101,16 @@ def _with_base(config: Config, base: Path | None) -> Config:
     if train.finetune_from != AUTO or not (train.is_finetune or config.data.objective == PREFERENCES):
         return config
     return config.changed(finetune_from=None if base is None else str(base.absolute()))
+
+
+def _with_answers_of(config: Config, *places: Path) -> Config:
+    """The settings with what the base says of how it answers, where nobody says so now: the new model answers so too.
+
+    Args:
+        places: an adapter's base, and the adapter, whose word goes before.
+    """
+    told = {name: value for place in places for name, value in answers_by(place)[0].items()}
+    return config.changed(**{name: value for name, value in told.items() if not config.given(name)})
 
 
 def _with_shape_of(config: Config, base: Path) -> Config:

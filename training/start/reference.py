@@ -40,6 +40,7 @@ from model.formats.adapter_folder import is_adapter, read_info
 from settings.fields import UserError
 from training.checkpoints.durable import replace_file, replace_text
 from training.checkpoints.state import TrainingState
+from training.divergence import MOST_IN_A_ROW
 from training.processes.collectives import agree_on
 from training.report.wording import duration
 from training.start.adapted import base_of
@@ -52,6 +53,7 @@ FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
 LINE_SECONDS = 10.0
 RECORD = "reference.json"
+LEFT_OUT = MOST_IN_A_ROW  # batches that a run may pass over, and read later ones for; what was left out before is known
 _STORE = re.compile(r"reference-[0-9a-f]{16}")
 Tell = Callable[[str], None]
 
@@ -72,8 +74,9 @@ def attach_reference(
     if not is_recorded and not stores_reference(begin.config):
         return
     record = _record(begin, choice, accelerator)
+    left_out = LEFT_OUT + len((begin.state.divergence or {}).get("skipped", ()))
     wanted = {
-        "train": _seen_rows(begin.loader, steps.max_steps, steps.effective_batch_size),
+        "train": _seen_rows(begin.loader, steps.max_steps + left_out, steps.effective_batch_size),
         "validation": np.arange(begin.validation.num_rows) < begin.config.train.eval_rows,
     }
     walk: Walk | None = None
@@ -159,24 +162,28 @@ class _Record:
     """Which reference a run has, as `reference.json` in its folder says: it names no place, only what lies in the cache.
 
     Args:
-        folder: of the stores. model: digest of the weights.
+        folder: of the stores. model: digest of the weights. content: digests of the rows, training and held out; None: not known, as
+            an earlier version has written it.
     """
 
     folder: Path
     model: str
+    content: list[str] | None = None
 
 
 def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
-    """The record that the run has, or a new one, written."""
+    """The record that the run has, or a new one, written; of the same model where its rows have changed since."""
     place = begin.run_dir / RECORD
     found: _Record | None = None
     if accelerator.is_main_process:
+        content = [begin.loader.content(), begin.validation.content()]
         if begin.config.train.is_keep_training and place.is_file():
             found = _read_record(place, Path(begin.config.data.cache_dir))
-        else:
-            model = model_digest(_reference_folder(begin))
-            found = _Record(_store_folder(begin, choice, model), model)
-            replace_text(place, json.dumps({"folder": found.folder.name, "model": found.model}) + "\n")
+        if found is None or found.content not in (None, content):
+            model = model_digest(_reference_folder(begin)) if found is None else found.model
+            found = _Record(_store_folder(begin, choice, model), model, content)
+            about = {"folder": found.folder.name, "model": found.model, "content": content}
+            replace_text(place, json.dumps(about) + "\n")
     found = agree_on(accelerator, found)
     assert found is not None
     return found
@@ -190,12 +197,12 @@ def _read_record(place: Path, cache_dir: Path) -> _Record:
     """
     try:
         about = json.loads(read_text(place))
-        folder, model = Path(about["folder"]).name, about["model"]
+        folder, model, content = Path(about["folder"]).name, about["model"], about.get("content")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
     if not _STORE.fullmatch(folder) or not isinstance(model, str):
         raise UserError(f"{place}, names {folder!r}, which no run writes; copy it again, or start another run")
-    return _Record((cache_dir / folder).absolute(), model)
+    return _Record((cache_dir / folder).absolute(), model, content)
 
 
 def _store_folder(begin: Start, choice: Choice, model: str) -> Path:

@@ -14,13 +14,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from config import PREFERENCES, Config
+from config import PREFERENCES, Config, TrainConfig
 from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
 from settings.fields import AUTO
 
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
-# preferences take far smaller steps than learning to write: about a hundredth, with adapters a tenth
+# preferences take far smaller steps than learning to write: a hundredth of an optimizer's rate, with adapters a tenth
 PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
 DECAY_SHARE = 1 / 3  # of a run's steps, in which "wsd" falls
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
@@ -93,19 +93,23 @@ class Steps:
 
 
 def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> float:
-    train, adapts, dpo = config.train, config.lora.lora_rank > 0, config.data.objective == PREFERENCES
+    train, adapts, is_relative = config.train, config.lora.lora_rank > 0, config.train.optimizer != "adamw"
     if train.learning_rate != AUTO:
         return float(train.learning_rate)
     facts = OPTIMIZERS[train.optimizer]
-    rate = ADAPTER_RATE if adapts and train.optimizer == "adamw" else facts.learning_rate
-    is_relative, is_trained = train.optimizer != "adamw", train.is_finetune and train.finetune_from is not None
-    if is_relative and is_trained and not adapts:
-        rate *= FINETUNE_RATE if dpo else finetuning_share(weight_counts(config.model)["total"])
-    elif is_relative and not is_trained and not dpo:
-        rate = max(rate, min(facts.small_rate, rate * small_model_factor(weight_counts(config.model)["total"])))
-    if dpo:
+    rate = ADAPTER_RATE if adapts and not is_relative else facts.learning_rate
+    if config.data.objective == PREFERENCES:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
+    elif is_relative and not _is_trained(train):
+        rate = max(rate, min(facts.small_rate, rate * small_model_factor(weight_counts(config.model)["total"])))
+    elif is_relative and not adapts:
+        rate *= finetuning_share(weight_counts(config.model)["total"])
     return min(rate, long_run_rate(schedule, warmup, steps)) if is_relative else rate
+
+
+def _is_trained(train: TrainConfig) -> bool:
+    """Whether weights have learnt before: those of a model that is named, or, finetuning, of the newest run."""
+    return train.finetune_from is not None and (train.finetune_from != AUTO or train.is_finetune)
 
 
 def long_run_rate(schedule: str, warmup: int, steps: int) -> float:

@@ -113,6 +113,9 @@ def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> St
         saved, _ = taken_up(saved, begin.state.measured_on, begin.config.train.metric_for_best)
         begin = dataclasses.replace(begin, base=checkpoint, state=saved, is_resumed=True)
     state = dataclasses.replace(begin.state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
+    if checkpoint is None and now.best_metric is not None and now.best_metric["step"] == 0:  # it is not evaluated again
+        best, first = {**now.best_metric, "evals_since": 0}, now.first_eval_loss
+        state = dataclasses.replace(state, best_metric=best, best_eval_loss=first)
     return dataclasses.replace(begin, state=state)
 
 

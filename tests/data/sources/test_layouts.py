@@ -55,6 +55,13 @@ def test_alpaca(tmp_path: Path, name: str) -> None:
     assert rows == ALPACA_ROWS and prompts == [prompt for prompt, _ in ALPACA_ROWS]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_row_may_lack_the_column_that_another_has(tmp_path: Path, name: str) -> None:
+    lacking = {"instruction": "说一句", "output": "好"}
+    _, rows, prompts = rows_of(written(tmp_path / name, [*ALPACA, lacking]))
+    assert rows == [*ALPACA_ROWS, ("说一句", "好")] and prompts == [prompt for prompt, _ in rows]
+
+
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.parquet"])
 def test_translation(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / name, TRANSLATION)

@@ -36,6 +36,17 @@ def test_names_of_special_tokens_in_a_text_are_text_unless_wanted() -> None:
     assert BYTES.decode(special) == "ab " and BYTES.decode(special, skip_special=False) == text
 
 
+@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
+def test_a_prompt_asks_by_sentinels_alone(kind: str) -> None:
+    """All else is encoded as it is in training."""
+    found = train_tokenizer(["a strike </s> and <pad> of <unk> b"] * 9, kind, 700, 2**20)
+    html, both = "a </s>strike</s> of <pad>", "a</s>b <extra_id_0> <unk>"
+    assert found.encode_prompt(html).tolist() == found.encode_batch([html])[0].tolist()
+    filled, ids = "a b <extra_id_0> b", found.encode_prompt(both).tolist()
+    assert found.encode_prompt(filled).tolist() == found.encode_batch([filled], special=True)[0].tolist()
+    assert ids.count(found.sentinel_ids[0]) == 1 and not {found.eos_id, found.pad_id} & set(ids)
+
+
 def test_unknown_tokens_are_kept_where_they_may_stand_for_something() -> None:
     words = train_tokenizer(["AA BB CC"], "words", 200, 2**20)
     ids = [*words.encode_batch(["AA NEVER BB"])[0].tolist(), words.sentinel_ids[0], words.eos_id, words.pad_id]

@@ -85,6 +85,15 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     begun = replace(more.live.start, state=replace(more.live.start.state, measured_on={**ROWS, "content": "other"}))
     assert rolled_back(begun, checkpoint, more.live.state).state.best_metric is None, "nor on the way back"
 
+    untouched = replace(more.live.start, state=TrainingState())
+    first = {"metric": "loss", "patience": 0, "value": 7.0, "step": 0, "evals_since": 2}
+    now = replace(more.live.state, step=3, first_eval_loss=7.0, best_metric=first)
+    again = rolled_back(untouched, None, now).state
+    assert again.best_metric == {**first, "evals_since": 0} and again.best_eval_loss == 7.0, (
+        "step 0 is not measured again"
+    )
+    assert rolled_back(untouched, None, replace(now, best_metric={**first, "step": 2})).state.best_metric is None
+
     text.write_text("a row put in front of all others\n" + text.read_text(encoding="utf8"), encoding="utf8")
     other = resumed(tmp_path, max_steps=6, eval_rows=2)
     assert len(changes_told(other)) == 1 and "the data have changed since this run was saved" in changes_told(other)[0]

@@ -22,7 +22,7 @@ from training.checkpoints.runs import create_run
 from training.start import reference as reference_module
 from training.start.beginning import begin
 from training.start.preference import objective_of, stores_reference
-from training.start.reference import RECORD, ReferenceStore, attach_reference, model_digest
+from training.start.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference, model_digest
 from training.start.schedules import Steps
 from training.start.startup import Start, start
 
@@ -74,7 +74,7 @@ def test_they_are_those_of_the_model_and_only_of_rows_that_are_seen(configure: C
     told = attach(begin)
     assert [line.split(":")[0].split(" of ")[-1] for line in told] == ["train rows", "validation rows"]
     model = hf_format.load(tmp_path / "base")
-    seen = set(begin.loader.rows_of_steps(0, 3, BATCH).tolist())
+    seen = set(begin.loader.rows_of_steps(0, 3 + LEFT_OUT, BATCH).tolist())
     values = begin.loader.reference
     assert values is not None and values.shape == (begin.loader.num_rows, 2)
     assert set(np.flatnonzero(~np.isnan(values).any(1)).tolist()) == seen and len(seen) < begin.loader.num_rows
@@ -120,7 +120,7 @@ def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monk
     (found,) = stores(tmp_path).values()
     assert (~np.isnan(found).any(1)).sum() == 8
     monkeypatch.setattr(ReferenceStore, "write", write)
-    assert "4 to compute" in attach(begin)[0]
+    assert f"{4 + LEFT_OUT * BATCH} to compute" in attach(begin)[0]
 
 
 def test_another_model_has_another_store(configure: Configure, tmp_path: Path) -> None:
@@ -144,6 +144,21 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
         attach(begin)
     save_trained(tmp_path / "base")  # as it was
     assert len(attach(begin)) == 1
+
+
+def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Configure, tmp_path: Path) -> None:
+    config = configure()
+    old = begun(config)
+    attach(old)
+    before = json.loads((old.run_dir / RECORD).read_text())
+    path = Path(str(config.data.train_file))
+    path.write_text(path.read_text().replace("yes,", "no,"))
+    fresh = start(begin(config, str), 1 << 40)
+    fresh = replace(fresh, config=fresh.config.changed(is_keep_training=True))
+    assert attach(fresh), "else they would be those of other rows"
+    now = json.loads((old.run_dir / RECORD).read_text())
+    assert now["folder"] != before["folder"] and now["model"] == before["model"]
+    assert attach(fresh) == []
 
 
 @pytest.mark.parametrize(

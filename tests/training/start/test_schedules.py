@@ -130,7 +130,11 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
         ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-3b"}, 1e-3),
         ({"is_finetune": True, "finetune_from": "folder"}, 6.5e-3),  # small ones have to move further
         ({"is_finetune": True, "finetune_from": "folder", "d_model": 64}, 1e-2),
-        ({"objective": "preferences", "is_finetune": True, "finetune_from": "folder"}, 1e-5),
+        ({"finetune_from": "folder", "model_preset": "t5-small"}, 1e-3),  # what it learns next does not matter
+        ({"finetune_from": "folder", "lora_rank": 8}, 1e-2),
+        ({"objective": "preferences", "finetune_from": "folder"}, 1e-4),
+        ({"objective": "preferences", "finetune_from": "folder", "lora_rank": 8}, 1e-3),
+        ({"objective": "preferences", "finetune_from": "folder", "lora_rank": 8, "optimizer": "adamw"}, 1e-4),
         ({"is_finetune": True, "finetune_from": None}, 2e-2),  # random weights, whatever they learn
     ],
 )
