@@ -154,7 +154,7 @@ class Tokenizer:
         """
         if not any(name in text for name in self.names.values()):
             return self.encode_batch([text], special=True)[0]
-        sentinels = [self._backend.id_to_token(number) for number in self.sentinel_ids]
+        sentinels = [self._backend.id_to_token(number) or "" for number in self.sentinel_ids]
         parts = re.split(f"({'|'.join(map(re.escape, sentinels))})", text) if sentinels else [text]
         return _joined([self.encode_batch([part], special=part in sentinels)[0] for part in parts if part])
 
