@@ -1,6 +1,7 @@
 """What has a run told so far? Its `metrics.jsonl`, read once and then only what was added.
 
-The file may be replaced by a shorter one, as a run does that goes back to a checkpoint: then it is read anew. A line
+The file may be replaced by a shorter one, as a run does that goes back to a checkpoint, or begun anew in its place, as a run
+does that replaces another: then it is read anew. A line
 that is still being written waits for its end; one that is no event is passed over.
 Memory: bounded, whatever the length of the run; see `board.series`.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ METRICS_FILE = "metrics.jsonl"
 MARKS, SAMPLES, NOTES = 500, 12, 100  # kept of each, the newest
 INDEX_STEPS = 1000  # between two places in the file that are remembered
 CHUNK_BYTES = LONGEST_LINE = 2**20
+HEAD_BYTES = 1024  # by which a file is known that was emptied and written again; the first event tells when
 
 
 class History:
@@ -39,6 +42,7 @@ class History:
         self.count = 0  # of what was drawn
         self.is_behind = False
         self._file: tuple[int, int] | None = None
+        self._head = b""
         self._offset, self._clock = 0, 0.0
         self._is_inside = False  # of a line whose beginning was passed over
         self._began: float | None = None
@@ -64,13 +68,19 @@ class History:
                 found = self.path.stat()
             except OSError:
                 return False
-            if (self._file is not None and (found.st_ino, found.st_dev) != self._file) or found.st_size < self._offset:
+            is_other = self._file is not None and (found.st_ino, found.st_dev) != self._file
+            head = self._head_now() if found.st_size else b""
+            if is_other or found.st_size < self._offset or not head.startswith(self._head):
                 self._begin()
-            self._file = (found.st_ino, found.st_dev)
+            self._file, self._head = (found.st_ino, found.st_dev), head
             if found.st_size == self._offset:
                 self.is_behind = False
                 return False
             return self._read(most_bytes)
+
+    def _head_now(self) -> bytes:
+        with opened(self.path) as file:
+            return file.read(HEAD_BYTES)
 
     def _read(self, most_bytes: int) -> bool:
         before = self._offset
@@ -141,7 +151,7 @@ class History:
             self.best_eval = event
 
     def _take_memory(self, event: dict[str, Any], offset: int) -> None:
-        held = max(int(event["anon_bytes"]), int(event.get("device_bytes") or 0))
+        held = _held(event)
         self.grid.add(_step(event), self._clock, {"memory": held})
         phase = str(event["phase"])[:40]
         if phase in self.phase_peaks or len(self.phase_peaks) < 20:
@@ -175,16 +185,22 @@ class History:
             while line := file.readline(LONGEST_LINE):
                 try:
                     event = plain_json(line)
-                    if event.get("event") != "step" or event["step"] < first:
+                    kind, step = event.get("event"), event["step"]
+                    if kind not in DRAWN or step < first:
                         continue
-                    if event["step"] > last:
+                    if step > last:
                         break
-                    place = min((event["step"] - clock.first) // shift, max(0, clock.size - 1))
+                    place = max(0, min((step - clock.first) // shift, clock.size - 1))
                     seconds = clock.times[place] if clock.size else 0.0
-                    grid.add(event["step"], seconds, values_of(event))
+                    grid.add(step, seconds, DRAWN[kind](event))
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     continue
         return grid.drawn()
+
+
+def _held(event: dict[str, Any]) -> int:
+    """Bytes that a `memory` event tells of."""
+    return max(int(event["anon_bytes"]), int(event.get("device_bytes") or 0))
 
 
 def values_of(event: dict[str, Any]) -> dict[str, float | None]:
@@ -207,3 +223,10 @@ def _step(event: dict[str, Any]) -> int:
     if not 0 <= step < 2**40:
         raise ValueError
     return step
+
+
+DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, float | None]]] = {
+    "step": values_of,
+    "eval": lambda event: {"eval_loss": _number(event.get("loss"))},
+    "memory": lambda event: {"memory": _held(event)},
+}  # what a chart shows of each event

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import platform
 import subprocess
@@ -28,7 +29,11 @@ from config import UserError, load
 from units import MIB
 
 QUEUE_SECONDS = 2.0
+LOOK_AGAIN_SECONDS = 30.0  # a plan takes a second of the processor that others train on
 DOES_NOT_FIT = 3
+OWN_GROUP = getattr(
+    subprocess, "CREATE_NEW_PROCESS_GROUP", 0
+)  # Windows' session: the page's Ctrl-C is not for its runs
 WISHES = ("save", "stop")
 
 
@@ -45,6 +50,7 @@ class Launcher:
     folder: Path
     program: tuple[str, ...] = PROGRAM
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _looked: tuple[float, object] = (-math.inf, None)  # when the queue was last planned, and beside what
     # held from a look at a run's files until what follows from it is written: requests come in threads
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -131,14 +137,21 @@ class Launcher:
 
     async def start_next(self) -> str | None:
         """Start the oldest run that waits, if it fits now. Returns its name if it was started."""
-        waiting = [(record["asked"], name, record) for name, record in self._launches() if _waits(record)]
+        launches = [(name, record) for name, record in self._launches() if _waits(record)]
+        runs = await asyncio.to_thread(list_runs, self.places) if launches else []
+        others = [run["name"] for run in runs if run["state"] in ALIVE]
+        is_waiting = {run["name"] for run in runs if run["state"] == "waiting"}  # what runs already waits for nothing
+        waiting = [(record["asked"], name, record) for name, record in launches if name in is_waiting]
         if not waiting:
             return None
         _, name, record = min(waiting, key=lambda entry: entry[0])
-        runs = await asyncio.to_thread(list_runs, self.places)
-        reserved = still_to_take(runs)
-        found = await self.planner.plan(record["flags"], reserved, fresh_seconds=0.0)
-        others = [run["name"] for run in runs if run["state"] in ALIVE]
+        looked_at = (name, record["asked"], *others)
+        if self._looked[1] == looked_at and time.monotonic() - self._looked[0] < LOOK_AGAIN_SECONDS:
+            return None
+        try:
+            found = await self.planner.plan(record["flags"], still_to_take(runs), fresh_seconds=0.0)
+        finally:
+            self._looked = time.monotonic(), looked_at
         return await asyncio.to_thread(self._settle, name, record, found, others)
 
     def _settle(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
@@ -168,12 +181,16 @@ class Launcher:
         with (folder / "console.log").open("ab") as console:
             child = subprocess.Popen(
                 [*self.program, record["command"], *words_of(flags)], cwd=self.folder, stdin=subprocess.DEVNULL,
-                stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
+                stdout=console, stderr=subprocess.STDOUT, start_new_session=True, creationflags=OWN_GROUP,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
         self._children[name] = child
         told = {"process": child.pid, "host": platform.node(), "planned_peak_bytes": found["plan"]["peak_bytes"]}
-        self._write(name, {**record, "flags": flags, "why": "", **told})
+        try:
+            self._write(name, {**record, "flags": flags, "why": "", "begun": time.time(), **told})
+        except OSError:  # it would be started once more
+            child.terminate()
+            raise
         return name
 
     def count_ended(self) -> None:

@@ -17,7 +17,6 @@ A sign of life that lies ahead by more than 30 s counts as an old one: the clock
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import shutil
@@ -25,6 +24,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from board.history import METRICS_FILE
 from board.places import Places, plain_json, read_json
@@ -34,6 +35,7 @@ HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE, RUN_FILE = "heartbeat.json", "request
 OWNER_FILE = "owner.json"
 SIGNS = (METRICS_FILE, LAUNCH_FILE, HEARTBEAT_FILE)
 SILENT_SECONDS = 30.0
+CLOCK_SLACK_SECONDS = 120.0  # by which a clock may be set between a process's beginning and its word
 HEAD_BYTES, TAIL_BYTES = 2**16, 2**15
 ALIVE = ("starting", "running", "paused")
 HEARING = ("starting", "running")  # where a wish is heard soon
@@ -189,17 +191,27 @@ def _state_of_launch(folder: Path, launch: dict[str, Any]) -> tuple[str, str]:
 
 
 def _lives_here(record: dict[str, Any]) -> bool:
-    """Whether the process of a record still is: on this machine, and as old as it says."""
+    """Whether the process of a record still is: on this machine, and no younger than its last word."""
     number = record.get("process")
     if record.get("host") != platform.node() or type(number) is not int or number <= 0:
         return False
-    return is_alive(number)
+    return is_alive(number) and not _is_younger(number, record.get("time") or record.get("begun"))
+
+
+def _is_younger(number: int, moment: object) -> bool:
+    """Whether a process began after a moment: then it has taken the number of another, as after a restart of the machine."""
+    if not isinstance(moment, (int, float)):
+        return False
+    try:
+        return psutil.Process(number).create_time() > moment + CLOCK_SLACK_SECONDS
+    except psutil.Error:
+        return False
 
 
 def is_alive(number: int) -> bool:
     """Whether a process of this program has this number; one that has ended and waits to be counted has not."""
     if os.name == "nt":  # where a signal 0 is a Ctrl-C
-        return bool(getattr(ctypes, "windll").kernel32.OpenProcess(0x1000, False, number))  # noqa: B009
+        return bool(psutil.pid_exists(number))
     try:
         os.kill(number, 0)
     except ProcessLookupError:

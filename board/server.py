@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 from board.app import make_app
 from board.commands import places_of
@@ -25,6 +26,6 @@ def serve(config: Config) -> None:
     token = token_of(settings.token, settings.host)
     listener = listen(settings.host, PORT if settings.port == AUTO else int(settings.port))
     app = make_app(Board(places, Path.cwd(), settings.upload_limit), token, own_names(settings.host))
-    where = address_of(settings.host, listener) + "/" + (f"?token={token}" if token else "")
+    where = address_of(settings.host, listener) + "/" + (f"?token={quote(token, safe='')}" if token else "")
     print(f"the page is at {where}  (Ctrl-C ends it; runs go on)", flush=True)
     server_of(app, LEAVE_SECONDS).run(sockets=[listener])

@@ -130,7 +130,7 @@ class Talks:
             talk.child.send_signal(signal.SIGINT)
             while not (await talk.read(INTERRUPT_SECONDS)).get("end"):
                 pass
-        except (TalkFailed, asyncio.TimeoutError, ProcessLookupError):
+        except (TalkFailed, asyncio.TimeoutError, ProcessLookupError, ValueError):  # the last: Windows sends no SIGINT
             await self._close(talk)
 
     async def forget(self, pane: str) -> None:

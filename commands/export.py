@@ -85,12 +85,13 @@ def export(config: Config) -> Exported:
     merge_adapters(model)
     model.adapter_info = None
     _cast(model, config.convert.dtype)
-    texts = tokenizer_folder(learnt_last(folder, adapters), home)
+    last = learnt_last(folder, adapters)
+    texts = tokenizer_folder(last, home)
     with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
         Tokenizer.load(texts).save(made)
         vocabulary = read_vocabulary(made, model.config.vocab_size)
-        file = how.write(model, vocabulary, made, folder.name)
-        write_card(folder, made, config.export.format)
+        file = how.write(model, vocabulary, made, last.name)
+        write_card(last, made, config.export.format)
         difference = how.check(model, vocabulary, made)
         allowed = TOLERANCES[model.embedding.dtype] + SLACK
         if difference is not None and not difference <= allowed:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
 from config import Config, UserError
 from data.durable import make_folder, writing
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
+from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO
@@ -57,7 +59,7 @@ def tokenizer(config: Config) -> None:
                 os.replace(path, folder / path.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    source = "" if config.data.train_file is None else f" --train_file={config.data.train_file}"
+    source = "" if config.data.train_file is None else f" --train_file={shlex.quote(public(config.data.train_file))}"
     rows = [
         (say("folder"), str(folder)),
         (
@@ -66,7 +68,7 @@ def tokenizer(config: Config) -> None:
         ),
         *_fewer(trained, config),
         *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
-        (say("next"), f"{program()} train{source} --tokenizer_dir={folder}"),
+        (say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"),
     ]
     show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)
 

@@ -16,6 +16,7 @@ from typing import Any
 from config import PREFERENCES, Config
 from data.durable import writing
 from data.prepare.child import call_in_child
+from data.sources.places import public_values
 from devices import pick
 from devices.malloc import tune_malloc
 from language import say, speak
@@ -176,7 +177,12 @@ def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
     """What a run tells of itself before it has a journal."""
     data = config.data
     told = {"kind": kind_of(config), "objective": data.objective, "model": config.model_preset, "data": data.train_file}
-    return {**told, "budget_bytes": monitor.budget_bytes, "peak_bytes": monitor.peak_bytes, **monitor.latest()}
+    return {
+        **public_values(told),
+        "budget_bytes": monitor.budget_bytes,
+        "peak_bytes": monitor.peak_bytes,
+        **monitor.latest(),
+    }
 
 
 def _reopen(config: Config, owner: Ownership) -> tuple[str, list[str]]:

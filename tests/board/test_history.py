@@ -118,3 +118,26 @@ def test_a_window_shows_each_step(tmp_path: Path) -> None:
     assert found["steps"] == list(range(3000, 3011))
     assert found["loss"]["mean"] == [float(n) for n in range(3000, 3011)]
     assert found["seconds"] == sorted(found["seconds"])
+
+
+def test_a_run_that_takes_the_place_of_another_is_read_anew(tmp_path: Path) -> None:
+    """The same file is emptied and grows past what was read of it."""
+    path = write(places(tmp_path), "one", {**start(), "time": 1.0}, step(1), step(2))
+    history = History(path)
+    assert drawn(history)["loss"]["mean"] == [None, 2.0, 2.0]
+    number = path.stat().st_ino
+    path.write_text(
+        "".join(json.dumps(event) + "\n" for event in ({**start(), "time": 9.0}, *(step(n, 1.0) for n in (1, 2, 3))))
+    )
+    assert path.stat().st_ino == number
+    assert drawn(history)["loss"]["mean"] == [None, 1.0, 1.0, 1.0]
+
+
+def test_a_window_shows_evaluations_and_peaks_too(tmp_path: Path) -> None:
+    found = [step(n) for n in range(1, 20)]
+    found[9:9] = [{"event": "eval", "step": 9, "loss": 3.5}, {"event": "memory", "step": 9, "phase": "evaluation", "anon_bytes": 9000}]  # fmt: skip
+    history = History(write(places(tmp_path), "one", *found))
+    history.refresh()
+    shown: dict[str, Any] = dict(history.window(8, 12))
+    assert shown["steps"] == [8, 9, 10, 11, 12]
+    assert shown["eval_loss"]["mean"] == [None, 3.5, None, None, None] and max(shown["memory"]["high"]) == 9000

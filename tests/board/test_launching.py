@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -70,7 +71,8 @@ def test_a_run_that_fits_is_started_in_a_session_of_its_own(tmp_path: Path) -> N
     assert record(where, "one")["exit_code"] == 0 and record(where, "one")["planned_peak_bytes"] == GIB
 
 
-def test_one_that_does_not_fit_beside_others_waits(tmp_path: Path) -> None:
+def test_one_that_does_not_fit_beside_others_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("board.launching.LOOK_AGAIN_SECONDS", 0.0)
     launching, planner, where = launcher(tmp_path)
     write(where, "other", start())
     beat(where, "other", time=2e10, peak_bytes=3 * GIB, anon_bytes=GIB)
@@ -84,6 +86,40 @@ def test_one_that_does_not_fit_beside_others_waits(tmp_path: Path) -> None:
     planner.answer = dict(FITS)
     assert asyncio.run(launching.start_next()) == "one"
     launching._children["one"].wait()
+
+
+def test_while_nothing_has_changed_the_queue_plans_seldom(tmp_path: Path) -> None:
+    """A plan takes of the processor on which the others train."""
+    launching, planner, where = launcher(tmp_path)
+    for name in ("other", "third"):
+        write(where, name, start())
+        beat(where, name, time=2e10)
+    launching.ask("one", "train", {})
+    planner.answer = REFUSED
+    for _ in range(9):
+        assert asyncio.run(launching.start_next()) is None
+    assert len(planner.asked) == 1
+    beat(where, "third", state="done")
+    planner.answer = dict(FITS)
+    assert asyncio.run(launching.start_next()) == "one" and len(planner.asked) == 2, "one has ended: there may be room"
+    launching._children["one"].wait()
+
+
+def test_what_runs_already_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launch may say that it waits: it was begun from a terminal, or the disk was full when it was noted."""
+    launching, planner, where = launcher(tmp_path, program="import time; time.sleep(60)")
+    launching.ask("one", "train", {})
+    beat(where, "one", time=time.time(), started=time.time() + 1)
+    assert asyncio.run(launching.start_next()) is None and not planner.asked
+    launching.ask("two", "train", {})
+
+    def full(name: str, record: dict[str, Any]) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(launching, "_write", full)
+    with pytest.raises(OSError, match="full"):
+        asyncio.run(launching.start_next())
+    assert launching._children["two"].wait(60) != 0, "it is ended: nobody would know of it"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")

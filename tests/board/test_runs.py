@@ -52,6 +52,15 @@ def test_one_whose_process_is_halted_has_not_died(tmp_path: Path) -> None:
     assert state(where, now=BEGAN + 31) == "paused"
 
 
+def test_a_process_that_began_later_is_another(tmp_path: Path) -> None:
+    """As after a restart of the machine, or of a container, whose numbers begin anew."""
+    where = places(tmp_path)
+    beat(where, "one", time=BEGAN - 1000, started=BEGAN - 2000, process=os.getpid())
+    launch(where, "two", process=os.getpid(), begun=BEGAN - 1000)
+    assert state(where) == "died" and state(where, "two") == "failed"
+    assert delete_run(where, "one") == ""
+
+
 def test_of_another_machine_only_its_signs_tell(tmp_path: Path) -> None:
     where = places(tmp_path)
     beat(where, "one", host="elsewhere")

@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bounded import read_text
 from config import PREFERENCES, T5ModelConfig
 from data.durable import put_in_place
+from data.sources.places import public
+from model.formats.shape_file import read_config
 from model.shapes import weight_counts
-from settings.fields import AUTO
+from settings.fields import AUTO, UserError
 from training.evaluation.stopping import LOSS, BestMetric
 from training.report.wording import duration
 from units import format_size
@@ -107,15 +110,22 @@ def card(model: Path, form: str = "transformers") -> str:
         MARK,
     ]
     parts = [
-        "\n".join(head), f"# {model.name}", _about(_read(model / "config.json") or settings, settings), *_data(settings),
+        "\n".join(head), f"# {model.name}", _about(_shape(model, settings), settings), *_data(settings),
         *_training(settings, events), *_scores(events), f"## Use\n\n{_USE[form].replace('FOLDER', model.name)}",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
-def _about(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    fields = {name: shape[name] for name in vars(T5ModelConfig()) if name in shape}
-    count = weight_counts(T5ModelConfig(**fields))["total"]
+def _shape(model: Path, settings: Mapping[str, Any]) -> T5ModelConfig | None:
+    """Of the model, or of what an adapter is put on, as its run knew it; None: nobody says."""
+    with suppress(UserError):
+        return read_config(model)
+    fields = {name: settings[name] for name in vars(T5ModelConfig()) if name in settings}
+    return T5ModelConfig(**fields) if fields else None
+
+
+def _about(shape: T5ModelConfig | None, settings: Mapping[str, Any]) -> str:
+    size = "" if shape is None else f" of {weight_counts(shape)['total']:,} weights"
     base = settings.get("finetune_from")
     kind = (
         "finetuned"
@@ -127,14 +137,18 @@ def _about(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         else "trained further"
     )
     told = f", {kind}" + (f" from {Path(str(base)).name}" if base not in (None, AUTO) else "") if settings else ""
-    return f"A T5 of {count:,} weights{told}, made with FrugalT5. Its licence is for its owner to name."
+    return f"A T5{size}{told}, made with FrugalT5. Its licence is for its owner to name."
 
 
 def _data(settings: Mapping[str, Any]) -> list[str]:
     if not settings:
         return []
     names = {role: settings.get(f"{role}_file") for role in ("train", "validation")}
-    told = {role: ", ".join(Path(part).name for part in str(name).split(",")) for role, name in names.items() if name}
+    told = {
+        role: ", ".join(Path(public(part)).name for part in str(name).split(","))
+        for role, name in names.items()
+        if name
+    }
     lines = [
         f"- training: {told.get('train', 'the built-in sample: documentation and sources of the Python standard library')}"
     ]

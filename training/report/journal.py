@@ -144,7 +144,8 @@ class Journal:
 
     def begin(self, config: Config, plan: Plan, step: int) -> None:
         """What will be done, and the plan for it."""
-        self.metrics.write("start", step=step, run_name=config.run.run_name, settings=public_values(config.as_dict()))
+        settings = public_values(config.as_dict())
+        self.metrics.write("start", step=step, time=time.time(), run_name=config.run.run_name, settings=settings)
         self.plan(plan)
         self._began = self._clock()
         if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
