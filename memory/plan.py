@@ -33,7 +33,7 @@ from memory.cost.prediction import (
     typical_seconds,
 )
 from memory.cost.shapes import Shapes
-from memory.cost.trained import trained_counts
+from memory.cost.trained import adapted_by, trained_counts
 from memory.cost.work import state_bytes
 from memory.first_guess import effective_batch
 from memory.homes import Homes, homes_to_try, ways_at
@@ -97,7 +97,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     return Work(
         config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
         trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
-        sample_rows=train.sample_rows,
+        sample_rows=train.sample_rows, adapted=adapted_by(config),
     )  # fmt: skip
 
 

@@ -29,8 +29,8 @@ class RecoveryRecord:
     """What was changed because memory did not suffice.
 
     Args:
-        reason: "out of memory", "pressure" (in use: too much of the budget), "growth" (it would be, some steps on) or
-            "budget" (it has become smaller).
+        reason: "out of memory", "pressure" (in use: too much of the budget), "peak" (a step was over it), "growth" (it would be,
+            some steps on) or "budget" (it has become smaller).
         needed_bytes: None where no error says it. free_bytes: when it came.
     """
 

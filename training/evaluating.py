@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from memory.recovery import free_failed
 from training.evaluation.losses import evaluate
 from training.evaluation.samples import score_answers
 from training.live import LiveRun
-from training.report.results import Evaluation
+from training.report.results import Evaluation, Sample
+from units import MIB
+
+LEAST_FREE_BYTES = MIB
 
 
 class Evaluator:
@@ -28,19 +32,34 @@ class Evaluator:
             averaged: checkpoints whose mean is measured; 0: the weights of this step.
         """
         live = self.live
-        step, start = live.state.step, live.start
+        step = live.state.step
         live.keeper.before("evaluation", step)
         with live.monitor.phase("evaluation"):
             result = self._loss()
-            free = live.keeper.plan.budget_bytes - live.monitor.sample().anon_bytes
-            scores, samples = score_answers(
-                live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator, free
-            )
+            scores, samples = self._scores()
         if not result.tokens:
             return False
         is_best = live.evaluated(result.loss, {**result.figures(), **scores})
         live.journal.evaluation(step, result, scores, samples, averaged)
         return is_best
+
+    def _scores(self) -> tuple[dict[str, float], list[Sample]]:
+        """Of answers, so many at once as what is free may hold; half as many where memory does not suffice."""
+        live, start = self.live, self.live.start
+        free = live.keeper.free_bytes()
+        while True:
+            try:
+                return score_answers(
+                    live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator, free
+                )
+            except Exception as error:
+                if live.engine.shards is not None or not live.device.is_out_of_memory(error):
+                    raise
+                shortage = free_failed(error, live.device)
+                if free < LEAST_FREE_BYTES:  # one row at a time by then
+                    live.keeper.exhausted = shortage.describe("evaluation", 1, "")
+                    self._give_up()
+                free //= 2
 
     def _loss(self) -> Evaluation:
         """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""

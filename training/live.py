@@ -14,6 +14,7 @@ from accelerate import Accelerator
 
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
+from devices.ways import form_scores
 from memory.choices import step_settings
 from memory.observe.monitor import Monitor
 from training.budget.keeping import Keeper
@@ -75,8 +76,10 @@ class LiveRun:
 
     def follow_plan(self) -> None:
         """Let the engine work as the plan now says."""
-        tune_malloc(self.keeper.plan.choice.malloc)
-        self.engine.follow(self.keeper.plan.choice)
+        choice = self.keeper.plan.choice
+        tune_malloc(choice.malloc)
+        form_scores(choice.scores)
+        self.engine.follow(choice)
 
     def roll_back(self, reason: str) -> None:
         """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""

@@ -91,7 +91,7 @@ class Opening:
         chosen = self.plan.choice  # the weights are there, and computed with
         spec = resolve_here(
             begin, self.device, budget, self.base_bytes, self.num_processes, rows=self.spec.rows,
-            precision=chosen.precision, homes=(chosen.weights_in, chosen.away_blocks),
+            precision=chosen.precision, homes=(chosen.weights_in, chosen.away_blocks), correction=self.spec.machine.correction,
         )  # fmt: skip
         return spec.plan
 

@@ -34,7 +34,7 @@ class Recorder:
         self._seconds += seconds
         self._tokens += tokens
         now = live.monitor.sample("train")
-        used = now.device_bytes if live.device.is_separate_memory else now.anon_bytes
+        used = now.device_bytes + (0 if live.device.is_separate_memory else now.anon_bytes)
         figures = mean_metrics(live.engine.walk.objective, labels, live.accelerator)
         update = live.engine.update
         if update.is_skipped and update.scaling is not None:

@@ -42,6 +42,19 @@ class StepLengths:
     targets: Lengths
     is_complete: bool
 
+    def with_longest(self, longest: tuple[int, int]) -> StepLengths:
+        """The same where all rows are among them; else with the longest of all data, which may be in a step that is missing, in
+        place of the longest here.
+        """
+        if self.is_complete:
+            return self
+        sources, targets = self.sources.copy(), self.targets.copy()
+        place = (
+            sources.astype(np.int64) * (int(targets.max()) + 1) + targets
+        ).argmax()  # the last, where rows are sorted
+        sources.flat[place], targets.flat[place] = longest
+        return StepLengths(sources, targets, False)
+
 
 def step_lengths(
     loader: StepLoader, split_dir: Path, steps: range, effective_batch_size: int, num_processes: int = 1
@@ -59,7 +72,10 @@ def step_lengths(
         return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
     if manifest.kind == STREAM or loader.num_rows > MOST_ROWS:
         chosen = _spaced(steps, max(1, MOST_MADE_ROWS // effective_batch_size))
-        return _made(loader, chosen, effective_batch_size, num_processes, len(chosen) == len(steps))
+        made = _made(loader, chosen, effective_batch_size, num_processes, len(chosen) == len(steps))
+        return (
+            made if manifest.kind == STREAM else made.with_longest(loader.longest)
+        )  # the objective decides of a window
     chosen = _spaced(steps, max(1, MOST_PLACES // effective_batch_size))
     lengths = _stored_lengths(manifest, Path(split_dir).name, loader)
     at_once = max(1, PLACES_AT_ONCE // effective_batch_size)
@@ -69,7 +85,8 @@ def step_lengths(
     if loader.sorts_rows:
         sources, targets = _sorted(sources, targets)
     parts = _shares(effective_batch_size, num_processes, loader.sorts_rows)
-    return StepLengths(_of_ranks(sources, parts), _of_ranks(targets, parts), len(chosen) == len(steps))
+    found = StepLengths(_of_ranks(sources, parts), _of_ranks(targets, parts), len(chosen) == len(steps))
+    return found.with_longest(loader.longest)
 
 
 def drawn_lengths(
@@ -107,7 +124,7 @@ def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1
         for rank in range(num_processes)
     ]
     sources, targets = (_filled([[row[side] for row in rank] for rank in found]) for side in (0, 1))
-    return StepLengths(sources, targets, rows <= MOST_MADE_ROWS)
+    return StepLengths(sources, targets, rows <= MOST_MADE_ROWS).with_longest(loader.longest)
 
 
 def _spaced(steps: range, most: int) -> Sequence[int]:

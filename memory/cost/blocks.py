@@ -57,6 +57,23 @@ class Tiling:
 
 
 @dataclass(frozen=True)
+class Adapted:
+    """What adapters make a graph hold beside what their products hold anyway.
+
+    Args:
+        targets: names of the adapted matrices as Hugging Face has them. scales: whether lengths of rows are learnt (DoRA), for
+            which each product is kept. drops: whether adapters read dropped copies of their inputs.
+    """
+
+    targets: tuple[str, ...] = ()
+    scales: bool = False
+    drops: bool = False
+
+
+NO_ADAPTERS = Adapted()
+
+
+@dataclass(frozen=True)
 class Blocks:
     """The blocks of one model at one micro-batch.
 
@@ -66,6 +83,7 @@ class Blocks:
             compute where nothing is dropped.
         kernels: compiled ones compute attention and dropout.
         rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.micro_batches`.
+        adapted: by adapters.
     """
 
     model: T5ModelConfig
@@ -77,6 +95,7 @@ class Blocks:
     is_fused: bool = False
     answers: int = 1
     kernels: bool = False
+    adapted: Adapted = NO_ADAPTERS
 
     @property
     def _encoder_output(self) -> int:
@@ -101,26 +120,46 @@ class Blocks:
 
     def _feed_forward_tensors(self) -> list[tuple[int, int]]:
         d, _, f = self._widths
-        return [(1, d), (4 if self._is_gated else 1 + self.dropout, f)]
+        return [
+            (1, d),
+            (4 if self._is_gated else 1 + self.dropout, f),
+            *self._adapter_tensors("wi", "wi_0", "wi_1", "wo"),
+        ]
 
-    def _encoder_tensors(self) -> list[tuple[int, int]]:
-        """How many tensors of how many bytes the graph of an encoder block holds."""
-        d, i, _ = self._widths
-        return [(count, width * self.tokens.source) for count, width in [(2, d), (4, i), *self._feed_forward_tensors()]]
-
-    def _decoder_tensors(self) -> list[tuple[int, int]]:
-        """The same for a decoder block, whose cross-attention saves keys and values of the source."""
-        d, i, _ = self._widths
-        own = [(count, width * self.tokens.target) for count, width in [(4, d), (6, i), *self._feed_forward_tensors()]]
-        return [*own, (2, i * self.tokens.source)]
+    def _adapter_tensors(self, *names: str) -> list[tuple[int, int]]:
+        """A token's bytes of the adapters of these matrices: their products, and the dropped copies that they read."""
+        d, i, f = self._widths
+        sides = {
+            "q": (i, d),
+            "k": (i, d),
+            "v": (i, d),
+            "o": (d, i),
+            "wi": (f, d),
+            "wi_0": (f, d),
+            "wi_1": (f, d),
+            "wo": (d, f),
+        }
+        here = [sides[name] for name in names if name in self.adapted.targets]
+        return [(1, out) for out, _ in here if self.adapted.scales] + [
+            (1, read) for _, read in here if self.adapted.drops
+        ]
 
     def encoder_graph(self, below: int | None = None) -> int:
         """The graph of an encoder block; of its tensors smaller than `below` bytes alone, where that is given."""
-        return _sum(self._encoder_tensors(), below)
+        d, i, _ = self._widths
+        attention = [(2, d), (4, i), *self._adapter_tensors("q", "k", "v", "o")]
+        return _sum([*attention, *self._feed_forward_tensors()], self.tokens.source, below)
 
     def decoder_graph(self, below: int | None = None) -> int:
         """The graph of a decoder block, as `encoder_graph`."""
-        return _sum(self._decoder_tensors(), below)
+        return sum(self.decoder_graph_of(below))
+
+    def decoder_graph_of(self, below: int | None = None) -> tuple[int, int]:
+        """What the graph of a decoder block holds of the target, and of the source: keys and values of its cross-attention."""
+        d, i, _ = self._widths
+        attention = [(4, d), (6, i), *self._adapter_tensors("q", "k", "v", "o"), *self._adapter_tensors("q", "o")]
+        own = _sum([*attention, *self._feed_forward_tensors()], self.tokens.target, below)
+        return own, _sum([(2, i), *self._adapter_tensors("k", "v")], self._encoder_output, below)
 
     # --- working memory at its highest, without a saved graph
 
@@ -277,5 +316,6 @@ def _tiling_of(queries: tuple[int, ...], keys: tuple[int, ...], num_heads: int, 
     return Tiling.of(queries, keys, num_heads, width)
 
 
-def _sum(tensors: list[tuple[int, int]], below: int | None) -> int:
-    return sum(count * size for count, size in tensors if below is None or size < below)
+def _sum(tensors: list[tuple[int, int]], tokens: int, below: int | None) -> int:
+    """Bytes of tensors of these counts and bytes a token; of those smaller than `below` alone, where that is given."""
+    return sum(count * width * tokens for count, width in tensors if below is None or width * tokens < below)

@@ -42,7 +42,9 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
     c, e = work.model, dtype_bytes(choice.compute)
     kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
-    return Blocks(c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels)
+    return Blocks(
+        c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels, work.adapted
+    )
 
 
 class StepPeaks:
@@ -52,6 +54,7 @@ class StepPeaks:
         self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
         self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.precision.between_blocks)
         self.counts, self.learns = work.counts, work.learns
+        self.gradient = 4 if work.trained and work.trained.adapters else self.e  # adapters are fp32
         self.blocks = blocks_of(work, choice, machine)
         # of all micro-batches that pass through a block together
         together = work.step_shapes.together(choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes)
@@ -62,15 +65,12 @@ class StepPeaks:
         self.saved_decoder_blocks = min(choice.saved_blocks, self.c.num_decoder_layers)
         self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
 
-    def _share(self, of_one: int, tokens: int) -> int:
-        """What all micro-batches hold of something that one micro-batch of the most tokens holds `of_one` of."""
-        most = self.blocks.tokens.source + self.blocks.tokens.target
-        return of_one * tokens // most if most else 0
-
     def graphs(self, encoder: int, decoder: int, below: int | None = None) -> int:
         """The graphs of so many saved blocks, of all micro-batches; of their tensors smaller than `below` bytes alone, where that is given."""
-        one = encoder * self.blocks.encoder_graph(below) + decoder * self.blocks.decoder_graph(below)
-        return self._share(one, self.source + self.target)
+        of_target, of_source = self.blocks.decoder_graph_of(below)
+        of_source = encoder * self.blocks.encoder_graph(below) + decoder * of_source
+        one = self.blocks.tokens
+        return _scaled(of_source, self.source, one.source) + _scaled(decoder * of_target, self.target, one.target)
 
     def _checkpointed(self, encoder: int, decoder: int) -> int:
         if self.choice.offload_boundaries:  # of each stack those of two blocks stay: at work, and on their way
@@ -92,19 +92,21 @@ class StepPeaks:
     def _gradients(self, block: int) -> int:
         """Gradients of weights: of everything, or of head and embedding and of the blocks under way."""
         if self.holds_all:
-            return self.learns["total"] * self.e
-        return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.e
+            return self.learns["total"] * self.gradient
+        return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.gradient
 
     def _new_weights(self, block: int) -> int:
         """Bytes of new weight gradients in backward of a block; later micro-batches add to those of the first (`model.layers`)."""
-        return block * self.e if self.choice.micro_batches_per_pass == 1 and not self.holds_all else 0
+        return block * self.gradient if self.choice.micro_batches_per_pass == 1 and not self.holds_all else 0
 
     def loss(self) -> dict[str, int]:
         """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
         c = self.c
-        learnt = (self.learns["embedding"] if c.tie_word_embeddings else self.learns["head"]) * self.e
+        learnt = (self.learns["embedding"] if c.tie_word_embeddings else self.learns["head"]) * self.gradient
         return {
-            "gradients": max(learnt, self.learns["total"] * self.e if self.choice.accumulation_passes > 1 else 0),
+            "gradients": max(
+                learnt, self.learns["total"] * self.gradient if self.choice.accumulation_passes > 1 else 0
+            ),
             "checkpointed activations": self._checkpointed(c.num_layers + 2, c.num_decoder_layers + 3),
             "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
             "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
@@ -147,7 +149,8 @@ class StepPeaks:
 
     def _layout(self) -> dict[str, int]:
         """On a GPU: where rows lie, and bias matrices, of all micro-batches."""
-        size = self._share(self.blocks.step_indices(), self.source + self.target)
+        one = self.blocks.tokens
+        size = _scaled(self.blocks.step_indices(), self.source + self.target, one.source + one.target)
         return {"layout of rows": size} if size else {}
 
     def _widened(self, kind: str) -> int:
@@ -202,6 +205,11 @@ class StepPeaks:
             compiled = facts.compiled_update_bytes
             return elements * (facts.update_bytes if compiled is None else compiled)
         return elements * (facts.update_bytes + (ROUNDING_BYTES if self.choice.storage != "float32" else 0))
+
+
+def _scaled(of_one: int, tokens: int, of: int) -> int:
+    """What so many tokens hold of something that `of` of them hold `of_one` of."""
+    return of_one * tokens // of if of else 0
 
 
 def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int:

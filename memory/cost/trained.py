@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from config import Config
+from memory.cost.blocks import NO_ADAPTERS, Adapted
 from model import shapes
 from model.shapes import DECODER, ENCODER, Stack, Weight
 
@@ -64,6 +65,14 @@ def trained_counts(config: Config) -> Trained:
     beside = shapes.adapter_weights(model, lora.lora_rank, targets, lora.use_dora)
     learning = beside if lora.lora_rank else shapes.weights(model)
     return Trained.of(w for w in learning if not any(shapes.is_meant(word, w.name, w.hf_name) for word in words))
+
+
+def adapted_by(config: Config) -> Adapted:
+    """What the adapters that are asked for make a graph hold."""
+    model, lora = config.model, config.lora
+    if not lora.lora_rank:
+        return NO_ADAPTERS
+    return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.use_dora, lora.lora_dropout > 0)
 
 
 def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from config import T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
 from limits import EVALUATION_ROWS
+from memory.cost.blocks import NO_ADAPTERS, Adapted
 from memory.cost.precision import Precision
 from memory.cost.shapes import Shapes
 from memory.cost.trained import Trained
@@ -91,7 +92,7 @@ class Work:
         shapes: how long the rows of the run's steps are; None: all as long as the longest.
         evaluation: the same of evaluation's rows, as one step.
         sample_rows: answers written at the end. answers: decoder rows of one encoder row; their tokens count together.
-        trained: which weights learn; None: all.
+        trained: which weights learn; None: all. adapted: what adapters make a graph hold.
     """
 
     model: T5ModelConfig
@@ -107,6 +108,7 @@ class Work:
     sample_rows: int = 3
     answers: int = 1
     trained: Trained | None = None
+    adapted: Adapted = NO_ADAPTERS
 
     @cached_property
     def learning(self) -> Trained:

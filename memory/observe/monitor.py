@@ -73,6 +73,7 @@ class Monitor:
         self.device: Device | HostAlone = device
         self.interval_seconds, self.on_record = interval_seconds, on_record
         self.peak_bytes = self.counted_peak_bytes = 0  # in all, and what counts against the budget
+        self.counted_phase = ""  # in which the latter was
         self.phase_peaks: dict[str, int] = {}  # phase -> most anonymous memory in it
         self.cost_seconds = 0.0  # processor time that sampling took
         self._made = time.monotonic()
@@ -152,7 +153,11 @@ class Monitor:
                 phase or self._phase, usage.anon_bytes, usage.file_bytes, int(self.device.memory_now_bytes())
             )
             self._last = sample
-            highest = max(sample.anon_bytes, self._new_mark())
+            # where both share the RAM, one budget holds both
+            beside = 0 if self.device.is_separate_memory else sample.device_bytes
+            highest = max(sample.anon_bytes, self._new_mark()) + beside
+            if highest > self.counted_peak_bytes:
+                self.counted_phase = sample.phase
             self.peak_bytes, self.counted_peak_bytes = (
                 max(peak, highest) for peak in (self.peak_bytes, self.counted_peak_bytes)
             )

@@ -24,7 +24,14 @@ from model.formats.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 
 PICKLED = Kind(PICKLE_INDEX, (PICKLE_FILE,), ".bin")
 Here = Callable[[str], AbstractContextManager[Tensor]]
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
+_DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+}
 
 
 class TensorFolder(TensorHeaders):

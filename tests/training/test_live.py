@@ -76,6 +76,19 @@ def test_a_run_goes_back_to_its_checkpoint(trainer: LowMemTrainer) -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights(live), before, strict=True))
 
 
+def test_another_plan_is_followed_and_knows_what_a_probe_has_found(
+    trainer: LowMemTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, scores = trainer.live, list[int]()
+    monkeypatch.setattr("training.live.form_scores", scores.append)
+    live.follow_plan()
+    assert scores == [live.keeper.plan.choice.scores], "attention works in the sizes that were planned"
+    opening: Any = live.keeper._make_plan.__self__  # type: ignore[attr-defined]
+    plain = opening.plan_again(live.config, opening.budget)
+    probed = replace(opening, spec=replace(opening.spec, machine=replace(opening.spec.machine, correction=1.5)))
+    assert probed.plan_again(live.config, opening.budget).peak_bytes > plain.peak_bytes
+
+
 def test_what_is_published_is_what_is_shown(trainer: LowMemTrainer) -> None:
     live = trainer.live
     best = live.checkpoints.named_best()

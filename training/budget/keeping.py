@@ -36,6 +36,7 @@ SHARE_AFTER_ERROR = 0.7  # of the failed way's changeable part: what the next wa
 DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the system take of it is no smaller budget
 REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it stays under 1% of the run
 HEAP_BEYOND = 1.03  # times the planned peak, from which an untrimmed heap is trimmed after all
+PEAK = "peak"  # why a run goes on in a smaller way: a step was over the budget
 SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
 
 # What the user fixed and what is given up, in this order, where nothing else fits.
@@ -91,6 +92,13 @@ class Keeper:
         """Clean before a phase that needs room: "epoch" or "evaluation"."""
         self._journal.cleanup(step, self.cleaner.before(what))
 
+    def free_bytes(self) -> int:
+        """What the budget leaves beside what is held now: of the memory that it is about."""
+        now = self._monitor.sample()
+        is_separate = self._device.is_separate_memory
+        held = now.device_bytes - self._device.memory_idle_bytes() if is_separate else now.anon_bytes + now.device_bytes
+        return self.plan.budget_bytes - held
+
     def before_step(self, done: int, rows: int) -> None:
         """Clean where the next step is the first that reads rows of another epoch.
 
@@ -111,6 +119,7 @@ class Keeper:
             self._journal.cleanup(step, record)
         elif self._monitor.pressure() > PRESSURE and self._clock() >= self._rest_until:
             self._relieve(step)
+        self._watch_peak(step)
         self._watch_growth(step)
         self._watch_heap()
         if self._clock() - self._looked >= LOOK_SECONDS:
@@ -168,6 +177,16 @@ class Keeper:
             self._shrink(step, "train", "pressure", None, self._plan_within(wanted))
         self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
 
+    def _watch_peak(self, step: int) -> None:
+        """Where a step has gone over the budget, whatever the plan said, run in a smaller way, by as much as it was above; then
+        count anew.
+        """
+        peak, most, monitor = self._monitor.counted_peak_bytes, self.plan.budget_bytes, self._monitor
+        if self._device.is_separate_memory or peak <= most or monitor.counted_phase != "train":
+            return
+        self._shrink(step, "train", PEAK, None, self._plan_within(self.plan.peak_bytes * most / peak))
+        monitor.watch(monitor.budget_bytes, from_now=True)
+
     def _watch_growth(self, step: int) -> None:
         """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
         peak = self._peak_share()
@@ -209,9 +228,8 @@ class Keeper:
         if reason != "budget" and (wanted is None or not _runs_smaller(wanted.choice, old.choice)):
             smaller = self._next_smaller()
         if smaller is None:
-            over = (
-                reason not in ("pressure", "growth") or self._monitor.pressure() > 1.0
-            )  # inside the budget a run may be tight
+            # inside the budget a run may be tight, and above it a moment is no end
+            over = reason not in ("pressure", "growth", PEAK) or self._monitor.pressure() > 1.0
             self.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE)) if over else None
             return
         choice = smaller.choice
@@ -266,6 +284,9 @@ class Keeper:
             return shortage.describe(phase, self.plan.choice.batch_size_per_gpu, self._shape)
         if reason == "growth":
             return say("memory still grows after cleaning")
+        if reason == PEAK:
+            peak, most = format_size(self._monitor.counted_peak_bytes), format_size(self.plan.budget_bytes)
+            return say("the peak of {peak} was over the budget of {budget}", peak=peak, budget=most)
         if reason == "budget":
             room, binding = format_size(self._room(self.budget)), self.budget.binding
             return say(

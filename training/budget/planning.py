@@ -47,6 +47,7 @@ def resolve_here(
     rows: Rows | None = None,
     precision: Precision | None = None,
     homes: Homes | None = None,
+    correction: float = 1.0,
     may_probe: bool = False,
 ) -> RunSpec:
     """Decide all that is auto, for this machine and as the probe has measured; a run that goes on keeps its choice where it
@@ -55,12 +56,13 @@ def resolve_here(
     Args:
         base_bytes: what the process takes already. rows: from `look_ahead`; None: it looks.
         precision: of a run that continues in another way; None: as the settings and the device say.
-        homes: where its weights rest, likewise.
+        homes: where its weights rest, likewise. correction: what a probe has found of the formulas.
         may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
     """
     machine = machine_of(device, budget, base_bytes, num_processes, weights_folder(begin.config))
+    machine = replace(machine, correction=correction)
     earlier = begin.state.choice
     planner = _Planner(begin, machine, rows or rows_of(begin, machine), precision, homes)
     anew = newly_asked(begin.config, begin.state.asked)

@@ -154,7 +154,8 @@ class Probe:
         try:
             yield
         finally:
-            peak = self.device.memory_peak_bytes() if self.device.is_separate_memory else self.high_water.peak_bytes()
+            host = 0 if self.device.is_separate_memory else self.high_water.peak_bytes()  # else one budget holds both
+            peak = host + self.device.memory_peak_bytes()
             self.phases[name] = max(peak, self.phases.get(name, 0))
 
     def _now(self) -> int:

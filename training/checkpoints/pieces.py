@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bounded import MOST_TABLE_BYTES, read_text
+from model.formats.tensor_files import write_safetensors
 
 INDEX = "index.json"
 _FILE = re.compile(r"rank_\d{5,9}\.safetensors")
@@ -35,12 +35,12 @@ def write_rows(folder: Path, rank: int, rows: Rows) -> dict[str, dict[str, Any]]
     Returns:
         key -> file and first row, for `write_index`.
     Raises:
-        OSError, SafetensorError: they cannot be written.
-    Memory: none where tensors lie on the CPU.
+        OSError: they cannot be written.
+    Memory: none where tensors lie on the CPU, else one of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"rank_{rank:05}.safetensors"
-    save_file({key: tensor.detach().to("cpu").contiguous() for key, (tensor, _) in rows.items()}, folder / name)
+    write_safetensors({key: tensor.detach() for key, (tensor, _) in rows.items()}, folder / name)
     return {key: {"file": name, "first": first} for key, (_, first) in rows.items()}
 
 

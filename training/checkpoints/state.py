@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bounded import read_text
@@ -29,6 +29,7 @@ from model.decoding.passing import WithWeights, in_place
 from model.formats.answering import keep_answers
 from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
+from model.formats.tensor_files import write_safetensors
 from model.t5 import T5
 from settings.fields import UserError
 from training.evaluation.stopping import BestMetric, MeasuredOn
@@ -104,7 +105,7 @@ def write_checkpoint(
     keep_answers(folder, answers, None if about is None else Path(about.base))
     tokenizer.save(folder)
     (folder / STATE).mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in optimizer.state.items()}, folder / STATE / OPTIMIZER_FILE)
+    write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
     (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 

@@ -66,6 +66,24 @@ def test_many_steps_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert step_lengths(loader, made.train_dir, range(1000), 8).sources.shape == (3, 8)
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("limits", [{"MOST_PLACES": 16}, {"MOST_ROWS": 10, "MOST_MADE_ROWS": 16}])
+def test_the_longest_row_of_all_is_among_those_that_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool, limits: dict[str, int]
+) -> None:
+    """It comes in some step: a plan for a sample alone would not hold it."""
+    config, made = prepared(tmp_path, "pairs", group_by_length=grouped, max_seq_len=128)
+    loader = StepLoader(made.train_dir, made.objective, config)
+    for name, limit in limits.items():
+        monkeypatch.setattr(module, name, limit)
+    found = step_lengths(loader, made.train_dir, range(1000), 8)
+    assert not found.is_complete and max(loader.longest) > 80
+    assert (found.sources.max(), found.targets.max()) == loader.longest
+    assert not grouped or (np.diff(found.sources) >= 0).all(), "rows stay in their order"
+    monkeypatch.setattr(module, "MOST_MADE_ROWS", 2)
+    assert evaluation_lengths(loader, 99).sources.max() == loader.longest[0]
+
+
 def test_evaluation(tmp_path: Path) -> None:
     config, made = prepared(tmp_path, "pairs")
     loader = StepLoader(made.train_dir, made.objective, config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -16,10 +17,15 @@ from engine.optimizers import OPTIMIZERS, Step
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import weight_store_for
+from memory.cost.blocks import Adapted, Blocks
 from memory.cost.prediction import Choice, Machine, Work, changeable, peak_of, predict
-from memory.cost.shapes import Shapes
+from memory.cost.shapes import Shapes, Tokens
+from memory.cost.step_peaks import StepPeaks
+from model.lora.adapter import add_adapters
+from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.rows import Rows
+from model.shapes import targets_of
 from model.t5 import T5
 from units import GIB, MIB
 
@@ -131,3 +137,50 @@ def test_a_head_that_is_widened_in_pieces_takes_less_than_a_whole_copy() -> None
         for widens in (False, True)
     )
     assert 0.5 * whole < copy - pieces <= whole
+
+
+@pytest.mark.parametrize(
+    ("form", "most"), [({"dora": True}, 1.05), ({"dropout": 0.1}, 1.7)], ids=["lengths of rows", "dropped inputs"]
+)
+def test_what_adapters_keep_for_backward_is_counted(form: dict[str, Any], most: float) -> None:
+    """Beside plain adapters, which keep what their products keep; of dropped inputs, one stands for the input itself."""
+    shape = T5ModelConfig(**SHAPE)
+    targets = tuple(targets_of(shape))
+    lengths = [(SOURCE,) * ROWS, (TARGET,) * ROWS]
+
+    def kept(settings: LoraSettings) -> int:
+        t5 = T5(shape).initialise(0)
+        add_adapters(t5, settings, seed=1)
+        store = weight_store_for(torch.float32, torch.float32)
+        walk = Walk(t5, Checkpointing(5), store, LossSettings(), 0.0)
+        source, target = (Rows(side, torch.arange(ROWS)) for side in lengths)
+        n, m = (torch.ones(sum(side)).long() for side in lengths)
+        held: dict[int, torch.Tensor] = {}  # alive, so that no storage comes twice
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: held.setdefault(t.untyped_storage().data_ptr(), t), lambda t: t
+        ):
+            walk.gradients([MicroBatch(n, m, m, source, target)], 10, lambda weights: None)
+        return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+
+    found = kept(LoraSettings(2, 4.0, targets, **form)) - kept(LoraSettings(2, 4.0, targets))
+
+    def counted(adapted: Adapted) -> int:
+        tokens, rows = Tokens(ROWS * SOURCE, ROWS * TARGET), [(SOURCE, TARGET)] * ROWS
+        blocks = Blocks(shape, 4, False, tokens, rows, adapted=adapted)
+        return shape.num_layers * blocks.encoder_graph() + shape.num_decoder_layers * blocks.decoder_graph()
+
+    adapted = Adapted(targets, form.get("dora", False), "dropout" in form)
+    assert 0.99 * found <= counted(adapted) - counted(Adapted()) <= most * found
+
+
+def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:
+    """A long source in one and a long target in another: keys and values follow the source, the rest of a decoder's the target."""
+    shape = T5ModelConfig(**SHAPE)
+    sources, targets = np.array([[112, 16, 16, 16]]), np.array([[16, 16, 16, 64]])
+    work = Work(shape, 4, 112, 64, False, "adafactor", shapes=Shapes(sources, targets))
+    choice = Choice(1, 4, 1, 2, 4, "float32", "float32", MIB)
+    peaks = StepPeaks(work, choice, Machine(GIB, GIB, 0))
+    source, target = sources.sum(), targets.sum()
+    d, inner, f = 4 * 128, 4 * 128, 4 * 512
+    of_target, of_source = (4 * d + 6 * inner + d + f) * target, 2 * inner * source
+    assert peaks.graphs(0, 1) == of_target + of_source

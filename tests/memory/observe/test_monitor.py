@@ -62,6 +62,7 @@ def test_what_was_held_before_the_machine_had_less_is_not_held_against_the_new_b
     assert (monitor.counted_peak_bytes, monitor.peak_bytes) == (300 * MIB, 700 * MIB)
     monitor.sample("train")
     assert monitor.counted_peak_bytes == 500 * MIB, "and so it is over"
+    assert monitor.counted_phase == "train"
 
 
 def test_a_device_may_come_later():
@@ -119,7 +120,9 @@ def test_pressure_is_the_higher_of_host_and_device():
 def test_memory_shared_with_the_device_presses_on_one_budget():
     device = FakeDevice(900 * MIB, separate=False)
     device.allocate(400 * MIB)
-    assert make(300, device=device).pressure() == pytest.approx(0.7)
+    monitor = make(300, device=device)
+    assert monitor.pressure() == pytest.approx(0.7)
+    assert monitor.peak_bytes == monitor.counted_peak_bytes == 700 * MIB, "and its peak is held against it"
 
 
 def test_the_thread_samples_until_it_is_stopped():

@@ -166,6 +166,46 @@ def test_pressure_that_stays_after_cleaning_makes_the_run_smaller(folder, undist
     assert [e["reason"] for e in events(folder, "pressed", "cleanup")].count("pressure") >= 1
 
 
+@pytest.mark.parametrize(("phase", "reasons"), [("train", ["peak"]), ("evaluation", [])])
+def test_a_step_over_the_budget_makes_the_run_smaller(folder, undisturbed, monkeypatch, phase, reasons):
+    """Whatever the plan said; once. What another phase takes, no smaller step would take less."""
+    after_step = keeping.Keeper.after_step
+
+    def over(keeper: keeping.Keeper, step: int) -> bool:
+        if step == 3:
+            keeper._monitor.counted_peak_bytes, keeper._monitor.counted_phase = 2 * keeper.plan.budget_bytes, phase
+        return after_step(keeper, step)
+
+    monkeypatch.setattr(keeping.Keeper, "after_step", over)
+    assert run(folder, f"over_{phase}") == pytest.approx(undisturbed, rel=1e-5)
+    records = events(folder, f"over_{phase}", "recovery")
+    assert [record["reason"] for record in records] == reasons
+    assert all(record["step"] == 3 and "was over the budget of" in record["report"] for record in records)
+
+
+def test_answers_that_do_not_fit_are_written_fewer_at_once(folder, undisturbed, monkeypatch):
+    asked: list[int] = []
+
+    def short(*facts):
+        asked.append(facts[-1])
+        if len(asked) < 3:
+            raise MemoryError
+        return {}, []
+
+    monkeypatch.setattr("training.evaluating.score_answers", short)
+    assert run(folder, "answers") == undisturbed
+    assert asked[0] > 0 and asked[1:3] == [asked[0] // 2, asked[0] // 4]
+
+
+def test_answers_of_which_not_one_fits_end_the_run(folder, monkeypatch):
+    def short(*facts):
+        raise MemoryError
+
+    monkeypatch.setattr("training.evaluating.score_answers", short)
+    with pytest.raises(DoesNotFit, match="phase evaluation with micro-batch 1"):
+        run(folder, "no_answer")
+
+
 @pytest.mark.parametrize("mode", ["standard", "low", "ultra"])
 def test_every_mode_gives_the_same_losses(folder, undisturbed, mode):
     losses = run(folder, f"mode_{mode}", memory_mode=mode, batch_size_per_gpu=3, ultra_low_mem=mode == "ultra")
