@@ -168,8 +168,8 @@ class TrainConfig:
     learning_rate: float | str = setting(
         AUTO,
         f"highest learning rate; auto: {optimizers.rates_described()}, 1e-3 for its adapters; the others from random weights up to "
-        "2e-2, muon 5e-2, the more the smaller the model and, above 36,000 steps, the shorter the run, and from a trained model a tenth, so 1e-3 for adafactor (as the T5 paper "
-        "finetunes), below 60M weights the more the smaller, to the whole at 3M; dpo: a hundredth, with adapters a tenth",
+        "2e-2, muon 5e-2, the more the smaller the model and, above 36,000 steps, the shorter the run, and from a trained model a tenth of that, so 1e-3 for adafactor (as the T5 paper "
+        "finetunes) where it is large, below 60M weights the more the smaller, to the whole at 3M; dpo: a hundredth, with adapters a tenth",
         kind=float,
         above=0.0,
         auto=True,

@@ -223,10 +223,11 @@ class LowMemTrainer:
         prompt = None
         if live.is_main and best is not None:
             publish(best, start.run_dir)
-        shows = self.config.train.sample_rows > 0 and live.engine.shards is None  # no process could write alone
-        if not any(self._stop_asked()) and not publish_mean(live, self.evaluator) and shows:
-            live.take_published()
-        if live.is_main and live.engine.shards is None:
+        shows = live.engine.shards is None  # else no process could write alone
+        is_mean = not any(self._stop_asked()) and publish_mean(live, self.evaluator)
+        if shows and not is_mean and self.config.train.sample_rows and not any(self._stop_asked()):
+            shows = live.take_published()
+        if live.is_main and shows:
             with self.monitor.phase("samples"):
                 prompt = show_samples(
                     live.engine.walk, start.validation, start.tokenizer, self.config.train.sample_rows,

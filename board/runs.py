@@ -17,6 +17,7 @@ A sign of life that lies ahead by more than 30 s counts as an old one: the clock
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -24,8 +25,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from board.history import METRICS_FILE
 from board.places import Places, plain_json, read_json
@@ -195,23 +194,38 @@ def _lives_here(record: dict[str, Any]) -> bool:
     number = record.get("process")
     if record.get("host") != platform.node() or type(number) is not int or number <= 0:
         return False
-    return is_alive(number) and not _is_younger(number, record.get("time") or record.get("begun"))
+    return is_alive(number) and not _is_younger(
+        number, record.get("time") or record.get("begun") or record.get("started")
+    )
 
 
 def _is_younger(number: int, moment: object) -> bool:
     """Whether a process began after a moment: then it has taken the number of another, as after a restart of the machine."""
     if not isinstance(moment, (int, float)):
         return False
+    began = _began(number)
+    return began is not None and began > moment + CLOCK_SLACK_SECONDS
+
+
+def _began(number: int) -> float | None:
+    """When a process began, in seconds since 1970; None: the system does not say."""
     try:
-        return psutil.Process(number).create_time() > moment + CLOCK_SLACK_SECONDS
-    except psutil.Error:
-        return False
+        ticks = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19])
+        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        return float(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
 
 
 def is_alive(number: int) -> bool:
     """Whether a process of this program has this number; one that has ended and waits to be counted has not."""
     if os.name == "nt":  # where a signal 0 is a Ctrl-C
-        return bool(psutil.pid_exists(number))
+        kernel = getattr(ctypes, "windll").kernel32  # noqa: B009
+        handle, code = kernel.OpenProcess(0x1000, False, number), ctypes.c_ulong()
+        try:
+            return bool(kernel.GetExitCodeProcess(handle, ctypes.byref(code))) and code.value == 259  # which still runs
+        finally:
+            kernel.CloseHandle(handle)  # while it is held the number is not given back
     try:
         os.kill(number, 0)
     except ProcessLookupError:

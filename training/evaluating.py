@@ -39,7 +39,7 @@ class Evaluator:
             scores, samples = self._scores()
         if not result.tokens:
             return False
-        is_best = live.evaluated(result.loss, {**result.figures(), **scores})
+        is_best = live.evaluated(result.loss, {**result.figures(), **scores}, is_mean=averaged > 0)
         live.journal.evaluation(step, result, scores, samples, averaged)
         return is_best
 

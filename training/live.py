@@ -14,9 +14,10 @@ from accelerate import Accelerator
 
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
-from devices.ways import form_scores
+from language import say
 from memory.choices import step_settings
 from memory.observe.monitor import Monitor
+from settings.fields import UserError
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
@@ -78,7 +79,6 @@ class LiveRun:
         """Let the engine work as the plan now says."""
         choice = self.keeper.plan.choice
         tune_malloc(choice.malloc)
-        form_scores(choice.scores)
         self.engine.follow(choice)
 
     def roll_back(self, reason: str) -> None:
@@ -103,15 +103,24 @@ class LiveRun:
         self.start = replace(self._beginning, base=folder, state=self.state, is_resumed=False)
         self._build()
 
-    def take_published(self) -> None:
-        """Go on with the weights that are published, where the run has gone past them: to show what they write."""
+    def take_published(self) -> bool:
+        """Go on with the weights that are published, where the run has gone past them: to show what they write. False: they cannot be
+        had any more, as where an adapter's base is gone by now; the run is done all the same, and has no weights.
+        """
         best = by_main(self.accelerator, lambda: self.checkpoints.named_best() or self.checkpoints.latest())
         (is_seen,) = least_of(
             self.accelerator, float(best is not None and best.is_dir())
         )  # not all machines share a disk
         if best is not None and is_seen and step_of(best) != self.state.step:
-            self.release()
-            self.take(best)
+            try:
+                self.release()
+                self.take(best)
+            except Exception as error:
+                if not isinstance(error, (UserError, OSError)) and not self.device.is_out_of_memory(error):
+                    raise
+                self.journal.tell(say("no samples are shown: {reason}", reason=str(error).splitlines()[0]))
+                return False
+        return True
 
     def close(self) -> None:
         """Give back what is held outside of memory, where there is an engine: one may have failed to be built again."""
@@ -139,16 +148,21 @@ class LiveRun:
         self.divergence.applied(number)
         self.state = replace(self.state, step=number, tokens=self.state.tokens + tokens)
 
-    def evaluated(self, loss: float, values: Mapping[str, float]) -> bool:
+    def evaluated(self, loss: float, values: Mapping[str, float], is_mean: bool = False) -> bool:
         """An evaluation is done; returns whether it is the best so far.
 
         Args:
             values: its numbers by name, as the journal tells them; the metric that counts is among them.
+            is_mean: they are of a mean of checkpoints, which is published only where it is the best.
         """
         is_best, state = self.best.is_best(self.state.step, values), self.state
         first = loss if state.first_eval_loss is None else state.first_eval_loss
         lowest = lowest_of(state.best_eval_loss, loss)
-        kept = {"step": state.step, **values} if is_best or self.best.step == 0 else state.best_evaluation
+        kept = (
+            {"step": state.step, **values}
+            if is_best or (self.best.step == 0 and not is_mean)
+            else state.best_evaluation
+        )
         self.state = replace(
             state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state(), best_evaluation=kept
         )

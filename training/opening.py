@@ -170,6 +170,8 @@ def open_run(
     with monitor.phase("probe"):
         spec = resolve_here(begin, device, budget, base_bytes, processes, rows=rows, may_probe=True)
     spec = spec.by(agree_on(accelerator, spec.plan))
+    correction = agree_on(accelerator, spec.machine.correction)  # the first process alone has probed
+    spec = replace(spec, machine=replace(spec.machine, correction=correction))
     begin = replace(begin, config=spec.settings)
     if spec.counted.effective_batch_size < processes:
         raise UserError(

@@ -66,8 +66,9 @@ class Recorder:
     def _over(self) -> str | None:
         """When the budget was first exceeded, in words; None: not on this process."""
         live = self.live
-        if self._first_over is not None:
-            when = say("at step {step}", step=self._first_over)
+        first = live.keeper.first_over if self._first_over is None else self._first_over
+        if first is not None:
+            when = say("at step {step}", step=first)
         elif self._counted_peak_bytes() > live.keeper.plan.budget_bytes:
             peaks = live.monitor.phase_peaks
             phase = max(peaks, key=lambda phase: peaks[phase], default="save")

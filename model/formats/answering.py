@@ -18,7 +18,6 @@ from settings.fields import UserError
 GENERATION_FILE = "generation_config.json"
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
-NOTHING: Mapping[str, Any] = {}
 _WORDS = {"True": True, "False": False}  # of `early_stopping`, which transformers reads as JSON's
 
 
@@ -42,22 +41,19 @@ def answers_by(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return found, problems
 
 
-def keep_answers(folder: Path, settings: GenerateConfig, base: Path | None = None) -> None:
+def keep_answers(folder: Path, settings: GenerateConfig) -> None:
     """Add how a model shall answer to the `generation_config.json` of its folder, as far as that is not the default.
 
-    Args:
-        base: of an adapter, whose file is read before the adapter's: the default where that says otherwise.
     Raises:
         OSError: the folder cannot be written.
     """
-    path = folder / GENERATION_FILE
-    if named := other_than_default(settings, {} if base is None else answers_by(base)[0]):
+    path, named = folder / GENERATION_FILE, other_than_default(settings)
+    if named:
         there: Mapping[str, Any] = json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
         told = {name: _WORDS.get(value, value) for name, value in named.items()}
         path.write_text(json.dumps({**there, **told}, indent=2) + "\n", encoding="utf8")
 
 
-def other_than_default(settings: GenerateConfig, base: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
-    """What a model can keep of how answers are written; `base` names other defaults."""
-    otherwise = {name: base.get(name, getattr(GenerateConfig, name)) for name in HEEDED}
-    return {name: value for name, default in otherwise.items() if (value := getattr(settings, name)) != default}
+def other_than_default(settings: GenerateConfig) -> dict[str, Any]:
+    """What a model can keep of how answers are written."""
+    return {name: value for name in HEEDED if (value := getattr(settings, name)) != getattr(GenerateConfig, name)}

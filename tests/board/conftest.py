@@ -9,4 +9,4 @@ from tests.board.recorded import BEGAN
 
 @pytest.fixture(autouse=True)
 def began_before_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.Process.create_time", lambda process: BEGAN - 60)
+    monkeypatch.setattr("board.runs._began", lambda number: BEGAN - 60)

@@ -58,6 +58,9 @@ def test_a_process_that_began_later_is_another(tmp_path: Path) -> None:
     beat(where, "one", time=BEGAN - 1000, started=BEGAN - 2000, process=os.getpid())
     launch(where, "two", process=os.getpid(), begun=BEGAN - 1000)
     assert state(where) == "died" and state(where, "two") == "failed"
+    (where.output_dir / "one").mkdir()
+    owner = {"process": os.getpid(), "host": platform.node(), "started": BEGAN - 2000}
+    (where.output_dir / "one" / "owner.json").write_text(json.dumps(owner))
     assert delete_run(where, "one") == ""
 
 
@@ -280,7 +283,7 @@ def test_a_deleted_run_is_gone_and_one_that_lives_stays(tmp_path: Path) -> None:
 def test_a_run_whose_logs_lie_elsewhere_is_not_deleted_while_it_is_trained(tmp_path: Path) -> None:
     where = places(tmp_path)
     (where.output_dir / "one").mkdir()
-    owner = {"process": os.getpid(), "host": platform.node(), "started": 1.0}
+    owner = {"process": os.getpid(), "host": platform.node(), "started": BEGAN}
     (where.output_dir / "one" / "owner.json").write_text(json.dumps(owner))
     assert f"process {os.getpid()} trains one; stop it first" in delete_run(where, "one")
     (where.output_dir / "one" / "owner.json").write_text(json.dumps({**owner, "process": 2**22 + 1}))

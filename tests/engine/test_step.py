@@ -122,10 +122,11 @@ def test_other_errors_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_happens_elsewhere_counts_here() -> None:
-    elsewhere = [5.0, 1.0, 1.0, 0.0]  # loss, short of memory, weights changed, not finite
+    elsewhere = [5.0, 1.0, 1.0, 0.0, 1.0]  # loss, short of memory, weights changed, not finite, the step before was not
     engine = engine_of(sum_over=lambda *numbers: [a + b for a, b in zip(numbers, elsewhere, strict=True)])
     outcome = engine.step(Step(1, 1e-2), [rows(1)], 20)
     assert outcome.is_out_of_memory and outcome.is_changed and outcome.failure is None and outcome.loss > 5.0
+    assert outcome.is_late
 
 
 @pytest.mark.parametrize(("together", "sizes"), [(5, [5]), (9, [5]), (3, [3, 2]), (2, [2, 2, 1]), (1, [1] * 5)])

@@ -12,6 +12,7 @@ import torch
 
 from config import load
 from memory.choices import step_settings
+from settings.fields import UserError
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.evaluation.stopping import BestMetric
@@ -76,13 +77,8 @@ def test_a_run_goes_back_to_its_checkpoint(trainer: LowMemTrainer) -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights(live), before, strict=True))
 
 
-def test_another_plan_is_followed_and_knows_what_a_probe_has_found(
-    trainer: LowMemTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live, scores = trainer.live, list[int]()
-    monkeypatch.setattr("training.live.form_scores", scores.append)
-    live.follow_plan()
-    assert scores == [live.keeper.plan.choice.scores], "attention works in the sizes that were planned"
+def test_another_plan_knows_what_a_probe_has_found(trainer: LowMemTrainer) -> None:
+    live = trainer.live
     opening: Any = live.keeper._make_plan.__self__  # type: ignore[attr-defined]
     plain = opening.plan_again(live.config, opening.budget)
     probed = replace(opening, spec=replace(opening.spec, machine=replace(opening.spec.machine, correction=1.5)))
@@ -101,6 +97,17 @@ def test_what_is_published_is_what_is_shown(trainer: LowMemTrainer) -> None:
     live.take_published()
     assert live.engine is not engine and live.state.step == 3, "the run stays as far as it is"
     assert all(torch.equal(a, b) for a, b in zip(weights(live), published, strict=True))
+
+
+def test_what_cannot_be_shown_ends_no_run(trainer: LowMemTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(folder: Path) -> None:
+        raise UserError("--finetune_from = base, no such folder")
+
+    live = trainer.live
+    live.applied(3, 100)
+    monkeypatch.setattr(live, "take", gone)
+    assert not live.take_published()
+    live.close()
 
 
 def test_a_model_that_is_not_finite_is_not_saved(trainer: LowMemTrainer) -> None:

@@ -52,8 +52,10 @@ def test_a_restart_goes_on_and_replaces_nothing(
 
 
 def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
-    run_dir = saved_run(tmp_path, model_preset="t5-small", vocab_size="500")
-    assert resumed_config(now(tmp_path, model_preset="t5-small"), run_dir).model.vocab_size == 500
+    run_dir = saved_run(tmp_path, model_preset="t5-small", num_layers="4")
+    assert resumed_config(now(tmp_path, model_preset="t5-small"), run_dir).model.num_layers == 4, (
+        "a flag had changed its preset"
+    )
     with pytest.raises(
         UserError, match=r"--model_preset = t5-base, the run to resume is of another shape \(d_model 512"
     ):

@@ -24,7 +24,7 @@ class Live:
             watched_seconds=lambda: 1.0,
         )  # fmt: skip
         self.keeper = SimpleNamespace(
-            plan=SimpleNamespace(budget_bytes=700 * MIB), cleaner=SimpleNamespace(total_seconds=0.0)
+            plan=SimpleNamespace(budget_bytes=700 * MIB), cleaner=SimpleNamespace(total_seconds=0.0), first_over=None
         )
         self.accelerator, self.is_main = SimpleNamespace(process_index=rank, num_processes=1), rank == 0
         self.state = SimpleNamespace(step=9, first_eval_loss=None, best_eval_loss=None, best_evaluation=None)

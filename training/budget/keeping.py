@@ -87,6 +87,7 @@ class Keeper:
         self._looked, self._rest_until, self._steps = clock(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
         self._first_plan, self._ratio = plan, 1.0  # measured peak over predicted, of the first plan
+        self.first_over: int | None = None  # the step in which the budget was first exceeded, where that was answered
 
     def before(self, what: str, step: int) -> None:
         """Clean before a phase that needs room: "epoch" or "evaluation"."""
@@ -185,7 +186,7 @@ class Keeper:
         if self._device.is_separate_memory or peak <= most or monitor.counted_phase != "train":
             return
         self._shrink(step, "train", PEAK, None, self._plan_within(self.plan.peak_bytes * most / peak))
-        monitor.watch(monitor.budget_bytes, from_now=True)
+        self._count_anew(step)
 
     def _watch_growth(self, step: int) -> None:
         """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
@@ -243,9 +244,17 @@ class Keeper:
             phase, reason, old.choice.batch_size_per_gpu, choice.batch_size_per_gpu, choice.gradient_accumulation_steps,
             shortage.needed_bytes if shortage else None, free, report,
         )  # fmt: skip
+        self._count_anew(step)
         self.plan = replace(smaller, budget_bytes=min(self._room(self.budget), old.budget_bytes))
         self._journal.recovery(step, record)
         self._journal.plan(self.plan)
+
+    def _count_anew(self, step: int) -> None:
+        """What was held in another way is answered: it is no reason for the next one."""
+        monitor = self._monitor
+        if self.first_over is None and monitor.counted_peak_bytes > self.plan.budget_bytes:
+            self.first_over = step
+        monitor.watch(monitor.budget_bytes, from_now=True)
 
     def _plan_within(self, target_bytes: float) -> Plan | None:
         """The fastest way within `target_bytes` and below the present one; None where there is none."""

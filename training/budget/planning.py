@@ -20,7 +20,7 @@ from devices.ways import way_of
 from language import say
 from memory.choices import newly_asked
 from memory.cost.precision import Precision
-from memory.cost.prediction import CORRECTION, Choice, Machine
+from memory.cost.prediction import CORRECTION, Choice, Machine, predict
 from memory.cost.work import choice_fields
 from memory.homes import Homes, weights_folder
 from memory.observe.budget import FLAG, Budget, free_host_bytes
@@ -164,7 +164,9 @@ class _Planner:
                 correction = self.machine.correction * AFTER_A_KILL
             else:
                 is_varied = len(trial.choice.source_sizes) > 1 or len(trial.choice.target_sizes) > 1
-                correction = for_later_steps(correction_of(result, trial.phase_parts), trial.phase_parts, is_varied)
+                alone = replace(self.machine, num_processes=1)  # as the child is, which holds no gradients on their way
+                parts = predict(spec.work, trial.choice, alone)
+                correction = for_later_steps(correction_of(result, parts), parts, is_varied)
                 is_measured = True
                 # what a smaller one takes less says nothing of this one; what it takes more does
                 if trial is not chosen:

@@ -102,7 +102,7 @@ def write_checkpoint(
         hf_format.save(model, folder, held=held)
     else:
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
-    keep_answers(folder, answers, None if about is None else Path(about.base))
+    keep_answers(folder, answers)
     tokenizer.save(folder)
     (folder / STATE).mkdir()
     write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)

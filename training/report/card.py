@@ -9,6 +9,7 @@ Source: Hugging Face's model cards, YAML between two lines of dashes, then Markd
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,10 +23,10 @@ from data.sources.places import public
 from model.formats.shape_file import read_config
 from model.shapes import weight_counts
 from settings.fields import AUTO, UserError
-from training.evaluation.stopping import LOSS, BestMetric
 from training.report.wording import duration
 from units import format_size
 
+LOSS = "loss"  # the only measure of which less is better
 CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
 OWN_FILES = ("checkpoints/*", "run.json", "settings.json")  # not for others
 TOLD = (
@@ -218,18 +219,17 @@ def _read(path: Path) -> dict[str, Any]:
 def _events(path: Path, metric: str) -> dict[str, Any]:
     """The first plan, what the steps took, the best evaluation by `metric` and the last end of a run."""
     found: dict[str, Any] = {}
-    measured = BestMetric(metric)
     try:
         with path.open(encoding="utf8") as file:
             for line in file:
                 if line.startswith(tuple(f'{{"event": "{name}"' for name in ("plan", "step", "eval", "end"))):
-                    _keep(found, json.loads(line), measured)
+                    _keep(found, json.loads(line), metric)
     except (OSError, ValueError, RecursionError):
         return found
     return found
 
 
-def _keep(found: dict[str, Any], event: dict[str, Any], measured: BestMetric) -> None:
+def _keep(found: dict[str, Any], event: dict[str, Any], metric: str) -> None:
     name = event["event"]
     if name == "plan":
         found.setdefault("plan", event)
@@ -239,5 +239,11 @@ def _keep(found: dict[str, Any], event: dict[str, Any], measured: BestMetric) ->
         steps["tokens"] += event["tokens"]
     elif name == "end":
         found["end"] = event
-    elif event.get(measured.metric) is not None and (measured.is_best(event["step"], event) or measured.step == 0):
-        found["best"] = event
+    elif event.get(metric) is not None:
+        value = -event[metric] if metric == LOSS else event[metric]
+        is_best = value > found.get("highest", -math.inf)
+        if is_best:
+            found |= {"highest": value, "highest_at": event["step"]}
+        # where none is better than the untrained model the last is published, and no mean
+        if is_best or (found["highest_at"] == 0 and not event.get("averaged_checkpoints")):
+            found["best"] = event

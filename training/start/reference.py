@@ -40,7 +40,6 @@ from model.formats.adapter_folder import is_adapter, read_info
 from settings.fields import UserError
 from training.checkpoints.durable import replace_file, replace_text
 from training.checkpoints.state import TrainingState
-from training.divergence import MOST_IN_A_ROW
 from training.processes.collectives import agree_on
 from training.report.wording import duration
 from training.start.adapted import base_of
@@ -53,7 +52,7 @@ FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
 LINE_SECONDS = 10.0
 RECORD = "reference.json"
-LEFT_OUT = MOST_IN_A_ROW  # batches that a run may pass over, and read later ones for; what was left out before is known
+LEFT_OUT = 3  # batches that a run may pass over, and read later ones for; what was left out before is known
 _STORE = re.compile(r"reference-[0-9a-f]{16}")
 Tell = Callable[[str], None]
 
@@ -74,17 +73,19 @@ def attach_reference(
     if not is_recorded and not stores_reference(begin.config):
         return
     record = _record(begin, choice, accelerator)
-    left_out = LEFT_OUT + len((begin.state.divergence or {}).get("skipped", ()))
+    last = steps.max_steps + len((begin.state.divergence or {}).get("skipped", ()))
+    evaluated = np.arange(begin.validation.num_rows) < begin.config.train.eval_rows
+    # the rows that are needed; and those that may be, which are computed where some are
     wanted = {
-        "train": _seen_rows(begin.loader, steps.max_steps + left_out, steps.effective_batch_size),
-        "validation": np.arange(begin.validation.num_rows) < begin.config.train.eval_rows,
+        "train": [_seen_rows(begin.loader, end, steps.effective_batch_size) for end in (last, last + LEFT_OUT)],
+        "validation": [evaluated] * 2,
     }
     walk: Walk | None = None
-    for loader, (name, rows) in zip((begin.loader, begin.validation), wanted.items(), strict=True):
+    for loader, (name, (needed, rows)) in zip((begin.loader, begin.validation), wanted.items(), strict=True):
         store = ReferenceStore(record.folder / f"{name}.npy", loader.num_rows, accelerator.is_local_main_process)
         accelerator.wait_for_everyone()
-        missing = _agreed(accelerator, rows & store.unknown())
-        if missing.any():
+        if _agreed(accelerator, needed & store.unknown()).any():
+            missing = _agreed(accelerator, rows & store.unknown())
             if walk is None:
                 walk = _reference_walk(begin, choice, device, record, accelerator)
             job = _Job(walk, loader, choice.eval_batch_size_per_gpu, device.torch_device, accelerator)

@@ -26,10 +26,11 @@ DECAY_SHARE = 1 / 3  # of a run's steps, in which "wsd" falls
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
 
-# of a model that has learnt before, where steps are scaled by each weight's size: 1e-3 for adafactor, as in the T5 paper
-# (Raffel et al. 2020, section 3.1.3, constant at 0.001), down to t5-small's 60M weights. Smaller ones have to move further:
-# with 3.2M and 0.5M weights a tenth left most of two tasks unlearnt that 1e-2 and 3e-2 learnt (docs/benchmarks.md, rates).
-# So it rises with the 0.8th power, to the whole rate at 3.4M; weights that are random learn at the whole rate
+# of a model that has learnt before, where steps are scaled by each weight's size: a tenth of what a random one of its size
+# learns at, so 1e-3 for adafactor above 390M weights, as in the T5 paper (Raffel et al. 2020, section 3.1.3, constant at
+# 0.001), and 1.75e-3 for t5-small's 60M. Smaller ones have to move further: with 3.2M and 0.5M weights a tenth left most of
+# two tasks unlearnt that 1e-2 and 3e-2 learnt, and 20M learn summaries the better the more (docs/benchmarks.md, rates). So
+# the part rises with the 0.8th power, to the whole rate at 3.4M
 FINETUNE_RATE, FINETUNE_WEIGHTS, FINETUNE_EXPONENT = 0.1, 60e6, 0.8
 # small models that start from random weights learn faster above T5's own 1e-2. Sweeps of 1.4M and 6M weights found 3e-2 and
 # more (docs/benchmarks.md, quality), words to phones with 3.2M weights too (docs/recipes.md), where 6e-2 diverged; so twice
@@ -100,10 +101,10 @@ def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> flo
     rate = ADAPTER_RATE if adapts and not is_relative else facts.learning_rate
     if config.data.objective == PREFERENCES:
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
-    elif is_relative and not _is_trained(train):
-        rate = max(rate, min(facts.small_rate, rate * small_model_factor(weight_counts(config.model)["total"])))
-    elif is_relative and not adapts:
-        rate *= finetuning_share(weight_counts(config.model)["total"])
+    elif is_relative and not (adapts and _is_trained(train)):
+        weights = weight_counts(config.model)["total"]
+        rate = max(rate, min(facts.small_rate, rate * small_model_factor(weights)))
+        rate *= finetuning_share(weights) if _is_trained(train) else 1.0
     return min(rate, long_run_rate(schedule, warmup, steps)) if is_relative else rate
 
 

@@ -87,7 +87,7 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str, r
 
 
 def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
-    from training.checkpoints.state import OPTIMIZER_FILE, STATE, load_optimizer, save_file
+    from training.checkpoints.state import OPTIMIZER_FILE, STATE, load_optimizer, write_safetensors
 
     def steps(optimizer, weights, numbers):  # type: ignore[no-untyped-def]
         for number in numbers:
@@ -103,7 +103,7 @@ def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
         first = OPTIMIZERS["adafactor"](dict(parts.named_parameters()))
         steps(first, list(parts.parameters()), range(1, 4))
         (tmp_path / STATE).mkdir()
-        save_file({key: tensor.contiguous() for key, tensor in first.state.items()}, tmp_path / STATE / OPTIMIZER_FILE)
+        write_safetensors(first.state, tmp_path / STATE / OPTIMIZER_FILE)
         second = OPTIMIZERS["adafactor"](dict(parts.named_parameters()))
         load_optimizer(tmp_path, second, torch.device("cpu"))
         steps(second, list(parts.parameters()), range(4, 6))

@@ -118,7 +118,7 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
         ({"optimizer": "muon"}, 5e-2),
         ({"optimizer": "muon", "max_steps": 16_000}, 3e-2),
         ({"optimizer": "muon", "model_preset": "t5-small"}, 3.5e-2),
-        ({"optimizer": "muon", "is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 2e-3),
+        ({"optimizer": "muon", "is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 3.5e-3),
         ({"model_preset": "t5-small"}, 1.75e-2),
         ({"model_preset": "t5-3b"}, 1e-2),
         ({"optimizer": "adamw"}, 3e-4),  # takes steps of one size, whatever the weight's
@@ -126,11 +126,11 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
         ({"max_steps": 30_000}, 2e-2),
         ({"max_steps": 1_000_000}, 3.8e-3),
         ({"max_steps": 1_000_000, "optimizer": "adamw"}, 3e-4),
-        ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 1e-3),
+        ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 1.75e-3),
         ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-3b"}, 1e-3),
-        ({"is_finetune": True, "finetune_from": "folder"}, 6.5e-3),  # small ones have to move further
-        ({"is_finetune": True, "finetune_from": "folder", "d_model": 64}, 1e-2),
-        ({"finetune_from": "folder", "model_preset": "t5-small"}, 1e-3),  # what it learns next does not matter
+        ({"is_finetune": True, "finetune_from": "folder"}, 1.3e-2),  # small ones have to move further
+        ({"is_finetune": True, "finetune_from": "folder", "d_model": 64}, 2e-2),
+        ({"finetune_from": "folder", "model_preset": "t5-small"}, 1.75e-3),  # what it learns next does not matter
         ({"finetune_from": "folder", "lora_rank": 8}, 1e-2),
         ({"objective": "preferences", "finetune_from": "folder"}, 1e-4),
         ({"objective": "preferences", "finetune_from": "folder", "lora_rank": 8}, 1e-3),
