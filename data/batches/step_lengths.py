@@ -48,7 +48,8 @@ class StepLengths:
         """
         if self.is_complete:
             return self
-        sources, targets = self.sources.copy(), self.targets.copy()
+        dtype = self.sources.dtype if max(longest) < SHORT else np.int64
+        sources, targets = self.sources.astype(dtype), self.targets.astype(dtype)
         place = (
             sources.astype(np.int64) * (int(targets.max()) + 1) + targets
         ).argmax()  # the last, where rows are sorted
