@@ -25,9 +25,9 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/alternatives.py", "helpful = [change for change in priced if peak - change.peak_bytes > MIB]",
         "peak - change.peak_bytes > MIB", "peak - change.peak_bytes >= MIB",
     ): "a byte decides whether a change of about a mebibyte is worth a word",
-    ("memory/cost/blocks.py", "return 0", "0", "1"): "one byte",
+    ("memory/cost/blocks.py", "return 0", "0", "-1"): "one byte",
     (
-        "memory/cost/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "1",
+        "memory/cost/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "-1",
     ): "one byte",
     (
         "memory/cost/blocks.py", "is_fused: bool = False", "False", "True",
