@@ -31,9 +31,8 @@ from units import MIB
 QUEUE_SECONDS = 2.0
 LOOK_AGAIN_SECONDS = 30.0  # a plan takes a second of the processor that others train on
 DOES_NOT_FIT = 3
-OWN_GROUP = getattr(
-    subprocess, "CREATE_NEW_PROCESS_GROUP", 0
-)  # Windows' session: the page's Ctrl-C is not for its runs
+# what a session is on Windows: the page's Ctrl-C is not for its runs
+OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 WISHES = ("save", "stop")
 
 

@@ -194,9 +194,8 @@ def _lives_here(record: dict[str, Any]) -> bool:
     number = record.get("process")
     if record.get("host") != platform.node() or type(number) is not int or number <= 0:
         return False
-    return is_alive(number) and not _is_younger(
-        number, record.get("time") or record.get("begun") or record.get("started")
-    )
+    last_word = record.get("time") or record.get("begun") or record.get("started")
+    return is_alive(number) and not _is_younger(number, last_word)
 
 
 def _is_younger(number: int, moment: object) -> bool:

@@ -108,9 +108,8 @@ class LiveRun:
         had any more, as where an adapter's base is gone by now; the run is done all the same, and has no weights.
         """
         best = by_main(self.accelerator, lambda: self.checkpoints.named_best() or self.checkpoints.latest())
-        (is_seen,) = least_of(
-            self.accelerator, float(best is not None and best.is_dir())
-        )  # not all machines share a disk
+        # machines need not share a disk
+        (is_seen,) = least_of(self.accelerator, float(best is not None and best.is_dir()))
         if best is not None and is_seen and step_of(best) != self.state.step:
             try:
                 self.release()
