@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from config import T5ModelConfig
-from limits import ENCODER_TOKENS, LOSS_CHUNK_BYTES
+from limits import ENCODER_TOKENS, HEAP_BELOW, LOSS_CHUNK_BYTES
 from memory.cost.blocks import Blocks
 from memory.cost.precision import BFLOAT16, dtype_bytes
 from memory.cost.shapes import Shapes, Tokens
@@ -25,6 +25,9 @@ from units import MIB
 CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
 SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
+# At most, besides: gaps in a heap that no step of writing trims. A small tensor that stays in the gap of a large one lets the
+# next large one find none; which ones stay differs from run to run (the same work took 141 to 183 MiB in some twenty).
+GAP_BYTES = 3 * HEAP_BELOW
 REQUEST_BYTES = 128 * 1024  # of a request that is taken: its text, tokens and connection
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
@@ -80,7 +83,7 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
         "weights in compute dtype": CAST_BYTES + (block if weights.compute == "float16" else 0)
         if weights.is_cast
         else 0,
-        "allocator slack": int(SLACK * passing),
+        "allocator slack": int(SLACK * passing) + min(passing, GAP_BYTES),
     }
 
 
