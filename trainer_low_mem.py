@@ -81,9 +81,11 @@ class LowMemTrainer:
         """
         speak(self.config.run.language)
         tune_malloc("small")  # until the plan has chosen
-        self.device = devices.pick(self.config.run.device, local_rank())
+        # of a run that goes on, on what it has saved
+        known = self.config if self.ahead is None else self.ahead.begun.config
+        self.device = devices.pick(known.run.device, local_rank())
         self.accelerator = Accelerator(
-            cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(self.config) or None,
+            cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(known) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
         set_threads(self.config)
@@ -172,7 +174,7 @@ class LowMemTrainer:
             is_due = number % steps.save_steps == 0 or is_last or is_best or stop or live.best.should_stop
             is_due, self.save_asked = is_due or self.save_asked, False
             if is_due and not self.saver.save(is_best):
-                self.recovery.slow_down(number)
+                self.recovery.after_unsound(number)
                 continue
             if exhausted and not is_last:
                 self.recovery.give_up()

@@ -33,6 +33,7 @@ from memory.observe.budget import Budget, measure_budget
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.decoding.generation import generate
+from model.formats.adapter_folder import adapter_bytes
 from model.formats.answering import GENERATION_FILE, SEARCH, answers_by
 from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
@@ -237,6 +238,7 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
             f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {shape.vocab_size}: they do not match"
         )
     room = Room.measure(config, device)
+    room = replace(room, base_bytes=room.base_bytes + sum(map(adapter_bytes, adapters)))  # they lie beside the model
     storage, chosen = _choose_dtypes(config, device, shape, home, writing, room)
     if not chosen.as_requested:  # beside the answers, which a script may read from standard output
         told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"

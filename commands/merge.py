@@ -8,7 +8,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from commands.convert import probe_logits
+import torch
+
+from commands.convert import DTYPES, probe_logits
 from commands.loading import find_model
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
@@ -25,7 +27,7 @@ from training.start.adapters import attach
 
 
 def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]:
-    """Load a model with the first of its adapters on, its weights as they are stored.
+    """Load a model with the first of its adapters on, its weights as they are stored, foreign kinds of them in fp32.
 
     Args:
         folder: a model, or an adapter whose base is known. named: the setting `adapter`.
@@ -38,7 +40,9 @@ def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]
     home, adapters = base_of(folder), adapter_folders(folder, named)
     for place in dict.fromkeys((home, *adapters)):
         refuse_damaged(place, "adapter" if place in adapters else "model")
-    model = hf_format.load(home, dtype=hf_format.stored_dtype(home))
+    stored = hf_format.stored_dtype(home)
+    is_foreign = stored.is_floating_point and stored not in DTYPES.values()  # float64 and float8 are not written again
+    model = hf_format.load(home, dtype=torch.float32 if is_foreign else stored)
     if adapters:
         attach(model, adapters[:1], home)
     return model, home, adapters

@@ -138,4 +138,7 @@ def _keep_generation_settings(home: Path, folder: Path) -> None:
     if isinstance(published, dict):
         path = folder / GENERATION_FILE
         ours = json.loads(path.read_text(encoding="utf8"))
+        ends = published.get("eos_token_id")
+        if isinstance(ends, list) and ours.get("eos_token_id") in ends:  # several may end an answer elsewhere
+            ours["eos_token_id"] = ends
         path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")

@@ -149,6 +149,7 @@ class Engine:
         loss, failed, begun, lost, late = self._sum_over(loss, *(float(fact) for fact in told))
         if failed or lost:
             self.model.zero_grad()
+            self.update.keep_scale()
         return Outcome(loss, failed > 0, not lost, begun > 0, failure, late > 0)
 
     def attempt(self, batches: Sequence[Batch], total_labels: int) -> Tensor:

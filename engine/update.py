@@ -47,6 +47,7 @@ class Update:
         self.is_finite = True  # whether all gradients of the last step were; if not, `has_begun` tells what is lost
         self.seconds = 0.0  # that the last step's updates took on the host, without waiting for weights
         self.unseen_norm: Tensor | None = None  # of the last step's gradients, on a GPU: nobody has waited for it
+        self._scale_before: LossScaling | None = None  # as the step began
         self._held: list[nn.Parameter] = []
         self._vectors: list[nn.Parameter] = []  # on a GPU, until the walk has ended
         self._norms: list[Tensor] = []  # of each block's gradients; on the device until the walk has ended
@@ -60,6 +61,7 @@ class Update:
         """Tell the step before its first walk."""
         skipped = 0 if self.scaling is None else self.scaling.skipped_steps
         self.step = replace(step, number=step.number - skipped)
+        self._scale_before = None if self.scaling is None else replace(self.scaling)
         self._vectors = []
         if self.optimizer.rates:
             self.optimizer.rates = []  # of a step that was aborted
@@ -116,6 +118,12 @@ class Update:
             for weight in held:
                 weight.grad = None
 
+    def keep_scale(self) -> None:
+        """A process that saw its loss has left the step out for all: no other's loss scale moves by it, as the first's did not."""
+        if self.scaling is not None and self._scale_before is not None:
+            for name, value in self._scale_before.as_dict().items():
+                setattr(self.scaling, name, value)
+
     def _admits(self, held: Sequence[nn.Parameter], norm: float | None) -> bool:
         """Whether held gradients are finite; a loss scale that was too large takes the blame where there is one."""
         are_finite = is_finite(_gradients(held)) if norm is None else math.isfinite(norm)
@@ -126,7 +134,9 @@ class Update:
         return self.is_finite and not self.is_skipped
 
     def _apply(self, weights: Sequence[nn.Parameter], factor: float = 1.0) -> None:
-        self.has_begun = self.has_begun or bool(weights)
+        self.has_begun = self.has_begun or any(
+            weight.grad is not None for weight in weights
+        )  # not by those that are frozen
         for part in self.weight_store.parted(weight for weight in weights if weight.grad is not None):
             with self.weight_store.held(part, is_changed=True):
                 began = time.perf_counter()

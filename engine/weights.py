@@ -73,8 +73,11 @@ class WeightStore:
         products widen them in pieces, at less cost than a copy of all.
         """
         found = list(weights)
-        matrices = [w for w in found if w.dim() == 2]
-        is_narrow = all(w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in matrices)
+        # adapters and bias tables rest in fp32
+        cast = [w for w in found if w.dim() == 2 and w.dtype != self.compute_dtype]
+        is_narrow = bool(cast) and all(
+            w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in cast
+        )
         return self.in_rest_dtype(found) if is_narrow else self.in_compute_dtype(found)
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -114,7 +115,8 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
         raise ValueError(not_known(str(parsed), facts["choices"]))
     if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
         _check_range(parsed, facts)
-    return parsed
+    # bash leaves the ~ of --cache_dir=~/cache alone, and so does YAML
+    return os.path.expanduser(parsed) if facts["is_place"] and isinstance(parsed, str) else parsed
 
 
 def not_known(word: str, known: Iterable[str]) -> str:

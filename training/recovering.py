@@ -7,9 +7,11 @@ Every process comes here together, and decides the same.
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 from config import DoesNotFit, UserError
+from engine.finite import is_finite
 from engine.step import Outcome
 from language import say
 from training.budget.keeping import ADVICE, NOTHING_LEFT
@@ -39,6 +41,15 @@ class Recovery:
             self._after_out_of_memory(outcome, number)
         else:
             self._leave_out(number, outcome)
+
+    def after_unsound(self, number: int) -> None:
+        """Go on after step `number`, whose weights are not finite and were not saved."""
+        earlier = self.live.engine.checks.earlier  # on a GPU the next step would have looked at it
+        is_lost = earlier is not None and not is_finite([earlier])
+        if sum_over(self.live.accelerator, float(is_lost))[0]:
+            self._leave_out(number, Outcome(math.nan, False, is_finite=False, is_changed=True))
+        else:
+            self.slow_down(number)
 
     def slow_down(self, number: int) -> None:
         """Continue from the last checkpoint with half the learning rate; where that was done often enough, end the run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,9 +90,14 @@ class Encoder:
         """Leave out the oldest turns of a conversation until it fits, or only its newest question is left."""
         if len(ids) < longest or not isinstance(text, Prompt):
             return ids
-        while len(ids) >= longest and (shorter := text.shorter()) is not None:
-            text, ids = shorter, self.tokenizer.encode_batch([shorter])[0]
-        return ids
+        later = [question for question in text.questions if question]  # what all of it holds is too long
+
+        def ids_since(question: int) -> Ids:
+            return self.tokenizer.encode_batch([text.since(question)])[0]
+
+        # the later the fewer tokens, so that a long conversation is encoded a few times, not once for each turn
+        fits = bisect_left(later, True, key=lambda question: len(ids_since(question)) < longest)
+        return ids_since(later[min(fits, len(later) - 1)]) if later else ids
 
     def _ended(self, sides: list[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
         """Lay rows end to end, each cut and with end of text."""

@@ -239,7 +239,7 @@ def _make_shards(
     identity = fingerprint([settings, tokenizer.fingerprint])
     target = Path(data.cache_dir) / f"shards-{identity}"
     if config.prepare.shards_dir != AUTO:
-        target = Path(config.prepare.shards_dir)
+        target = Path(os.path.expanduser(config.prepare.shards_dir))
         _check_free(target, identity)
 
     def write(folder: Path) -> None:
@@ -257,7 +257,10 @@ def _make_shards(
         clear(folder)
         (folder / IDENTITY).unlink(missing_ok=True)
 
-    return Manifest.read(once(target, write, resumable=True))
+    made = Manifest.read(once(target, write, resumable=True))
+    if made.content["fingerprint"] != identity:  # another process has made that folder meanwhile
+        raise UserError(_of_others(target))
+    return made
 
 
 def _put_manifest(folder: Path, content: dict[str, object]) -> None:
@@ -316,13 +319,15 @@ def _settings(job: Job) -> dict[str, object]:
     return facts
 
 
+def _of_others(target: Path) -> str:
+    return f"--shards_dir = {target}, holds shards of other data or settings; name another folder or delete it"
+
+
 def _check_free(target: Path, identity: str) -> None:
     """A folder that the user names may be new, empty, or hold these very shards."""
     if (target / shards.MANIFEST).is_file():
         if Manifest.read(target).content["fingerprint"] != identity:
-            raise UserError(
-                f"--shards_dir = {target}, holds shards of other data or settings; name another folder or delete it"
-            )
+            raise UserError(_of_others(target))
     elif target.is_dir() and not any(target.iterdir()):
         if target.is_symlink() or os.path.ismount(target):
             raise UserError(

@@ -13,7 +13,7 @@ import difflib
 import glob
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -39,6 +39,7 @@ from language import say
 from settings.fields import UserError, listed, reason_of
 
 KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix != ".md")
+HIDDEN = (".", "_")  # how names begin that are passed over in a folder
 NO_ROWS = {  # what these describe is a dataset, prepared rows or a model
     "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json", "manifest.json",
     "config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
@@ -170,18 +171,38 @@ def _listed(part: str, name: str = "--train_file") -> Listing:
                 return Listing([file for file, _ in remote])
             return Listing.of_folder([file for file, inside in remote if _belongs_to_folder(inside)])
     else:
-        path = Path(part).expanduser()
+        # a file may be called ~notes.csv
+        path = Path(part) if os.path.lexists(part) else Path(os.path.expanduser(part))
     if path.is_dir():
         saved = _saved_dataset(path, name)
         if saved is not None:
             return Listing(list(saved))
-        below = (file for file in path.rglob("*") if file.is_file() and _belongs_to_folder(file.relative_to(path)))
+        below = (file for file in _below(path) if file.is_file() and _belongs_to_folder(file.relative_to(path)))
         return Listing.of_folder(sorted(below))
     if path.exists():
         return Listing([path])
     base = next(parent for parent in path.parents if parent.is_dir())  # a folder that is there may be named `[1]`
     found = glob.glob(str(path.relative_to(base)), root_dir=base, recursive=True)
     return Listing([file for file in (base / name for name in sorted(found)) if file.is_file()])
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The files below a folder and folders linked from it, each folder once.
+
+    Raises:
+        OSError: a folder cannot be read: its rows would be missing without a word.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    seen: set[tuple[int, int]] = set()
+    for root, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        status = os.stat(root)
+        is_new = (status.st_dev, status.st_ino) not in seen
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN)) if is_new else []
+        yield from (Path(root, name) for name in files if is_new)
 
 
 def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
@@ -220,7 +241,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _belongs_to_folder(path: PurePath) -> bool:
-    if any(part.startswith((".", "_")) for part in path.parts) or path.name.lower() in NO_ROWS:
+    if any(part.startswith(HIDDEN) for part in path.parts) or path.name.lower() in NO_ROWS:
         return False
     return _data_suffix(path) in KINDS_OF_FOLDERS
 

@@ -76,19 +76,20 @@ def _where(error: Exception) -> str:
 
 def _array(source: Source) -> Iterator[tuple[str, Any]]:
     """The members of the array that a file is."""
-    decode, text, number, is_open = json.JSONDecoder().raw_decode, "", 0, False
+    decode, text, number, is_open, is_closed = json.JSONDecoder().raw_decode, "", 0, False, False
     for part, is_last in _texts(source):
         text += part
         if is_crowded(text):
             place = f"row {number + 1}"
             raise UserError(say("{file}, {place}: {problem}", file=source.path, place=place, problem=crowded()))
-        at = _skip(text, 0, _BLANK)
+        at = 0 if is_closed else _skip(text, 0, _BLANK)
         if not is_open and at < len(text):
             is_open, at = True, at + 1  # behind the bracket, which is why it is read as an array
-        while is_open:
+        while is_open and not is_closed:
             at = _skip(text, at, _BLANK + ",")
             if text[at : at + 1] == "]":
-                return
+                is_closed, at = True, at + 1
+                break
             try:
                 value, at = decode(text, at)
             except (ValueError, RecursionError) as error:
@@ -98,6 +99,9 @@ def _array(source: Source) -> Iterator[tuple[str, Any]]:
             number += 1
             yield f"row {number}", value
         text = text[at:]
+        if is_closed and _skip(text, 0, _BLANK) < len(text):  # two files, one behind the other
+            told = "{file}: something follows the array after row {number}; write one array, or one object a line"
+            raise UserError(say(told, file=source.path, number=number))
 
 
 def _texts(source: Source) -> Iterator[tuple[str, bool]]:

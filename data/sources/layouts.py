@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from data.text.conversations import check_pair
+
 PAIRS = (
     ("instruction+input", "output"),  # Alpaca, LLaMA-Factory
     ("instruction", "output"),
@@ -68,6 +70,16 @@ def are_there(columns: Sequence[str], names: Sequence[str]) -> bool:
 def is_made(columns: Sequence[str], names: Sequence[str]) -> bool:
     """Whether any of these columns is an expression."""
     return any(column not in names and _parts(column, names) != [column] for column in columns)
+
+
+def check_stored(columns: Sequence[str], row: Sequence[Any]) -> None:
+    """`check_pair` of a row as it lies in its file; columns that are made of others are checked when they are made.
+
+    Raises:
+        ValueError: names the column.
+    """
+    if not any(isinstance(name, Optional) for name in columns):
+        check_pair(columns, tuple(row))
 
 
 def made(columns: Sequence[str], names: Sequence[str], row: Sequence[str | None]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ one by one, in order, and are numbered, so that a run that was killed can pass o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,15 +108,20 @@ def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, C
     if source.kind in TABLES:
         return _table_rows(source, name, bad_rows)
     names = [PROMPT] if source.kind == TEXT else column_names(source)
+    _refuse_twice(source, names)
     batches = read_source(source, names, bad_rows, text_unit="line")
     rows = (row for batch in batches for row in batch)
     return ((f"row {number}", dict(zip(names, row, strict=True))) for number, row in enumerate(rows, 1))
 
 
-def _table_rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
-    names = table_columns(source)
+def _refuse_twice(source: Source, names: Sequence[str]) -> None:
     if twice := dict.fromkeys(column for column in names if names.count(column) > 1):
         raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
+
+
+def _table_rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
+    names = table_columns(source)
+    _refuse_twice(source, names)
     check_types(source, stored([name], names))
     number = 0
     with broken_file_is_user_error(source.path, source.kind):

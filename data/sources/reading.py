@@ -11,11 +11,22 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from data.sources.files import OBJECTS, TABLES, Source
 from data.sources.json_rows import objects
-from data.sources.layouts import TRANSLATION, Optional, Table, is_made, made, recognised, stored, table_text
+from data.sources.layouts import (
+    TRANSLATION,
+    Optional,
+    Table,
+    check_stored,
+    is_made,
+    made,
+    recognised,
+    stored,
+    table_text,
+)
 from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
@@ -42,6 +53,7 @@ DIALECTS: dict[str, dict[str, Any]] = {
     CSV: {"delimiter": ",", "strict": True},
     TSV: {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
 }
+LOOKED_AT_OBJECTS = 256  # whose names are the columns of a file
 OTHER_DELIMITERS = ";\t"  # of CSV as spreadsheets write it where the comma is the decimal sign
 Row = tuple[str, ...]
 
@@ -57,14 +69,20 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
     if source.kind in TABLES:
         return table_columns(source)
     if source.kind in OBJECTS:
-        return list(_first_object(source))
-    header = next(_csv_lines(source, BadRows()), (1, []))[1]
-    return [name.encode("utf8", "replace").decode("utf8") for name in header]
+        return list(dict.fromkeys(name for first in _first_objects(source) for name in first))
+    return _header(next(_csv_lines(source, BadRows()), (1, []))[1])
 
 
-def _first_object(source: Source) -> dict[str, Any]:
+def _header(cells: Sequence[str]) -> list[str]:
+    """The names of columns, with marks for what is not UTF-8 in them."""
+    return [name.encode("utf8", "replace").decode("utf8") for name in cells]
+
+
+def _first_objects(source: Source) -> Iterator[dict[str, Any]]:
+    """The first objects of a file, at least one; a column may be missing in some."""
     bad_rows = BadRows(skip=True)
-    first = next(objects(source, bad_rows), None)
+    found = (value for _, value in objects(source, bad_rows))
+    first = next(found, None)
     told = bad_rows.examples[0] if bad_rows.examples else ""
     if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long(), crowded())):
         raise UserError(bad_rows.examples[0])
@@ -78,7 +96,8 @@ def _first_object(source: Source) -> dict[str, Any]:
         raise UserError(
             f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}'
         )
-    return first[1]
+    yield first
+    yield from islice(found, LOOKED_AT_OBJECTS - 1)
 
 
 def recognised_columns(source: Source) -> tuple[str, str] | None:
@@ -91,7 +110,7 @@ def recognised_columns(source: Source) -> tuple[str, str] | None:
         return None
     names, keys = column_names(source), []
     if TRANSLATION in names and source.kind in OBJECTS:
-        cell = _first_object(source)[TRANSLATION]
+        cell = next(value[TRANSLATION] for value in _first_objects(source) if TRANSLATION in value)
         keys = list(cell) if isinstance(cell, dict) else []
     elif TRANSLATION in names and source.kind in TABLES:
         keys = table_keys(source, TRANSLATION)
@@ -223,7 +242,7 @@ def _object_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> I
     for place, value in objects(source, bad_rows):
         try:
             row = tuple(_cell(value, name) for name in columns)
-            check_pair(columns, row)
+            check_stored(columns, row)
         except ValueError as error:
             bad_rows.add(source.path, place, str(error))
         else:
@@ -332,7 +351,7 @@ def _not_utf8(cells: Sequence[str]) -> str:
 
 def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
     rows = _csv_lines(source, bad_rows)
-    header = next(rows)[1]
+    header = _header(next(rows)[1])
     places = [header.index(name) for name in columns]
     for number, cells in rows:
         if len(cells) != len(header):
@@ -349,7 +368,7 @@ def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iter
                 row = tuple(
                     _worded_cell(cell, name) if isinstance(name, (TurnsColumn, Table)) else cell for name, cell in named
                 )
-                check_pair(columns, row)
+                check_stored(columns, row)
             except ValueError as error:
                 bad_rows.add(source.path, say("line {number}", number=number), str(error))
             else:

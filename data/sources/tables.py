@@ -22,9 +22,9 @@ from data.packed.arrow_buffers import PackedBatches, packed_batches
 from data.packed.parquet_pages import check_footer, check_group, check_groups
 from data.sources.arrow_checks import checked, unfolded_bytes
 from data.sources.files import Source
-from data.sources.layouts import Optional, Table, table_text
+from data.sources.layouts import Optional, Table, check_stored, table_text
 from data.sources.places import Place
-from data.text.conversations import TurnsColumn, check_pair, turns_text
+from data.text.conversations import TurnsColumn, turns_text
 from formats import ARROW_STREAM, PARQUET
 from settings.fields import UserError, listed
 
@@ -135,7 +135,7 @@ def _row_problem(columns: Sequence[str], row: Sequence[Cell]) -> str:
         if not isinstance(cell, str) and not (cell is None and isinstance(name, Optional)):
             return f"{name} {_problem(cell)}"
     try:
-        check_pair(columns, row)  # type: ignore[arg-type]
+        check_stored(columns, row)
     except ValueError as error:
         return str(error)
     return ""

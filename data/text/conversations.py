@@ -42,13 +42,19 @@ class Prompt(str):
         made.template, made.turns = template, turns
         return made
 
-    def shorter(self) -> Prompt | None:
-        """The same without its oldest question and answer; None where only the newest question is left."""
-        spoken = [turn for turn in self.turns if turn[0] != SYSTEM][1:]
-        while spoken and spoken[0][0] != USER:
-            spoken = spoken[1:]
+    @property
+    def questions(self) -> Sequence[int]:
+        """Where questions stand among what was spoken, the newest last."""
+        return [place for place, turn in enumerate(self._spoken) if turn[0] == USER]
+
+    def since(self, question: int) -> Prompt:
+        """The same from one of `questions` on; rules stay."""
         rules = [turn for turn in self.turns if turn[0] == SYSTEM]
-        return Prompt.of(self.template, [*rules, *spoken]) if spoken else None
+        return Prompt.of(self.template, [*rules, *self._spoken[question:]])
+
+    @property
+    def _spoken(self) -> list[Turn]:
+        return [turn for turn in self.turns if turn[0] != SYSTEM]
 
 
 class TurnsColumn(str):

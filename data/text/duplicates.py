@@ -112,7 +112,7 @@ def shingle_hashes(text: str) -> NDArray[np.uint64]:
 
 def bands(signatures: NDArray[np.uint16]) -> list[NDArray[np.uint64]]:
     """Hash each band of signatures (rows, 128) to (rows,) 64 bits."""
-    halves = np.ascontiguousarray(signatures).view(np.uint64).reshape(len(signatures), BANDS, -1)
+    halves = np.ascontiguousarray(signatures).view(np.uint64).reshape(len(signatures), BANDS, NUM_PERM // BANDS // 4)
     return [mix(mix(halves[:, band, 0]) ^ halves[:, band, 1]) for band in range(BANDS)]
 
 

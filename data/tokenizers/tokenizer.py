@@ -98,6 +98,7 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
         }
         config |= {"model_max_length": 10**30, "tokenizer_class": "PreTrainedTokenizerFast"}
+        config["model_input_names"] = ["input_ids", "attention_mask"]  # before 5.0 it gave token_type_ids besides
         if (words := self.template.chat_template()) is not None:
             config["chat_template"] = words
         names: dict[str, Any] = {**self.names, "additional_special_tokens": sentinels}

@@ -5,6 +5,7 @@ Source: PEFT 0.17-0.21, `LoraConfig`.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from settings.fields import UserError
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 FINGERPRINT = "base_fingerprint"
+# how PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base
+BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false")
 HIGHEST_RANK = 4096  # as of the setting lora_rank
 
 
@@ -55,6 +58,12 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
     for name in ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "fan_in_fan_out"):
         if raw.get(name):
             problems.append(f"{name} = {raw[name]}, is not supported; make the adapter without it")
+    begun = raw.get("init_lora_weights", True)
+    if isinstance(begun, str) and begun.lower() not in BEGUN_BESIDE:
+        problems.append(
+            f"init_lora_weights = {begun}, has changed its base besides, which is not in the folder; save it again with "
+            "path_initial_model_for_weight_conversion of PEFT's save_pretrained, or after merge_and_unload"
+        )
     return problems + _impossible(raw)
 
 
@@ -75,6 +84,12 @@ def _impossible(raw: dict[str, Any]) -> list[str]:
     if not all(isinstance(name, str) for name in names):
         problems.append(f"target_modules = {str(targets)[:60]}, is wrong; allowed: a name or a list of names")
     return problems
+
+
+def adapter_bytes(folder: Path) -> int:
+    """What an adapter takes in memory, where its numbers are fp32. Raises as `open_weights`."""
+    with open_weights(folder) as stored:
+        return sum(4 * math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
 
 
 def _is_number(value: Any, kind: Any, low: float, high: float) -> bool:

@@ -30,9 +30,13 @@ def answers_by(folder: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, []
     found, problems = dict[str, Any](), list[str]()
     try:
-        named = {name: value for name, value in read_json(path).items() if name in HEEDED and value is not None}
+        published = read_json(path)
     except UserError as error:
         return {}, error.problems
+    named = {name: value for name, value in published.items() if name in HEEDED and value is not None}
+    ends = published.get("eos_token_id")
+    if isinstance(ends, list) and len(ends) > 1:
+        problems.append(f"{path}: eos_token_id = {str(ends)[:60]}, answers end here at the model's own end token alone")
     for name, value in named.items():
         try:
             found[name] = getattr(load("generate", {name: str(value)}).generate, name)

@@ -181,3 +181,14 @@ def test_gradients_of_several_walks_add_up() -> None:
     for name, weight in model.named_parameters():
         assert weight.grad is not None and weight.grad.dtype == expected[name].dtype
         assert relative_error(weight.grad, expected[name]) < 5e-3, name
+
+
+def test_a_step_that_another_process_has_left_out_moves_no_scale() -> None:
+    """That one saw its loss, before it looked at gradients: scales that differ would part the weights."""
+    model, batch = small_model(), Rectangle()
+    scaling = LossScaling(scale=2.0**28, good_steps=7)
+    update = Update(OPTIMIZERS["adamw"](dict(model.named_parameters())), 0.0, scaling)
+    step(model, update, batch, 1)
+    assert scaling == LossScaling(2.0**27, 0, 1)
+    update.keep_scale()
+    assert scaling == LossScaling(2.0**28, 7, 0)

@@ -17,6 +17,7 @@ from engine.checkpointing import Checkpointing
 from engine.finite import OnReady, StepChecks
 from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
+from engine.scaling import LossScaling
 from engine.step import Engine, Outcome, accumulate
 from engine.update import Update
 from engine.walk import Walk
@@ -162,3 +163,12 @@ def test_a_pass_takes_no_more_micro_batches_than_were_priced(
     monkeypatch.setattr(engine.walk, "gradients", lambda part, *args: seen.append(len(part)) or plain(part, *args))
     assert engine.step(Step(1, 1e-2), [rows(seed) for seed in range(5)], 50).is_done
     assert seen == sizes
+
+
+@pytest.mark.parametrize("lost", [0.0, 1.0])
+def test_a_step_left_out_elsewhere_leaves_the_loss_scale(lost: float) -> None:
+    """A process whose loss was finite has admitted what another one has not: their scales stay equal."""
+    engine = engine_of(sum_over=lambda loss, failed, begun, *told: [loss, failed, begun, lost, 0.0])
+    engine.update.scaling = LossScaling()
+    engine.step(Step(1, 1e-2), [rows(1)], 10)
+    assert engine.loss_scaling == LossScaling(good_steps=1 - int(lost)).as_dict()

@@ -54,3 +54,15 @@ def test_clips_to_the_global_norm() -> None:
     update.ready(list(model.parameters()))
     update.finish()
     assert all(torch.allclose(seen[name], gradients[name] / 4, rtol=1e-5, atol=1e-9) for name in gradients)
+
+
+def test_frozen_weights_that_are_handed_over_change_nothing() -> None:
+    """A step that fails after them is run again, without going back to a checkpoint."""
+    model = small_model()
+    update = Update(OPTIMIZERS["adamw"](dict(model.named_parameters())))
+    update.begin(Step(1, 0.01))
+    update.ready([model.decoder.final_norm.weight])
+    assert not update.has_begun
+    model.embedding.grad = torch.ones_like(model.embedding)
+    update.ready([model.embedding])
+    assert update.has_begun

@@ -80,3 +80,10 @@ def test_answers_are_those_of_the_compute_dtype(beams: int) -> None:
     assert generate(model, PROMPTS, with_weights=cast.for_products, **how) == generate(
         model, PROMPTS, with_weights=cast.in_compute_dtype, **how
     )  # type: ignore[arg-type]
+
+
+def test_what_rests_in_the_compute_dtype_widens_no_other() -> None:
+    """Adapters, and the bias tables of UMT5, are fp32 beside narrow matrices."""
+    narrow = [*weights(torch.bfloat16), nn.Parameter(torch.ones(2, 3))]
+    with CastWeightStore(torch.float32).for_products(narrow):
+        assert [weight.dtype for weight in narrow] == [torch.bfloat16, torch.float32, torch.float32]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from config import Config
 from engine.step import Outcome
@@ -121,6 +122,19 @@ def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None
     saved = Live(last_good=4)
     recovery_of(saved)[0].after_step(late, 5)
     assert saved.divergence.skipped == [4], "what was saved was sound: the step before was none that spoils"
+
+
+@pytest.mark.parametrize("norm, skipped, rate", [(float("nan"), [4], 1.0), (1.0, [], 0.5), (None, [], 0.5)])
+def test_a_gradient_that_nobody_has_looked_at_yet_takes_the_blame(
+    norm: float | None, skipped: list[int], rate: float
+) -> None:
+    """A GPU is asked in the next step; where this one was to be saved, its rows are passed over all the same."""
+    live = Live(last_good=2)
+    live.state.step = 5
+    live.engine.checks.earlier = None if norm is None else torch.tensor(norm)
+    recovery_of(live)[0].after_unsound(5)
+    assert live.divergence.skipped == skipped and live.divergence.rate_factor == rate
+    assert live.state.step == 2
 
 
 def test_a_step_that_has_spoilt_weights_goes_back() -> None:

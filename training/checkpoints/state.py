@@ -197,7 +197,9 @@ def take_state(folder: Path, optimizer: Optimizer, read: Callable[[], dict[str, 
     except Exception as error:  # safetensors raises its own class for a broken file
         raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
     missing = optimizer.incomplete() if state else []
-    if not state and optimizer.weights and read_training_state(folder).loss_scaling is None:
+    is_due = any(optimizer.state_bytes(tuple(weight.shape), name) for name, weight in optimizer.weights.items())
+    trained = read_training_state(folder)
+    if not state and is_due and trained.step and trained.loss_scaling is None:
         missing = ["all of it"]  # with a loss scale, every step so far may have been left out
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

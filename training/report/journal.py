@@ -136,7 +136,8 @@ class Journal:
         monitor, now = self.monitor, self._clock()
         if now - self._watched >= WATCH_SECONDS:  # a step may be longer than a minute
             self._watched = now
-            logger.info(monitor.line(self._step))
+            with suppress(UserError):  # the log's disk is full for a moment: the sign of life goes on
+                logger.info(monitor.line(self._step))
         return {
             "step": self._step, "max_steps": self._max_steps, "log": str(self._log),
             "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),

@@ -186,10 +186,12 @@ def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[st
 
 
 def resume_command(config: Config) -> str:
-    """The whole command that continues a run, with the folders that have to be named again."""
+    """The whole command that continues a run, with the folders, and the device, that have to be named again."""
     command = "dpo" if config.data.objective == PREFERENCES else "train"
     values, defaults = public_values(config.as_dict()), Config().as_dict()
-    named = [f"--{name}={shlex.quote(str(values[name]))}" for name in places() if values[name] != defaults[name]]
+    # several processes have their device before they have read what the run has saved
+    asked = (*places(), "device", "log_with")
+    named = [f"--{name}={shlex.quote(str(values[name]))}" for name in asked if values[name] != defaults[name]]
     words = [
         program(),
         command,

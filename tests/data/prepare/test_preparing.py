@@ -305,3 +305,14 @@ def test_an_interrupt_says_how_to_go_on(configure: Any, text_file: Path, monkeyp
     monkeypatch.setattr(preparing, "call_in_child", interrupted)
     with pytest.raises(KeyboardInterrupt, match="the same command continues from what is done"):
         prepare_in_child(configure(train_file=text_file))
+
+
+def test_two_jobs_that_make_one_folder_at_once_are_told_apart(
+    configure: Any, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each saw a free folder; the second waits for the first, and must not take its shards."""
+    folder = tmp_path / "shards"
+    prepare(for_prepare_command(configure(train_file=text_file), folder))
+    monkeypatch.setattr("data.prepare.preparing._check_free", lambda target, identity: None)
+    with pytest.raises(UserError, match="holds shards of other data or settings"):
+        prepare(for_prepare_command(configure(train_file=text_file, max_samples=9), folder))

@@ -84,7 +84,7 @@ def test_what_cannot_be_read_is_named_with_the_reason(tmp_path: Path, monkeypatc
     def refuse(*arguments: object, **named: object) -> object:
         raise refused
 
-    monkeypatch.setattr(Path, "rglob", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError) as caught:
         find(f"{tmp_path / 'in'},{tmp_path / 'a.jsonl'}")

@@ -247,3 +247,40 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
     assert sorted(int(row["text"]) for row in LowMemDataset(tmp_path / "one")) == list(range(50))
     assert [row["text"] for row in LowMemDataset(find(str(tmp_path / "all"))[0].path)] == [str(n) for n in range(50)]
+
+
+def test_a_folder_that_cannot_be_read_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "data" / "a.txt")
+    write(tmp_path / "data" / "closed" / "b.txt")
+    plain = os.scandir
+
+    def scandir(folder: str) -> object:
+        if str(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return plain(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=r"closed cannot be read: .*name a folder that can be read whole"):
+        find(str(tmp_path / "data"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "a.txt")
+    write(tmp_path / "disk" / "b.txt")
+    (tmp_path / "data" / "part2").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "round").symlink_to(tmp_path / "data")
+    write(tmp_path / "data" / ".git" / "c.txt")
+    assert [Path(str(source.path)).name for source in find(str(tmp_path / "data"))] == ["a.txt", "b.txt"]
+
+
+def test_a_name_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    write(tmp_path / "home" / "a.txt")
+    write(tmp_path / "~notes.txt")
+    assert kinds("~notes.txt") == ["text"]
+    with pytest.raises(UserError, match="no such file"):
+        find("~nosuchuser/a.txt")
+    if os.name != "nt":
+        assert kinds("~/a.txt") == ["text"]

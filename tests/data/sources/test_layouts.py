@@ -166,3 +166,54 @@ def test_what_is_no_data_is_named(tmp_path: Path, name: str, content: bytes, tol
 def test_a_page_may_be_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"<!DOCTYPE html>\n<html>")
     assert len(find(str(tmp_path / "a.txt"))) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"text": "a"}]\n[{"text": "b"}]\n', '[{"text": "a"}] {"text": "b"}', '[{"text": "a"}]]']
+)
+def test_what_follows_an_array_is_not_lost(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files, one behind the other."""
+    monkeypatch.setattr("data.sources.lines.TEXT_PART_BYTES", 15)  # the first array is a part of its own
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"a\.json: something follows the array after row 1; write one array"):
+        list(read_rows(find(str(path)), ["text"], BadRows()))
+    path.write_text('[{"text": "a"}]' + "\n " * 20)
+    assert list(read_rows(find(str(path)), ["text"], BadRows())) == [[("a",)]]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.csv"])
+def test_a_text_made_of_two_columns_may_lack_the_second(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    rows = [{"title": "x", "body": "y"}, {"title": "z", "body": None}]
+    if name == "a.csv":
+        path.write_text("title,body\nx,y\nz,\n")
+    else:
+        written(path, rows)
+    assert list(read_rows(find(str(path)), ["title+body"], BadRows())) == [[("x\ny",), ("z",)]]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_the_first_row_may_lack_a_column(tmp_path: Path, name: str) -> None:
+    """As Alpaca's rows do where nothing is written for an empty input."""
+    columns, rows, prompts = rows_of(written(tmp_path / name, [{"instruction": "说一句", "output": "好"}, *ALPACA]))
+    assert columns == ["instruction+input", "output"] and rows == [("说一句", "好"), *ALPACA_ROWS]
+    assert prompts == [prompt for prompt, _ in rows]
+    late = [{"note": "x"}, *TRANSLATION]
+    assert rows_of_skipping(written(tmp_path / name, late)) == [("river", "河"), ("hill", "山")]
+
+
+def rows_of_skipping(path: Path) -> list[tuple[str, ...]]:
+    task = decide(load("train", {"train_file": str(path), "skip_bad_rows": "True"}))
+    return [row for batch in read_rows(task.sources, task.columns, BadRows(skip=True)) for row in batch]
+
+
+def test_a_header_that_is_not_utf8_names_its_columns_with_marks(tmp_path: Path) -> None:
+    """As Excel writes it on Windows; the other columns are read all the same."""
+    path = tmp_path / "a.csv"
+    path.write_bytes("prompt,cat\u00e9gorie\na,b\n".encode("cp1252"))
+    (prompt,) = read_prompts(find(str(path)), "prompt", "text", BadRows())
+    assert prompt.text == "a" and list(prompt.columns.values()) == ["a", "b"]
+    path.write_text("prompt,x,x\na,b,c\n")
+    with pytest.raises(UserError, match="several columns are called x; give each a name of its own"):
+        list(read_prompts(find(str(path)), "prompt", "text", BadRows()))

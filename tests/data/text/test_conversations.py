@@ -219,3 +219,25 @@ def test_validation_shards_need_the_same_template(configure: Any, pairs_file: Pa
     assert prepare(same).validation_dir.parent == shards
     with pytest.raises(UserError, match="was written with --prompt_template='chat'"):
         prepare(configure(train_file=pairs_file, validation_file=shards))
+
+
+def test_a_long_conversation_is_encoded_a_few_times(byte_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each turn that is left out, which would take hours."""
+    turns = [[role, f"{role} {number}"] for number in range(500) for role in ("user", "assistant")]
+    encoder = Encoder(
+        Tokenizer.load(byte_dir), Examples(template=Template.load("{prompt}="), form="messages"), (60, 50)
+    )
+    sizes: list[int] = []
+    plain = Tokenizer.encode_batch
+
+    def counted(tokenizer: Tokenizer, texts: list[str], special: bool = False) -> object:
+        sizes.append(sum(map(len, texts)))
+        return plain(tokenizer, texts, special)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", counted)
+    encoded = encoder([(json.dumps(turns),)])
+    assert (
+        encoder.tokenizer.decode(encoded.columns[0][0])
+        == "".join(f"user {number}= assistant {number}\n" for number in (497, 498)) + "user 499="
+    )
+    assert len(sizes) < 14 and sum(sizes) < 3 * sizes[0]

@@ -168,3 +168,14 @@ def test_ten_million_rows_fit_in_a_gigabyte(tmp_path: Path) -> None:
     doubles, peak = done.stdout.split()
     assert 5_000_000 < int(doubles) < 6_000_000
     assert float(peak) < 1000, f"{peak} MiB"
+
+
+def test_a_batch_without_a_usable_row_has_no_near_repeats(tmp_path: Path) -> None:
+    """Such as the last row of a file, where it is blank."""
+    write(tmp_path / "a.jsonl", [" ".join(document(1)), " ".join(document(2))])
+    write(tmp_path / "b.jsonl", ["", " "])
+    assert [band.shape for band in duplicates.bands(minhash([]))] == [(0,)] * duplicates.BANDS
+    folder = tmp_path / "work"
+    folder.mkdir()
+    found = find_duplicates(find(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"), ["text"], NEAR, Examples(), folder, 0)
+    assert found.tolist() == [False, False]

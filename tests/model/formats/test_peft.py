@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from config import T5ModelConfig
 from model import hf_format
-from model.formats.adapter_folder import is_adapter, read_info
+from model.formats.adapter_folder import adapter_bytes, is_adapter, read_info
 from model.formats.peft import load_adapters, save_adapters
 from model.lora.adapter import adapters_of, add_adapters, use_adapters
 from model.lora.form import LoraSettings
@@ -80,6 +80,7 @@ def test_an_adapter_for_another_base_is_refused(config: T5ModelConfig, tmp_path:
         ({"peft_type": "IA3"}, "peft_type = IA3, is not supported; allowed: LORA"),
         ({"bias": "all", "modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q": 4}}, "rank_pattern"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = pissa_niter_4, has changed its base besides"),
         ({"r": 0}, "r = 0, is wrong; allowed: a whole number from 1"),
         ({"r": "v", "lora_alpha": []}, "lora_alpha = [], is wrong; allowed: a number"),
         ({"lora_dropout": 2}, "lora_dropout = 2, is wrong; allowed: 0 up to 1"),
@@ -149,3 +150,12 @@ def test_an_adapter_asks_for_no_size_that_none_has(
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(UserError, match=f"adapter, {next(iter(change))} = .*, is wrong"):
         read_info(tmp_path / "adapter")
+
+
+def test_what_an_adapter_takes_is_read_from_its_header(config: T5ModelConfig, tmp_path: Path) -> None:
+    model = adapted(config, FORMS[0], tmp_path)
+    held = sum(weight.numel() for name, weight in model.named_parameters() if ".adapter." in name)
+    assert adapter_bytes(tmp_path / "adapter") == 4 * held > 0
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "init_lora_weights": "gaussian"}))
+    assert read_info(tmp_path / "adapter").settings.rank == FORMS[0].rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +274,19 @@ def test_no_state_is_unpickled(tmp_path: Path, place: str) -> None:
         load_optimizer(tmp_path / "c", empty(), CPU)
         load_optimizer_share(tmp_path / "c", empty(), CPU, None)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name, step, is_whole", [("sinkgd", 3, True), ("adamw", 0, True), ("adamw", 3, False)])
+def test_an_empty_state_is_whole_where_none_is_due(tmp_path: Path, name: str, step: int, is_whole: bool) -> None:
+    """Adapters have none with SinkGD; and before the first step nobody has."""
+    matrix = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = OPTIMIZERS[name]({"encoder.blocks.0.attention.q.adapter.a": matrix})
+    model, _ = trained()
+    (tmp_path / "c").mkdir()
+    state = replace(STATE, step=step, loss_scaling=None)
+    write_checkpoint(tmp_path / "c", model, byte_tokenizer(), optimizer, state)
+    if is_whole:
+        load_optimizer(tmp_path / "c", optimizer, CPU)
+    else:
+        with pytest.raises(UserError, match=r"lacks tensors .*: all of it"):
+            load_optimizer(tmp_path / "c", optimizer, CPU)

@@ -72,6 +72,10 @@ def test_a_hint_to_resume_is_a_whole_command() -> None:
     elsewhere = {"checkpoint_mirror": "s3://KEY:SECRET@bucket/runs", "weights_dir": "/fast"}
     told = resume_command(load("train", {"train_file": "x", "run_name": "m", **elsewhere}))
     assert told.endswith("--run_name=m --weights_dir=/fast --checkpoint_mirror=s3://bucket/runs"), "keys are not shown"
+    kept = resume_command(
+        load("train", {"train_file": "x", "run_name": "m", "device": "cpu", "log_with": "tensorboard"})
+    )
+    assert kept.endswith("--run_name=m --device=cpu --log_with=tensorboard")
 
 
 def test_a_run_that_got_no_better_says_so() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from commands.loading import find_model
 from commands.merge import merge
@@ -238,3 +240,15 @@ def test_adapters_over_an_int8_folder(base: Path, tmp_path: Path) -> None:
     attach(adapted, [tmp_path / "adapter"], base)
     assert is_int8(small.embedding) and not torch.equal(logits(small), before)
     assert float((logits(small) - logits(adapted)).norm() / logits(adapted).norm()) < 0.05
+
+
+def test_a_base_in_a_foreign_dtype_is_merged_in_fp32(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter", 1)
+    wide = tmp_path / "float64"
+    shutil.copytree(base, wide)
+    (weights,) = wide.glob("*.safetensors")
+    save_file({name: tensor.double() for name, tensor in load_file(weights).items()}, weights)
+    (wide / "checksums.json").unlink(missing_ok=True)
+    note_origin(wide, base)
+    assert merge(merge_config(tmp_path / "merged", adapter=str(folder), model=str(wide))) < 1e-5
+    assert hf_format.stored_dtype(tmp_path / "merged") == torch.float32
