@@ -36,7 +36,7 @@ def answers_by(folder: Path) -> tuple[dict[str, Any], list[str]]:
     named = {name: value for name, value in published.items() if name in HEEDED and value is not None}
     ends = published.get("eos_token_id")
     if isinstance(ends, list) and len(ends) > 1:
-        problems.append(f"{path}: eos_token_id = {str(ends)[:60]}, answers end here at the model's own end token alone")
+        problems.append(f"{path}: eos_token_id = {str(ends)[:60]}, an answer has one end token here, the model's own")
     for name, value in named.items():
         try:
             found[name] = getattr(load("generate", {name: str(value)}).generate, name)

@@ -93,7 +93,10 @@ def test_published_files(tmp_path: Path, content: dict[str, Any], found: dict[st
     assert answers_by(tmp_path) == (found, [])
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"num_beams": "many"}', '{"num_beams": 300}', '{"early_stopping": 7}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"num_beams": "many"}', '{"num_beams": 300}', '{"early_stopping": 7}', '{"eos_token_id": [1, 9]}'],
+)
 def test_what_nobody_can_write_by_is_told_and_passed_over(
     folder: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
@@ -124,6 +127,9 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
     (adapter / GENERATION_FILE).write_text('{"num_beams": 1}')
     assert how(answering(settings(), folder, [adapter]), ("num_beams",)) == {"num_beams": 1}, "a default may be named"
     keep_answers(adapter, GenerateConfig(num_beams=2))
+    published = json.loads((folder / GENERATION_FILE).read_text())
+    (folder / GENERATION_FILE).write_text(json.dumps({**published, "eos_token_id": [1, 9]}))
     assert how(answering(settings(), folder, [adapter])) == {**KEPT, "num_beams": 2}
     merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "merged"))
-    assert answers_by(tmp_path / "merged") == ({**KEPT, "num_beams": 2}, [])
+    found, problems = answers_by(tmp_path / "merged")
+    assert found == {**KEPT, "num_beams": 2} and "eos_token_id = [1, 9], an answer has one end token" in problems[0]

@@ -78,6 +78,8 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     loaded.encode_batch(["x"])  # leaves the library in another mode, which must not reach the file
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again/tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    told = json.loads((tmp_path / "again/tokenizer_config.json").read_text())
+    assert told["model_input_names"] == ["input_ids", "attention_mask"], "T5 takes no others; transformers 4 gave more"
 
 
 def test_other_names_of_special_tokens_are_taken_from_the_folder(tmp_path: Path) -> None:
