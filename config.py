@@ -670,7 +670,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "serve": (
         "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
         "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len",
-        "memory", "run",
+        "weights_dir", *USE,
     ),
     "runs": ("listing", "json", *SHARED),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),
@@ -678,7 +678,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 COMMANDS["merge"] = ("checkpoint", "output", "overwrite", *SHARED)
 COMMANDS["check"] = ("checkpoint", *SHARED)
 COMMANDS["convert"] = ("checkpoint.model", "output", "convert", "overwrite", *SHARED)
-COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "run")
+COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "overwrite", *SHARED)
 COMMANDS["quantize"] = (
     "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", "memory_budget",
     "num_threads", "seed", *SHARED,

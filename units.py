@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -38,3 +39,8 @@ def format_size(size_bytes: float) -> str:
     if size >= KIB:
         return f"{sign}{size / KIB:.1f} KiB"
     return f"{sign}{size:.0f} B"
+
+
+def typed_size(size_bytes: float) -> str:
+    """At least so many bytes as they are typed after a flag: `1300M`."""
+    return f"{math.ceil(size_bytes / MIB)}M"

@@ -99,7 +99,9 @@ def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
     from commands.loading import load_trained, writing_of
 
     given = {
-        name: config.as_dict()[name] for name in ("memory_budget", "device", "compiled_kernels") if config.given(name)
+        name: config.as_dict()[name]
+        for name in ("memory_budget", "device", "num_threads", "compiled_kernels")
+        if config.given(name)
     }
     settings = load("generate", {**given, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64})
     return load_trained(settings, folder, writing_of(settings, 1)), settings

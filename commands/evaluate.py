@@ -25,7 +25,7 @@ from training.evaluation.scores import load_libraries, metric_names
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
 from training.start.adapted import base_of, learnt_last, tokenizer_folder
-from units import format_size
+from units import format_size, typed_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto
@@ -54,7 +54,8 @@ def evaluate(config: Config) -> Evaluation:
     writing = Writing(
         min(answered, MOST_ROWS), loader.longest[0], how.max_new_tokens, how.num_beams, how.temperature > 0
     )
-    at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing) if answered else 0
+    flag = "eval_batch_size_per_gpu"
+    at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     accelerator = Accelerator(cpu=trained.device.name == "cpu")
     with Monitor(trained.room.budget.host_bytes, trained.device, config.memory.monitor_seconds) as monitor:
         batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
@@ -97,7 +98,7 @@ def loss_rows(model: T5ModelConfig, weights: Weights, room: Room, asked: int | s
     fewer = f"--eval_batch_size_per_gpu={rows // 2}, " if rows > 1 else ""
     raise DoesNotFit(
         f"--memory_budget = {format_size(room.total_bytes)}, does not hold {counted(rows, 'row')} of up to {longest[0]} and "
-        f"{longest[1]} tokens: {shown}; try {fewer}--memory_budget={format_size(sum(parts.values()))} or more, "
+        f"{longest[1]} tokens: {shown}; try {fewer}--memory_budget={typed_size(sum(parts.values()))} or more, "
         f"--max_seq_len={max(8, longest[0] // 2)}"
     )
 

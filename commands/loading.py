@@ -43,11 +43,12 @@ from model.t5 import in_memory
 from settings.consistency import idle_search
 from settings.fields import AUTO, DoesNotFit, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
+from training.opening import set_threads
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import AdapterSet, attach
-from units import format_size
+from units import format_size, typed_size
 
 
 @dataclass
@@ -84,11 +85,11 @@ class Trained:
         """What writing takes at its highest: component -> bytes."""
         return predict_generation(self.walk.model.config, self.weights, writing, self.room.base_bytes)
 
-    def rows_at_once(self, asked: int | str, writing: Writing) -> int:
+    def rows_at_once(self, asked: int | str, writing: Writing, flag: str = "generate_batch_size") -> int:
         """How many prompts are answered together.
 
         Args:
-            asked: a number is kept; auto: as many as fit, `writing.rows` at most.
+            asked: a number is kept; auto: as many as fit, `writing.rows` at most. flag: by which it is asked for.
         Raises:
             DoesNotFit: not even one fits, or not so many as were asked for.
         """
@@ -98,18 +99,22 @@ class Trained:
             least = replace(writing, rows=int(asked))
             rows = least.rows if self._fits(least) else 0
         if not rows:
-            raise self.too_little(least)
+            raise self.too_little(least, flag)
         return rows
 
     def _fits(self, writing: Writing) -> bool:
         return sum(self.predict(writing).values()) <= self.room.total_bytes
 
-    def too_little(self, writing: Writing) -> DoesNotFit:
-        """What writing would need, and the changes that help."""
-        parts = self.predict(writing)
+    def too_little(self, writing: Writing, flag: str = "generate_batch_size", besides: int = 0) -> DoesNotFit:
+        """What writing would need, and the changes that help.
+
+        Args:
+            flag: by which the rows are asked for. besides: bytes of requests.
+        """
+        parts = {**self.predict(writing), "requests": besides}
         shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
-        hints = [f"--memory_budget={format_size(sum(parts.values()))} or more"]
-        hints += [f"--generate_batch_size={writing.rows // 2}"] if writing.rows > 1 else []
+        hints = [f"--memory_budget={typed_size(sum(parts.values()))} or more"]
+        hints += [f"--{flag}={writing.rows // 2}"] if writing.rows > 1 else []
         hints += [f"--num_beams={writing.beams // 2}"] if writing.beams > 1 else []
         hints += [
             f"--max_seq_len={max(8, writing.source_tokens // 2)}",
@@ -224,6 +229,7 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
     """
     tune_malloc("fast")
+    set_threads(config)
     use(config.run.compiled_kernels is not False)
     device = devices.pick(config.run.device)
     home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)

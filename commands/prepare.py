@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import data.prepare.preparing
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
@@ -39,7 +41,9 @@ def prepare(config: Config) -> None:
         rows.append((say("tokens of {column}", column=column), told_lengths))
     rows += [*lost_of_shards(config, prepared), *passed_over(config)]
     command = "dpo" if prepared.objective == PREFERENCES else "train"
-    Progress(1).table(say("token shards"), [*rows, (say("next"), f"{program()} {command} --train_file={folder}")])
+    tunes = " --is_finetune=True" if config.train.is_finetune else ""
+    next_line = f"{program()} {command} --train_file={shlex.quote(str(folder))}{tunes}"
+    Progress(1).table(say("token shards"), [*rows, (say("next"), next_line)])
 
 
 def _preview(config: Config) -> None:

@@ -37,6 +37,7 @@ from model.t5 import T5
 from settings.fields import counted
 from settings.program import program
 from training.evaluation.losses import evaluate
+from training.opening import set_threads
 from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import note_origin
@@ -66,6 +67,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
             not hold the measuring.
     Memory: the model as it is stored, one block in fp32 while it is measured.
     """
+    set_threads(config)
     folder = find_model(config)
     learnt, home = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), base_of(folder)
     settings, prepared, loader = evaluation_rows(config, learnt, home)

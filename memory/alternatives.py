@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from config import PREFERENCES, Config
+from config import PREFERENCES, Config, settings_by_name
 from language import join, say
 from memory.cost.precision import INT4, QUANTIZED
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
@@ -103,7 +103,7 @@ def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choic
         those that fit, cheapest first, and then those that do not, the smallest first.
     """
     peak = peak_of(predict(work, choice, machine))[1]
-    ideas = _ideas(config, work, choice)
+    ideas = [idea for idea in _ideas(config, work, choice) if may_change(config, idea[0].partition("=")[0])]
     priced = [_priced(flag, changed, _with_sizes(changed, way), machine) for flag, way, changed in ideas]
     helpful = [change for change in priced if peak - change.peak_bytes > MIB]
 
@@ -112,6 +112,16 @@ def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choic
         return not change.fits, cost if change.fits else change.peak_bytes, change.peak_bytes
 
     return sorted(helpful, key=order)[:most]
+
+
+def may_change(config: Config, name: str) -> bool:
+    """Whether a flag can help: a run that goes on keeps what defines it."""
+    return config.train.is_keep_training is not True or not settings_by_name()[name][1].metadata["defines"]
+
+
+def adapts_a_base(config: Config) -> bool:
+    """Whether there is a model for adapters to go over, as far as the settings tell."""
+    return config.train.is_finetune and config.train.finetune_from is not None
 
 
 def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
@@ -129,7 +139,7 @@ def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Ch
     if work.hold_gradients:
         yield "max_grad_norm=0", choice, replace(work, hold_gradients=False)
     yield from _less_work(config, work, choice)
-    if not config.lora.lora_rank and config.train.is_finetune:
+    if not config.lora.lora_rank and adapts_a_base(config):
         yield "lora_rank=8", choice, replace(work, trained=trained_counts(config.changed(lora_rank=8)))
 
 

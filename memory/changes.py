@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from config import Config, DoesNotFit
-from memory.alternatives import COST, Alternative
+from memory.alternatives import COST, Alternative, adapts_a_base, may_change
 from memory.cost.precision import INT4
 from memory.plan import Plan
 from settings.fields import AUTO
@@ -27,7 +27,8 @@ def planned_changes(config: Config, chosen: Plan, plan_of: PlanOf, most: int) ->
         chosen: the plan that they are compared with. plan_of: makes the plan of other settings. most: how many.
     """
     found = []
-    for name, value, label in sorted(_ideas(config, chosen), key=lambda idea: COST.get(idea[2].partition("=")[0], 0)):
+    ideas = [idea for idea in _ideas(config, chosen) if may_change(config, idea[0])]
+    for name, value, label in sorted(ideas, key=lambda idea: COST.get(idea[2], COST.get(idea[0], 0))):
         with suppress(DoesNotFit):
             other = plan_of(config.changed(**{name: value}))
             if chosen.peak_bytes - other.peak_bytes > MIB:
@@ -61,5 +62,5 @@ def _ideas(config: Config, chosen: Plan) -> Iterator[tuple[str, Value, str]]:
     if chosen.effective_batch_size > 1:
         fewer = chosen.effective_batch_size // 2
         yield "effective_batch_size", fewer, f"effective_batch_size={fewer}"
-    if not config.lora.lora_rank and config.train.is_finetune:
+    if not config.lora.lora_rank and adapts_a_base(config):
         yield "lora_rank", 8, "lora_rank=8"

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from config import Config, UserError
-from memory.cost.homes import away_bytes, piece_bytes
+from memory.cost.homes import pinned_bytes
 from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict
 from memory.cost.work import DEVICE, FILE, RAM
-from model.shapes import STACKS
+from memory.observe.disks import is_in_memory
 from settings.fields import AUTO
 
 Homes = tuple[str, int]  # where weights rest, and of how many blocks elsewhere
@@ -35,11 +35,16 @@ def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None)
     """
     if settled is not None:
         return [settled[0]]
-    asked = config.memory.weights_in
+    asked, folder = config.memory.weights_in, weights_folder(config)
+    is_on_disk = asked not in (AUTO, FILE) or not is_in_memory(folder)
+    if asked == FILE and not is_on_disk:
+        raise UserError(
+            f"--weights_in = file, would rest in {folder}, whose files are in memory themselves; name a --weights_dir on a disk"
+        )
     if asked != AUTO:
         return [RAM if asked == RAM and machine.host_bytes else DEVICE if asked == RAM else asked]
     is_alone = config.memory.shard_weights is not True
-    return [DEVICE, *([RAM] if machine.host_bytes and is_alone else []), *([FILE] if is_alone else [])]
+    return [DEVICE, *([RAM] if machine.host_bytes and is_alone else []), *([FILE] if is_alone and is_on_disk else [])]
 
 
 def ways_at(
@@ -92,8 +97,5 @@ def _fewest_away(way: Choice, work: Work, machine: Machine, total: int) -> Choic
 
 def _is_beside(way: Choice, work: Work, machine: Machine) -> bool:
     """Whether the RAM beside a device suffices; where it computes in the RAM, that is the budget itself."""
-    if way.weights_in == FILE:
-        resting = max(piece_bytes(work, way, stack) for stack in STACKS)  # what is on its way to the device
-    else:
-        resting = away_bytes(work, way)
-    return not machine.host_bytes or resting + offloaded_bytes(work, way, machine) <= machine.host_bytes
+    beside = pinned_bytes(work, way) + offloaded_bytes(work, way, machine)
+    return not machine.host_bytes or beside <= machine.host_bytes

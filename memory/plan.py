@@ -39,6 +39,7 @@ from memory.first_guess import effective_batch
 from memory.homes import Homes, homes_to_try, ways_at
 from memory.reasons import FASTER, dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
 from settings.fields import AUTO
+from units import format_size
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 # of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
@@ -176,6 +177,11 @@ def _found(
         if fastest is not None:
             return found, fastest
         tried, kept = tried + found, []
+    if not tried:  # weights were to rest beside the device, whatever the way
+        raise DoesNotFit(
+            f"--weights_in = {config.memory.weights_in}, does not fit into {format_size(machine.host_bytes)} of RAM beside the "
+            "device; name another place, or leave it out"
+        )
     least = min(_smallest(tried), key=lambda choice: peak_of(predict(work, choice, machine))[1])
     raise DoesNotFit(*refusal(config, work, machine, least))
 

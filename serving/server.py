@@ -20,7 +20,7 @@ from commands.loading import (
 )
 from config import Config
 from language import say
-from memory.cost.generation import MOST_ROWS, Capacity, serving_capacity
+from memory.cost.generation import MOST_ROWS, REQUEST_BYTES, Capacity, serving_capacity
 from memory.observe.monitor import Monitor
 from model.decoding.running import RunningBatch
 from serving.app import READING_BYTES, Api, make_app
@@ -112,7 +112,8 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
         READING_BYTES,
     )
     if found is None:
-        raise trained.too_little(writing_of(config, 1))
+        besides = REQUEST_BYTES * (1 + config.serve.max_queue) + READING_BYTES
+        raise trained.too_little(replace(writing_of(config, 1), sampled=True), besides=besides)
     return found
 
 

@@ -30,11 +30,12 @@ def unheeded(config: Config, command: str) -> list[str]:
     """Flags that change nothing beside the others, each in a sentence. Contradictions are refused; these are told."""
     data, train, how = config.data, config.train, config.generate
     learns_pairs = train.is_finetune or data.objective in ("pairs", PREFERENCES)
-    trains, writes = command in ("train", "dpo"), command in ("generate", "evaluate")
+    trains, writes = command in ("train", "dpo"), command in ("generate", "evaluate", "chat")
     idle: dict[str, tuple[bool, str]] = {
         **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
         **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and learns_pairs, "--objective=span")),
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0, "--temperature=0.7")),
+        "metrics": (trains and not writes_answers(config), "--eval_generate_rows=64"),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
     }  # fmt: skip

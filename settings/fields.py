@@ -115,8 +115,12 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
         raise ValueError(not_known(str(parsed), facts["choices"]))
     if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
         _check_range(parsed, facts)
-    # bash leaves the ~ of --cache_dir=~/cache alone, and so does YAML
-    return os.path.expanduser(parsed) if facts["is_place"] and isinstance(parsed, str) else parsed
+    return at_home(parsed) if facts["is_place"] and isinstance(parsed, str) else parsed
+
+
+def at_home(place: str) -> str:
+    """A place with the user's folder for a ~, which bash leaves alone in --cache_dir=~/cache, and YAML; not of one that is there."""
+    return place if os.path.lexists(place) else os.path.expanduser(place)
 
 
 def not_known(word: str, known: Iterable[str]) -> str:

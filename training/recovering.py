@@ -47,7 +47,7 @@ class Recovery:
         earlier = self.live.engine.checks.earlier  # on a GPU the next step would have looked at it
         is_lost = earlier is not None and not is_finite([earlier])
         if sum_over(self.live.accelerator, float(is_lost))[0]:
-            self._leave_out(number, Outcome(math.nan, False, is_finite=False, is_changed=True))
+            self._leave_out(number + 1, Outcome(math.nan, False, is_finite=False, is_changed=True, is_late=True))
         else:
             self.slow_down(number)
 

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
-from engine.finite import is_finite
+from engine.finite import is_finite, norm_of
 from engine.micro_batches import MicroBatch
 from engine.step import Engine
 from memory.recovery import drop_frames
@@ -92,5 +92,6 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], accelerator: A
         if engine.shards is not None or not engine.device.is_out_of_memory(error):
             raise
         drop_frames(error)
-    is_lost = not (is_finite([loss]) and is_finite(t.detach() for t in tensors if t.is_floating_point()))
+    norms = [norm_of([tensor.detach()]) for tensor in tensors if tensor.is_floating_point()]  # each while it is held
+    is_lost = not (is_finite([loss]) and is_finite(norms))
     return not sum_over(accelerator, float(is_lost))[0]

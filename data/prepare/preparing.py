@@ -33,7 +33,7 @@ from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.cores import usable_cores
 from language import say
-from settings.fields import AUTO, UserError
+from settings.fields import AUTO, UserError, at_home
 
 FORMAT = 2  # raise it when the same text would give other shards
 IDENTITY = "identity"
@@ -155,6 +155,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
             raise UserError(
                 f"--max_samples = {config.data.max_samples}, shards are used whole; prepare the text with --max_samples"
             )
+        _refuse_cleaning(config, raw)
         train = _place(task.shards, TRAIN)
         tokenizer_dir = train[0].root / TOKENIZER
         if config.data.tokenizer_dir != AUTO:
@@ -239,7 +240,7 @@ def _make_shards(
     identity = fingerprint([settings, tokenizer.fingerprint])
     target = Path(data.cache_dir) / f"shards-{identity}"
     if config.prepare.shards_dir != AUTO:
-        target = Path(os.path.expanduser(config.prepare.shards_dir))
+        target = Path(at_home(config.prepare.shards_dir))
         _check_free(target, identity)
 
     def write(folder: Path) -> None:
@@ -261,6 +262,14 @@ def _make_shards(
     if made.content["fingerprint"] != identity:  # another process has made that folder meanwhile
         raise UserError(_of_others(target))
     return made
+
+
+def _refuse_cleaning(config: Config, raw: Sequence[Source]) -> None:
+    """Shards are used as they are; `raw`: of the validation data, which cleaning is for where they are text."""
+    asked = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
+    idle = [name for name, is_on in asked.items() if is_on]
+    if idle and not raw and config.train.is_keep_training is not True:
+        raise UserError(*(f"--{name}, shards are used as they are; prepare the text with --{name}" for name in idle))
 
 
 def _put_manifest(folder: Path, content: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from data.sources.files import TABLES, Source
 from data.sources.layouts import stored
 from data.sources.lines import LONGEST_LINE_BYTES, TEXT_PART_BYTES, BadRows, blocks
-from data.sources.reading import Row, column_names, read_rows
+from data.sources.reading import Row, all_names, column_names, read_rows
 from data.sources.tables import open_parquet, some_batches
 from formats import ARROW_FILE, ARROW_STREAM, JSON, JSONL, PARQUET, TEXT
 
@@ -126,7 +126,7 @@ def _part(source: Source, columns: Sequence[str], folder: Path) -> Source | None
         return Source(part, JSONL)
     if source.kind not in TABLES or source.kind == ARROW_STREAM:
         return None
-    batches = list(some_batches(source, stored(columns, column_names(source)), PIECES, PIECE_BYTES // ROW_BYTES))
+    batches = list(some_batches(source, stored(columns, all_names(source)), PIECES, PIECE_BYTES // ROW_BYTES))
     if len(batches) < PIECES:
         return None
     part = folder / "part.arrow"

@@ -36,9 +36,10 @@ from formats import (
     TSV,
 )
 from language import say
-from settings.fields import UserError, listed, reason_of
+from settings.fields import UserError, at_home, listed, reason_of
 
 KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix != ".md")
+OF_THE_SYSTEM = {"lost+found", "System Volume Information", "$RECYCLE.BIN"}  # in the root of a disk, and often closed
 HIDDEN = (".", "_")  # how names begin that are passed over in a folder
 NO_ROWS = {  # what these describe is a dataset, prepared rows or a model
     "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json", "manifest.json",
@@ -171,8 +172,7 @@ def _listed(part: str, name: str = "--train_file") -> Listing:
                 return Listing([file for file, _ in remote])
             return Listing.of_folder([file for file, inside in remote if _belongs_to_folder(inside)])
     else:
-        # a file may be called ~notes.csv
-        path = Path(part) if os.path.lexists(part) else Path(os.path.expanduser(part))
+        path = Path(at_home(part))
     if path.is_dir():
         saved = _saved_dataset(path, name)
         if saved is not None:
@@ -196,13 +196,14 @@ def _below(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    seen: set[tuple[int, int]] = set()
+    seen: set[str] = set()
     for root, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        status = os.stat(root)
-        is_new = (status.st_dev, status.st_ino) not in seen
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN)) if is_new else []
-        yield from (Path(root, name) for name in files if is_new)
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN) and name not in OF_THE_SYSTEM)
+        yield from (Path(root, name) for name in files)
 
 
 def _saved_dataset(folder: Path, name: str) -> list[Path] | None:

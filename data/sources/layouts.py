@@ -52,6 +52,15 @@ def recognised(names: Sequence[str], keys: Sequence[str] = ()) -> tuple[str, str
     return None
 
 
+def widened(pair: tuple[str, str], names: Sequence[str]) -> tuple[str, str]:
+    """A recognised pair with the column besides that its first row lacks, where others have it."""
+    for prompt, response in PAIRS:
+        parts = prompt.split("+")
+        if (parts[0], response) == pair and all(part in names for part in parts):
+            return prompt, response
+    return pair
+
+
 def stored(columns: Sequence[str], names: Sequence[str]) -> list[str]:
     """The columns of a file that such columns are made of, each once; those that are not there as they were asked for."""
     found: dict[str, str] = {}

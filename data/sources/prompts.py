@@ -18,7 +18,7 @@ from data.sources.files import OBJECTS, TABLES, Source
 from data.sources.json_rows import objects
 from data.sources.layouts import Table, is_made, made, stored, table_text
 from data.sources.lines import BadRows, too_long
-from data.sources.reading import column_names, read_source, recognised_columns
+from data.sources.reading import all_names, column_names, read_source, recognised_columns
 from data.sources.tables import (
     LARGEST_CELL_BYTES,
     broken_file_is_user_error,
@@ -59,7 +59,7 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
     Memory: one batch of 256 rows.
     """
     for source in sources:
-        names = [PROMPT] if source.kind == TEXT else column_names(source)
+        names = [PROMPT] if source.kind == TEXT else all_names(source)
         name = PROMPT if source.kind == TEXT else _column_of(source, names, column, other)
         for place, columns in _rows(source, name, bad_rows):
             text = columns.get(name) if name in columns else _made(name, columns, names)
@@ -74,12 +74,13 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
 
 
 def _column_of(source: Source, names: list[str], column: str, other: str) -> str:
-    found = next((name for name in (column, other) if name in names or is_made([name], names)), None)
+    first = column_names(source)  # of objects: what only some have tells no shape
+    found = next((name for name in (column, other) if name in first or is_made([name], names)), None)
     if found is None and (known := recognised_columns(source)) is not None:
         found = known[0]
     if found is None:
         raise UserError(
-            f"{source.path}: has neither {column} nor {other}; its columns: {listed(names)}; name one with --prompt_column"
+            f"{source.path}: has neither {column} nor {other}; its columns: {listed(first)}; name one with --prompt_column"
         )
     return found
 
@@ -115,7 +116,7 @@ def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, C
 
 
 def _refuse_twice(source: Source, names: Sequence[str]) -> None:
-    if twice := dict.fromkeys(column for column in names if names.count(column) > 1):
+    if twice := dict.fromkeys(column for column in names if column.strip() and names.count(column) > 1):
         raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
 
 

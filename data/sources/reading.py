@@ -26,6 +26,7 @@ from data.sources.layouts import (
     recognised,
     stored,
     table_text,
+    widened,
 )
 from data.sources.lines import (
     GBK_REMEDY,
@@ -53,13 +54,13 @@ DIALECTS: dict[str, dict[str, Any]] = {
     CSV: {"delimiter": ",", "strict": True},
     TSV: {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
 }
-LOOKED_AT_OBJECTS = 256  # whose names are the columns of a file
+LOOKED_AT_OBJECTS = 256  # of a file, for columns that some lack
 OTHER_DELIMITERS = ";\t"  # of CSV as spreadsheets write it where the comma is the decimal sign
 Row = tuple[str, ...]
 
 
 def column_names(source: Source, text_column: str = "text") -> list[str]:
-    """List the columns of a file; plain text has the one named `text_column`.
+    """List the columns of a file, of objects those of the first; plain text has the one named `text_column`.
 
     Raises:
         UserError: the file cannot be read.
@@ -69,8 +70,15 @@ def column_names(source: Source, text_column: str = "text") -> list[str]:
     if source.kind in TABLES:
         return table_columns(source)
     if source.kind in OBJECTS:
-        return list(dict.fromkeys(name for first in _first_objects(source) for name in first))
+        return list(next(_first_objects(source)))
     return _header(next(_csv_lines(source, BadRows()), (1, []))[1])
+
+
+def all_names(source: Source) -> list[str]:
+    """`column_names`, of objects with those that only some of the first have, as where nothing is written for an empty text."""
+    if source.kind not in OBJECTS:
+        return column_names(source)
+    return list(dict.fromkeys(name for value in _first_objects(source) for name in value))
 
 
 def _header(cells: Sequence[str]) -> list[str]:
@@ -79,7 +87,7 @@ def _header(cells: Sequence[str]) -> list[str]:
 
 
 def _first_objects(source: Source) -> Iterator[dict[str, Any]]:
-    """The first objects of a file, at least one; a column may be missing in some."""
+    """The first objects of a file, at least one and about 1 Mi characters; a column may be missing in some."""
     bad_rows = BadRows(skip=True)
     found = (value for _, value in objects(source, bad_rows))
     first = next(found, None)
@@ -97,7 +105,12 @@ def _first_objects(source: Source) -> Iterator[dict[str, Any]]:
             f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}'
         )
     yield first
-    yield from islice(found, LOOKED_AT_OBJECTS - 1)
+    chars = 0
+    for value in islice(found, LOOKED_AT_OBJECTS - 1):
+        chars += sum(len(cell) for cell in value.values() if isinstance(cell, str))
+        if chars > BATCH_CHARS:
+            return
+        yield value
 
 
 def recognised_columns(source: Source) -> tuple[str, str] | None:
@@ -110,11 +123,12 @@ def recognised_columns(source: Source) -> tuple[str, str] | None:
         return None
     names, keys = column_names(source), []
     if TRANSLATION in names and source.kind in OBJECTS:
-        cell = next(value[TRANSLATION] for value in _first_objects(source) if TRANSLATION in value)
+        cell = next(_first_objects(source))[TRANSLATION]
         keys = list(cell) if isinstance(cell, dict) else []
     elif TRANSLATION in names and source.kind in TABLES:
         keys = table_keys(source, TRANSLATION)
-    return recognised(names, keys)
+    found = recognised(names, keys)
+    return found and widened(found, all_names(source))
 
 
 def read_rows(
@@ -145,7 +159,7 @@ def read_source(
     source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
 ) -> Iterator[list[Row]]:
     """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
-    names = columns if source.kind == TEXT else column_names(source)
+    names = columns if source.kind == TEXT else all_names(source)
     if is_made(columns, names):
         return _made_rows(source, columns, names, bad_rows)
     return _stored_rows(source, columns, bad_rows, text_unit)
@@ -200,7 +214,7 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
                 f"{source.path}: plain text has no columns {', '.join(columns)}; use JSONL, CSV, Parquet or Arrow"
             )
         return
-    names = column_names(source)
+    names = all_names(source)
     wanted = stored(columns, names)
     problems = [f"column {name} occurs twice" for name in wanted if names.count(name) > 1]
     if missing := [name for name in wanted if name not in names]:

@@ -18,7 +18,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -238,23 +238,33 @@ def _each_repeat(
     """Mark rows of equal digest: `judge(firsts, rows)` gets each such row with the first that stays, and picks."""
     buckets = max(1, -(-len(digests) // BUCKET_ROWS))
     for bucket in range(buckets):
-        rows = _rows_of_bucket(digests, doubles, bucket, buckets)
-        values = digests[rows]
-        order = np.argsort(values, kind="stable")
-        rows, values = rows[order], values[order]
-        repeats = np.flatnonzero(values[1:] == values[:-1]) + 1
-        begins = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))) if len(rows) else repeats
-        firsts = rows[begins[np.searchsorted(begins, repeats, side="right") - 1]] if len(repeats) else repeats
-        doubles[judge(firsts, rows[repeats])] = True
+        known = np.zeros(
+            0, np.int64
+        )  # the first row of each digest so far: all copies of a frequent text are in one bucket
+        for rows in _rows_of_bucket(digests, doubles, bucket, buckets):
+            rows = np.concatenate([known, rows])
+            values = digests[rows]
+            order = np.argsort(values, kind="stable")
+            rows, values = rows[order], values[order]
+            repeats = np.flatnonzero(values[1:] == values[:-1]) + 1
+            begins = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+            firsts = rows[begins[np.searchsorted(begins, repeats, side="right") - 1]]
+            doubles[judge(firsts, rows[repeats])] = True
+            known = rows[begins]
 
 
 def _rows_of_bucket(
     digests: NDArray[np.uint64], doubles: NDArray[np.bool_], bucket: int, buckets: int
-) -> NDArray[np.int64]:
-    """Numbers of the rows that are not marked yet and whose digest falls into a bucket, read piece by piece."""
-    found = []
+) -> Iterator[NDArray[np.int64]]:
+    """Numbers of the rows that are not marked yet and whose digest falls into a bucket, in order, about BUCKET_ROWS at a time."""
+    found, count = [], 0
     for begin in range(0, len(digests), BUCKET_ROWS):
         part = slice(begin, begin + BUCKET_ROWS)
         chosen = (digests[part] >> np.uint64(32)) % np.uint64(buckets) == bucket
         found.append(np.flatnonzero(chosen & ~doubles[part]) + begin)
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        count += len(found[-1])
+        if count >= BUCKET_ROWS:
+            yield np.concatenate(found)
+            found, count = [], 0
+    if count:
+        yield np.concatenate(found)

@@ -41,6 +41,22 @@ def away_bytes(work: Work, choice: Choice) -> int:
     return sum(count * piece_bytes(work, choice, stack) for stack, count in away_in(work, choice).items())
 
 
+def pinned_bytes(work: Work, choice: Choice) -> int:
+    """What the host beside a GPU takes for weights that rest elsewhere: torch pins each piece in a power of two.
+
+    In the RAM all of them rest there; to and from a file one at a time passes through a buffer.
+    Source: torch 2.13, CachingHostAllocator.h.
+    """
+    away = {stack: count for stack, count in away_in(work, choice).items() if count}
+    if choice.weights_in == FILE:
+        return max((_power_of_two(piece_bytes(work, choice, stack) + PIECE_ALIGNMENT) for stack in away), default=0)
+    return sum(count * _power_of_two(piece_bytes(work, choice, stack)) for stack, count in away.items())
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
 def resident_bytes(work: Work, choice: Choice) -> int:
     """All weights of the model, as they rest, that do not rest elsewhere."""
     everywhere = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)

@@ -55,9 +55,10 @@ class Padded:
 
     @property
     def bias_matrix(self) -> int:
-        """The bias of one stack as a matrix, for each size of a group."""
+        """The bias of one stack as a matrix, for each size of a group, and the place of each distance in its table."""
         sizes = {(group.num_queries, group.num_keys) for group in self.groups}
-        return self.heads * self.e * sum(queries * keys for queries, keys in sizes) if self.has_bias else 0
+        each = self.heads * self.e + INDEX_BYTES
+        return each * sum(queries * keys for queries, keys in sizes) if self.has_bias else 0
 
     def indices(self) -> int:
         """Where rows and tokens lie, once for all layers."""

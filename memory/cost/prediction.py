@@ -61,6 +61,7 @@ def predict(work: Work, choice: Choice, machine: Machine) -> dict[str, dict[str,
         s,
         choice.saved_blocks,
         2 if choice.scores else 1,
+        work.counts["embedding"] if work.model.vocab_size % choice.shards else 0,
     )
     heap = Heap(peaks)
     passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}

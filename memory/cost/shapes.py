@@ -159,9 +159,16 @@ class Shapes:
         groups = self._micro_batch_of_rows(self.rows) + self.rows * np.arange(len(self.sources))[:, None]
         return int(np.bincount(groups[self.sources > 0]).max())
 
-    @remembered
     def _micro_batch_of_rows(self, batch_size: int) -> NDArray[np.int64]:
-        """(S, R): in which micro-batch of its step each row is, where tokens bound one; as `_filled` cuts a step."""
+        """(S, R): in which micro-batch of its step each row is, where tokens bound one; as `_filled` cuts a step. The last alone
+        is remembered: it has 8 bytes a row, and a plan asks for many sizes."""
+        last, kept = self._known.get("micro-batch of rows", (0, None))
+        if last == batch_size:
+            return kept  # type: ignore[no-any-return]
+        found = self._known["micro-batch of rows"] = batch_size, self._cut_by_tokens(batch_size)
+        return found[1]
+
+    def _cut_by_tokens(self, batch_size: int) -> NDArray[np.int64]:
         group, rows, tokens = (np.zeros(len(self.sources), np.int64) for _ in range(3))
         found = np.zeros(self.sources.shape, np.int64)
         for place in range(self.rows):

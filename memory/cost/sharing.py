@@ -18,6 +18,7 @@ def share_out(
     storage_bytes: int,
     saved_blocks: int = 0,
     ahead: int = 1,
+    padded: int = 0,
 ) -> None:
     """Turn the parts of each phase into those of one of `shards` processes, in place; 1 changes nothing.
 
@@ -27,6 +28,7 @@ def share_out(
         saved_blocks: see `Choice`. No gathered weight outlives its block, but a run with 12 saved blocks took that much
             more: heap fragmentation, between the tensors of the graphs.
         ahead: blocks whose weights are gathered at a time: on a GPU the next one too.
+        padded: weights of the embedding where its rows do not part evenly: to be summed they are copied, with rows of padding.
     """
     if shards == 1:
         return
@@ -51,9 +53,13 @@ def share_out(
             whole = min(max(0, parts["gradients"] // compute_bytes - shared), block)
             waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
             parts["gradients"] = (shared // shards + whole + waiting) * compute_bytes
+        if phase == "loss" and "gradients" in parts:
+            parts["gradients"] += padded * compute_bytes
     if "decoder backward" in phases:  # the tokens' gradients are added up in a whole table, twice
         rest = {k: v for k, v in phases["decoder backward"].items() if k not in ("one block", "saved blocks")}
-        rest["gradients"] = int(counts["embedding"] * compute_bytes * (1 + 1 / shards))
+        # beside it its rows of the sum, those of the first time, and those of the head
+        rows = (2 * counts["embedding"] + counts["head"]) // shards
+        rest["gradients"] = (counts["embedding"] + rows + padded) * compute_bytes
         phases["embedded tokens"] = rest
 
 

@@ -277,7 +277,7 @@ def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, 
         _head_cast(work, choice, machine, m),
         *(_block_cast(work, choice, machine, kind, blocks.tokens) for kind in STACKS),
     )
-    working = max(encoder, decoder, logits + (2 * n + 2 * m) * width)
+    working = max(encoder, decoder, logits + (2 * n + 2 * m) * width) + blocks.step_indices()
     return {"one block": working, "weights in compute dtype": cast}
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from devices.base import Device
 
 FLAG = "memory_budget"
+NODES, COMMITTED = "RAM of the memory nodes allowed (cpuset)", "memory not yet committed (vm.overcommit_memory=2)"
+RANK_MARKS = (b"MASTER_PORT=", b"TORCHELASTIC_RUN_ID=")
 MARGIN_SHARE, LEAST_MARGIN, MOST_MARGIN = 0.05, 32 * MIB, 2 * GIB
 
 
@@ -115,6 +117,8 @@ def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None 
     pid = os.getpid() if pid is None else pid
     own = usage_of(_own_pids(pid, local_processes, root), root).anon_bytes
     limits = [Limit("available RAM", (_available_bytes(root) + own) // local_processes)]
+    for what, left in ((NODES, _nodes_bytes(pid, root)), (COMMITTED, _uncommitted_bytes(root))):
+        limits += [] if left is None else [Limit(what, (left + own) // local_processes)]
     for group in group_limits(pid, root):
         others = max(0, group.used_bytes - own)
         limits.append(Limit(group.what, max(0, group.limit_bytes - others) // local_processes))
@@ -167,9 +171,27 @@ def _device_bytes(flag: int | str, device: Device, host: int, warnings: list[str
 
 
 def _own_pids(pid: int, local_processes: int, root: Path) -> list[int]:
-    """This process's tree; with several ranks also the others', which their launcher started beside it."""
-    parent = parent_pid(pid, root) if local_processes > 1 and has_proc(root) else 0
-    return tree_pids(pid, root) if parent <= 1 else tree_pids(parent, root)[1:]
+    """This process's tree; with several ranks also the others', which their launcher started, be it by a script each."""
+    if local_processes <= 1 or not has_proc(root):
+        return tree_pids(pid, root)
+    launcher, mark = parent_pid(pid, root), _rank_mark(pid, root)
+    while launcher > 1 and mark and _rank_mark(launcher, root) == mark:
+        launcher = parent_pid(launcher, root)
+    if launcher > 1:
+        return tree_pids(launcher, root)[1:]
+    own = tree_pids(pid, root)  # the launcher is the first process of a container, which has started others too
+    others = tree_pids(1, root)[1:] if launcher == 1 and mark else []
+    return [*own, *(other for other in others if other not in own and _rank_mark(other, root) == mark)]
+
+
+def _rank_mark(pid: int, root: Path) -> bytes:
+    """What the ranks of one launcher have in common in the environment they began with; empty for other processes."""
+    try:
+        words = (root / f"proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return b""
+    is_rank = any(word.startswith(b"LOCAL_RANK=") for word in words)
+    return b" ".join(sorted(word for word in words if word.startswith(RANK_MARKS))) if is_rank else b""
 
 
 def _available_bytes(root: Path) -> int:
@@ -180,6 +202,45 @@ def _available_bytes(root: Path) -> int:
     kib = _kib_of(lines)
     before_3_14 = kib.get("MemFree", 0) + kib.get("Buffers", 0) + kib.get("Cached", 0)
     return kib.get("MemAvailable", before_3_14) * 1024
+
+
+def _nodes_bytes(pid: int, root: Path) -> int | None:
+    """What is free on the memory nodes that a process may use, as `docker --cpuset-mems`; None where it may use all."""
+    allowed = _list_of(_text(root / f"proc/{pid}/status").partition("Mems_allowed_list:")[2].split("\n")[0])
+    there = _list_of(_text(root / "sys/devices/system/node/online"))
+    if not allowed or not there - allowed:
+        return None
+    total = 0
+    for node in allowed & there:
+        lines = _text(root / f"sys/devices/system/node/node{node}/meminfo").splitlines()
+        kib = _kib_of([line.partition(f"Node {node} ")[2] for line in lines])
+        total += kib.get("MemFree", 0) + kib.get("Active(file)", 0) + kib.get("Inactive(file)", 0)
+    return total * 1024
+
+
+def _list_of(text: str) -> set[int]:
+    """The numbers of a list such as 0-2,5."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found |= set(range(int(first), int(last if last.isdigit() else first) + 1))
+    return found
+
+
+def _uncommitted_bytes(root: Path) -> int | None:
+    """What may still be asked for where the system grants no more than it holds (vm.overcommit_memory = 2); None elsewhere."""
+    if _text(root / "proc/sys/vm/overcommit_memory").strip() != "2":
+        return None
+    kib = _kib_of(_text(root / "proc/meminfo").splitlines())
+    return max(0, kib.get("CommitLimit", 0) - kib.get("Committed_AS", 0)) * 1024
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _total_bytes(root: Path) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+ABOVE = "hierarchical_memory_limit"  # of version 1: the least of the group and all above it
 UNLIMITED = 2**60  # version 1 writes about 2^63 where there is no limit
 
 
@@ -75,8 +76,12 @@ def _limits_up(version: _Version, path: str, pid: int, root: Path) -> Iterator[G
         folder = root / mount_point.lstrip("/") / str(level).lstrip("/")
         if depth and _read(folder / "memory.use_hierarchy").strip() == "0":
             return  # version 1: groups above do not count their children
-        for name in version.limits:
-            limit = _number(_read(folder / name))
+        limits = {name: _number(_read(folder / name)) for name in version.limits}
+        if not depth:  # that of a group above which cannot be seen from here, as inside a container
+            limits[ABOVE] = int(_stat(folder).get(ABOVE, UNLIMITED))
+            if limits[ABOVE] == limits[version.limits[0]]:
+                del limits[ABOVE]
+        for name, limit in limits.items():
             if limit is not None and limit < UNLIMITED:
                 yield GroupLimit(f"cgroup {level} {name}", limit, _used(version, folder))
 
@@ -102,8 +107,12 @@ def _path_inside(path: str, mount_root: str) -> PurePosixPath:
 
 def _used(version: _Version, folder: Path) -> int:
     used = _number(_read(folder / version.usage)) or 0
-    stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines() if line.count(" ") == 1)
+    stat = _stat(folder)
     return max(0, used - sum(int(stat.get(name, 0)) for name in version.file_pages))
+
+
+def _stat(folder: Path) -> dict[str, str]:
+    return dict(line.split() for line in _read(folder / "memory.stat").splitlines() if line.count(" ") == 1)
 
 
 def _number(text: str) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from config import Config, DoesNotFit, load
+from memory.alternatives import adapts_a_base, may_change
 from memory.changes import planned_changes
 from memory.cost.prediction import Choice
 from memory.plan import Plan
@@ -55,3 +56,13 @@ def test_adapters_are_for_finetuning(flags: dict[str, Any], is_told: bool) -> No
 def test_only_what_takes_a_mebibyte_less_and_no_more_than_asked_for() -> None:
     assert labels(less=MIB) == [] and len(labels(less=MIB + 1)) > 3 and len(labels(most=2)) == 2
     assert "memory_budget=255M" not in labels(size=510 * MIB) and "memory_budget=256M" in labels(size=512 * MIB)
+
+
+def test_a_run_that_goes_on_is_offered_what_it_may_change() -> None:
+    """What defines it is refused there; and adapters need a base."""
+    config = load("train", {"train_file": "x", "is_finetune": "True", "model_preset": "tiny", "optimizer": "adamw"})
+    names = ("optimizer", "max_seq_len", "effective_batch_size", "mixed_precision", "memory_mode", "batch_size_per_gpu")
+    assert all(may_change(config, name) for name in names) and adapts_a_base(config)
+    goes_on = config.changed(is_keep_training=True)
+    assert [name for name in names if may_change(goes_on, name)] == ["memory_mode", "batch_size_per_gpu"]
+    assert not adapts_a_base(config.changed(finetune_from=None))

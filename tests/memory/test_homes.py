@@ -11,13 +11,21 @@ import torch
 import devices
 from config import Config, DoesNotFit, UserError, load
 from engine.homes.making import resting_store
-from memory.cost.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes, taken_bytes
+from memory.cost.homes import (
+    PIECE_ALIGNMENT,
+    away_bytes,
+    piece_bytes,
+    pinned_bytes,
+    resident_bytes,
+    slots_bytes,
+    taken_bytes,
+)
 from memory.cost.prediction import BASE_BYTES, Machine
 from memory.cost.speed import predict_seconds
 from memory.cost.work import DEVICE, FILE, RAM, Choice
 from memory.plan import Plan, make_work, plan
 from model import hf_format
-from model.shapes import weight_counts
+from model.shapes import STACKS, weight_counts
 from model.t5 import T5, in_memory
 from units import GIB, MIB
 
@@ -177,3 +185,32 @@ def test_what_is_taken_in_parts_is_resumed_in_the_same() -> None:
     assert began.accumulation_passes > 1 and began.weights_in == FILE
     again = with_adapters(500 * MIB, began, lora_base="bf16")
     assert replace(again, away_blocks=0) == replace(began, away_blocks=0), "the same order of sums"
+
+
+def test_pieces_are_pinned_in_powers_of_two() -> None:
+    """So many bytes torch takes from the system for each; a plan that counts fewer is more than there is."""
+    config = settings_of()
+    work = make_work(config, Machine(8 * GIB, 16 * GIB, 0, RATES), 64, 32)
+    choice = Choice(1, 1, 1, 0, 1, "bfloat16", "bfloat16", 2**20, away_blocks=24, weights_in=RAM)
+    pieces = [piece_bytes(work, choice, stack) for stack in STACKS]
+    assert pinned_bytes(work, choice) == sum(12 * (1 << (size - 1).bit_length()) for size in pieces)
+    assert away_bytes(work, choice) < pinned_bytes(work, choice) < 2 * away_bytes(work, choice)
+    in_file = replace(choice, weights_in=FILE)
+    assert pinned_bytes(work, in_file) == 1 << (max(pieces) + PIECE_ALIGNMENT - 1).bit_length()
+    weights = 2 * weight_counts(config.model)["total"]
+    assert planned(weights, host_bytes=pinned_bytes(work, choice), weights_in=RAM).choice.weights_in == RAM
+    with pytest.raises(DoesNotFit, match=r"--weights_in = ram, does not fit into .* of RAM beside the device"):
+        planned(weights, host_bytes=away_bytes(work, choice), weights_in=RAM)
+
+
+def test_files_that_rest_in_memory_are_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = 2 * weight_counts(settings_of().model)["total"]
+    monkeypatch.setattr("memory.homes.is_in_memory", lambda folder: folder == Path("here"))
+    tight = {"budget": BASE_BYTES + weights}
+    with pytest.raises(
+        UserError, match=r"would rest in here, whose files are in memory .* name a --weights_dir on a disk"
+    ):
+        planned(**tight, weights_in=FILE, weights_dir="here")
+    with pytest.raises(DoesNotFit):
+        planned(**tight, weights_dir="here")
+    assert planned(**tight, output_dir="here", weights_dir="elsewhere").choice.weights_in == FILE

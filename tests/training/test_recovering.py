@@ -124,7 +124,7 @@ def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None
     assert saved.divergence.skipped == [4], "what was saved was sound: the step before was none that spoils"
 
 
-@pytest.mark.parametrize("norm, skipped, rate", [(float("nan"), [4], 1.0), (1.0, [], 0.5), (None, [], 0.5)])
+@pytest.mark.parametrize("norm, skipped, rate", [(float("nan"), [4, 5, 6], 0.5), (1.0, [], 0.5), (None, [], 0.5)])
 def test_a_gradient_that_nobody_has_looked_at_yet_takes_the_blame(
     norm: float | None, skipped: list[int], rate: float
 ) -> None:
@@ -132,9 +132,12 @@ def test_a_gradient_that_nobody_has_looked_at_yet_takes_the_blame(
     live = Live(last_good=2)
     live.state.step = 5
     live.engine.checks.earlier = None if norm is None else torch.tensor(norm)
-    recovery_of(live)[0].after_unsound(5)
-    assert live.divergence.skipped == skipped and live.divergence.rate_factor == rate
-    assert live.state.step == 2
+    for turn in range(MOST_IN_A_ROW if skipped else 1):
+        live.divergence.applied(5)
+        assert live.divergence.rate_factor == 1.0
+        recovery_of(live)[0].after_unsound(5)
+        assert live.divergence.skipped == skipped[: turn + 1] and live.state.step == 2
+    assert live.divergence.rate_factor == rate, "after several in a row the run slows down"
 
 
 def test_a_step_that_has_spoilt_weights_goes_back() -> None:

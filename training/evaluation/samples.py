@@ -63,7 +63,7 @@ def generate_metrics(
         answers = _answers(walk, [source for source, _ in pairs], settings, seed)
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
-            sample = Sample(prompt, _whole(tokenizer.decode_with_unknown(answer)).strip(), reference)
+            sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
             scores.add(sample.answer, _unmatched(sample.reference, target, tokenizer))
             if len(samples) < shown:
                 samples.append(sample)

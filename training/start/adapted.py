@@ -35,7 +35,9 @@ def base_of(folder: str | Path, instead: str | None = None) -> Path:
     if is_adapter(base):
         raise UserError(f"{folder}, is an adapter for {base}, which is an adapter as well; merge that one first")
     if not (base / "config.json").is_file():
-        raise UserError(f"{folder}, is an adapter for {base}, which is not there; put it back or name it with --model")
+        raise UserError(
+            f"{folder}, is an adapter for {base}, which is not there; put it back, or name where it is with --model (train, dpo: --finetune_from)"
+        )
     return base
 
 

@@ -122,17 +122,21 @@ def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> St
 def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> Config:
     """The settings with a model that has room for the tokenizer's tokens, and its ids of padding and end."""
     model = config.model
+    fitting = math.ceil(tokenizer.size / 64) * 64
     if tokenizer.size > model.vocab_size:
-        if base is not None or config.given("vocab_size"):
+        if base is None and config.given("vocab_size"):
+            raise UserError(
+                f"--vocab_size = {model.vocab_size}, is less than the tokenizer's {tokenizer.size} tokens; leave it out, or name {fitting}"
+            )
+        if base is not None:
             raise UserError(
                 f"--tokenizer_dir = {config.data.tokenizer_dir}, has {tokenizer.size} tokens and the model {model.vocab_size}: "
                 "it does not match; use the tokenizer that the model was trained with"
             )
-        model = dataclasses.replace(model, vocab_size=math.ceil(tokenizer.size / 64) * 64)
+        model = dataclasses.replace(model, vocab_size=fitting)
         told = "vocab_size = {rows}, to hold the tokenizer's {tokens} tokens"
         notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
     elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
-        fitting = math.ceil(tokenizer.size / 64) * 64
         told = "the tokenizer has {tokens} ids, the model room for {rows}: --vocab_size={fitting} takes {weights} weights less"
         weights = f"{(model.vocab_size - fitting) * model.d_model:,}"
         notes.append(

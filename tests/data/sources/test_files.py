@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from config import load
 from data.dataset import LowMemDataset
 from data.shards.store import is_shards
 from data.sources.files import find, left_out, sources_fingerprint
@@ -271,6 +272,7 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "data" / "part2").symlink_to(tmp_path / "disk")
     (tmp_path / "disk" / "round").symlink_to(tmp_path / "data")
     write(tmp_path / "data" / ".git" / "c.txt")
+    write(tmp_path / "data" / "lost+found" / "d.txt")  # of the system, and closed to most
     assert [Path(str(source.path)).name for source in find(str(tmp_path / "data"))] == ["a.txt", "b.txt"]
 
 
@@ -284,3 +286,6 @@ def test_a_name_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.Monke
         find("~nosuchuser/a.txt")
     if os.name != "nt":
         assert kinds("~/a.txt") == ["text"]
+        assert load("train", {"train_file": "x", "cache_dir": "~/c"}).data.cache_dir == str(tmp_path / "home" / "c")
+    write(tmp_path / "~" / "c" / "d.txt")  # earlier versions wrote there
+    assert load("train", {"train_file": "x", "cache_dir": "~/c"}).data.cache_dir == "~/c"

@@ -179,3 +179,21 @@ def test_a_batch_without_a_usable_row_has_no_near_repeats(tmp_path: Path) -> Non
     folder.mkdir()
     found = find_duplicates(find(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"), ["text"], NEAR, Examples(), folder, 0)
     assert found.tolist() == [False, False]
+
+
+def test_a_text_that_most_rows_repeat_takes_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its copies fall into one bucket, which is taken in slices."""
+    monkeypatch.setattr(duplicates, "BUCKET_ROWS", 64)
+    draw = random.Random(1)
+    texts = ["[deleted]" if draw.random() < 0.8 else f"text {draw.randrange(60)}" for _ in range(1000)]
+    sizes: list[int] = []
+    plain = np.argsort
+
+    def sorting(values: Any, **named: Any) -> Any:
+        sizes.append(len(values))
+        return plain(values, **named)
+
+    monkeypatch.setattr(np, "argsort", sorting)
+    expected = [place for place, text in enumerate(texts) if text in texts[:place]]
+    assert doubles_of(write(tmp_path / "a.jsonl", texts), EXACT, tmp_path / "work") == expected
+    assert max(sizes) < 4 * 64

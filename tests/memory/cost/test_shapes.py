@@ -168,3 +168,17 @@ def test_lengths_in_two_bytes_are_counted_alike(max_tokens: int | None) -> None:
         assert narrow.padded_tokens(batch_size) == wide.padded_tokens(batch_size)
         assert narrow.worst_steps(batch_size, 2) == wide.worst_steps(batch_size, 2)
     assert Amount.mean_of(narrow) == Amount.mean_of(wide)
+
+
+def test_where_tokens_bound_micro_batches_a_plan_keeps_one_table() -> None:
+    """It asks for many sizes; a table of all rows for each would be hundreds of MiB of a long run."""
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(1, 9, (50, 64))
+    shapes = Shapes(lengths, lengths, max_tokens=64)
+    for batch_size in range(1, 33):
+        shapes.largest_micro_batch(batch_size)
+        shapes.count(batch_size)
+    kept = [value for value in shapes._known.values() if isinstance(value, np.ndarray)]
+    assert not kept and shapes._known["micro-batch of rows"][1].shape == (50, 64)
+    again = Shapes(lengths, lengths, max_tokens=64)
+    assert again.count(7) == shapes.count(7)

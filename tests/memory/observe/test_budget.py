@@ -152,3 +152,46 @@ def test_where_nothing_tells_of_the_memory_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", unread)
     with pytest.raises(UserError, match=r"/proc/meminfo, cannot be read, .*; mount /proc"):
         host_limits(root=tmp_path)
+
+
+RANK = "PATH=/bin\0MASTER_PORT=29500\0TORCHELASTIC_RUN_ID=none\0LOCAL_RANK={rank}\0"
+
+
+@pytest.mark.parametrize("launcher", [1, 50])
+@pytest.mark.parametrize("by_script", [False, True])
+def test_ranks_are_known_by_their_launcher(tmp_path, launcher, by_script):
+    """Also where it is the first process of a container, and where a script of each rank lies between."""
+    machine = FakeMachine(tmp_path, available=8 * GIB, anon=GIB)
+    machine.process(1, parent=0)
+    machine.process(50, parent=1, anon=GIB)
+    for rank, pid in enumerate((ME, 101)):
+        above = launcher if not by_script else pid + 100
+        machine.process(pid, parent=above, anon=GIB)
+        machine.write(f"proc/{pid}/environ", RANK.format(rank=rank))
+        if by_script:
+            machine.process(above, parent=launcher)
+            machine.write(f"proc/{above}/environ", RANK.format(rank=rank))
+    machine.process(7, parent=1, anon=4 * GIB)  # another job on this machine, or beside it in the container
+    machine.write("proc/7/environ", RANK.format(rank=0).replace("29500", "29501"))
+    assert ask(machine, ranks=2).available_bytes == (8 + 2) * GIB // 2
+
+
+def test_memory_nodes_that_are_not_allowed_do_not_count(machine):
+    assert ask(machine).available_bytes == 16 * GIB
+    machine.write("sys/devices/system/node/online", "0-1\n")
+    for node, free in ((0, 3), (1, 9)):
+        lines = {"MemTotal": 16, "MemFree": free, "Active(file)": 1, "Inactive(file)": 0}
+        text = "".join(f"Node {node} {name}:  {size * GIB // 1024} kB\n" for name, size in lines.items())
+        machine.write(f"sys/devices/system/node/node{node}/meminfo", text)
+    status = (machine.root / f"proc/{ME}/status").read_text()
+    for allowed, expected in (("0-1", 16), ("0", 4), ("1", 10)):
+        machine.write(f"proc/{ME}/status", f"{status}Mems_allowed:\t1\nMems_allowed_list:\t{allowed}\n")
+        assert ask(machine).available_bytes == expected * GIB
+
+
+@pytest.mark.parametrize("mode, expected", [(0, 16), (1, 16), (2, 5)])
+def test_a_system_that_grants_no_more_than_it_holds(machine, mode, expected):
+    text = (machine.root / "proc/meminfo").read_text()
+    machine.write("proc/meminfo", f"{text}CommitLimit: {8 * GIB // 1024} kB\nCommitted_AS: {3 * GIB // 1024} kB\n")
+    machine.write("proc/sys/vm/overcommit_memory", f"{mode}\n")
+    assert ask(machine).available_bytes == expected * GIB

@@ -93,3 +93,17 @@ def test_used_leaves_out_file_pages(machine):
         GroupLimit("cgroup /a memory.max", 4 * GIB, GIB),
         GroupLimit("cgroup /b memory.limit_in_bytes", 4 * GIB, 0),
     ]
+
+
+def test_version_1_tells_of_a_group_above_that_is_not_visible(machine):
+    """As of a container in a container: its parent's limit stands in its own statistics alone."""
+    machine.groups("4:memory:/a\n", V1_MOUNT.format(root="/"))
+    machine.v1("a", limit=UNLIMITED_V1, used=GIB)
+    stat = "sys/fs/cgroup/memory/a/memory.stat"
+    machine.write(stat, f"cache 5\nhierarchical_memory_limit {4 * GIB}\n")
+    assert found(machine) == {"cgroup /a hierarchical_memory_limit": 4 * GIB}
+    machine.write(stat, f"cache 5\nhierarchical_memory_limit {UNLIMITED_V1}\n")
+    assert found(machine) == {}
+    machine.v1("a", limit=2 * GIB)
+    machine.write(stat, f"cache 5\nhierarchical_memory_limit {2 * GIB}\n")
+    assert found(machine) == {"cgroup /a memory.limit_in_bytes": 2 * GIB}
