@@ -13,10 +13,6 @@ SAME: dict[tuple[str, str, str, str], str] = {
     ): "they differ where both answers have probability 1, which no head of more than one word gives",
     ("engine/token_gradients.py", "TOGETHER = 8", "8", "7"): "how many terms a sum takes at a time; the sum is the same",
     (
-        "engine/weights.py", "is_narrow = all((w.device.type == 'cpu' and w.dtype.itemsize < self.compute_dtype.itemsize for w in ",
-        "w.dtype.itemsize < self.compute_dtype.itemsize", "w.dtype.itemsize <= self.compute_dtype.itemsize",
-    ): "weights of the compute dtype are the same in both",
-    (
         "engine/optimizers/rounding.py", "first = torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(word",
         "torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(words))",
         "torch.tensor(wrapped(key + stride(words))) if not is_host(values) else wrapped(key + stride(words))",
@@ -41,7 +37,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
     ): "both sides of each, always",
     (
         "memory/cost/shapes.py", "rows = [self._same.setdefault(row, row) for row in sides if row[0]]",
-        "0", "1",
+        "0", "-1",
     ): "a row has tokens on both sides or on none",
     (
         "memory/cost/sharing.py", "waiting = 0 if phase == 'last update' else block // shards", "0", "-1",

@@ -6,14 +6,14 @@ import os
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @cache
 def is_in_memory(folder: Path) -> bool:
     """Whether what is written into a folder, which need not be there yet, rests in RAM. False where nobody says."""
+    import psutil
+
     place = Path(os.path.realpath(folder))
     try:
         mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}

@@ -47,7 +47,7 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "no tokenizer": (["train", "--train_file={data}/good.jsonl", "--tokenizer_dir={data}"], ["--tokenizer_dir"]),
     "tokenizer larger than the model": (
         ["train", "--train_file={data}/good.jsonl", "--tokenizer_dir={model}", "--vocab_size=400"],
-        ["--tokenizer_dir", "512 tokens", "does not match"],
+        ["--vocab_size = 400, is less than the 512 tokens", "--tokenizer_dir = ", "leave it out, or name 512"],
     ),
     "vocabulary too small for a tokenizer": (
         ["train", "--train_file={data}/good.jsonl", "--vocab_size=120"],

@@ -87,3 +87,10 @@ def test_what_rests_in_the_compute_dtype_widens_no_other() -> None:
     narrow = [*weights(torch.bfloat16), nn.Parameter(torch.ones(2, 3))]
     with CastWeightStore(torch.float32).for_products(narrow):
         assert [weight.dtype for weight in narrow] == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_a_dtype_as_narrow_as_the_compute_dtype_is_no_narrow_one() -> None:
+    """bf16 in fp16 products: no product widens it."""
+    half = [nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16))]
+    with CastWeightStore(torch.float16).for_products(half):
+        assert half[0].dtype == torch.float16

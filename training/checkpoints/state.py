@@ -197,10 +197,11 @@ def take_state(folder: Path, optimizer: Optimizer, read: Callable[[], dict[str, 
     except Exception as error:  # safetensors raises its own class for a broken file
         raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
     missing = optimizer.incomplete() if state else []
-    is_due = any(optimizer.state_bytes(tuple(weight.shape), name) for name, weight in optimizer.weights.items())
-    trained = read_training_state(folder)
-    if not state and is_due and trained.step and trained.loss_scaling is None:
-        missing = ["all of it"]  # with a loss scale, every step so far may have been left out
+    if not state and any(
+        optimizer.state_bytes(tuple(weight.shape), name) for name, weight in optimizer.weights.items()
+    ):
+        trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
+        missing = ["all of it"] if trained.step and trained.loss_scaling is None else []
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
