@@ -118,7 +118,7 @@ class History:
 
     def _take_start(self, event: dict[str, Any], offset: int) -> None:
         self.settings = dict(event["settings"])
-        self.end = {}
+        self.end, self.first_plan = {}, {}
 
     def _take_plan(self, event: dict[str, Any], offset: int) -> None:
         self.plan = event
@@ -179,7 +179,6 @@ class History:
         with self.lock:
             offset = next((place for step, place in reversed(self._index) if step <= first), 0)
             grid, clock = Grid(first), self.grid
-        shift = max(1, clock.width)
         with opened(self.path) as file:
             file.seek(offset)
             while line := file.readline(LONGEST_LINE):
@@ -190,9 +189,7 @@ class History:
                         continue
                     if step > last:
                         break
-                    place = max(0, min((step - clock.first) // shift, clock.size - 1))
-                    seconds = clock.times[place] if clock.size else 0.0
-                    grid.add(step, seconds, DRAWN[kind](event))
+                    grid.add(step, clock.time_of(step), DRAWN[kind](event))
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     continue
         return grid.drawn()

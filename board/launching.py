@@ -29,11 +29,14 @@ from config import UserError, load
 from units import MIB
 
 QUEUE_SECONDS = 2.0
+# how long memory may be short with no run beside it: a talk is closed after ten quiet minutes, and a run that has just ended
+# gives its memory back a moment later
+PATIENCE_SECONDS = 660.0
 LOOK_AGAIN_SECONDS = 30.0  # a plan takes a second of the processor that others train on
 DOES_NOT_FIT = 3
 # what a session is on Windows: the page's Ctrl-C is not for its runs
 OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-WISHES = ("save", "stop")
+SAVE, STOP = WISHES = ("save", "stop")
 
 
 @dataclass
@@ -120,9 +123,13 @@ class Launcher:
         folder = self.places.logs(name)
         if word not in WISHES or not folder.is_dir():
             raise Outside(f"{word[:20]!r} cannot be asked of {name}")
-        fresh = folder / f".tmp-{REQUEST_FILE}"
-        fresh.write_text(word + "\n", encoding="utf8")
-        os.replace(fresh, folder / REQUEST_FILE)
+        with self._lock:
+            with suppress(OSError):
+                if (folder / REQUEST_FILE).read_text(encoding="utf8").strip() == STOP:
+                    return  # which saves as well
+            fresh = folder / f".tmp-{os.getpid()}-{REQUEST_FILE}"
+            fresh.write_text(word + "\n", encoding="utf8")
+            os.replace(fresh, folder / REQUEST_FILE)
 
     async def work(self) -> None:
         """Look after children and queue until cancelled."""
@@ -164,10 +171,12 @@ class Launcher:
             return self._follow(name, record, found, others) if self._launch(name) == record else None
 
     def _follow(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
-        if "plan" not in found and (found["exit_code"] != DOES_NOT_FIT or not others):
+        is_short, now = "plan" not in found and found["exit_code"] == DOES_NOT_FIT, time.time()
+        since = now if others else record.get("short_since", now)
+        if "plan" not in found and (not is_short or (not others and now - since >= PATIENCE_SECONDS)):
             self._write(name, {**record, "refused": "\n".join(found["problems"])})
-        elif not found["fits_now"] if "plan" in found else True:
-            self._write(name, {**record, "why": ", ".join(others)})
+        elif is_short or not found["fits_now"]:
+            self._write(name, {**record, "why": ", ".join(others), "short_since": since})
         else:
             return self._start(name, record, found)
         return None

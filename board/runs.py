@@ -83,6 +83,12 @@ def _facts(
     by_kind = {event.get("event"): event for event in last}
     settings = (by_kind.get("start") or first.get("start") or {}).get("settings") or _asked(launch)
     plan, end = by_kind.get("plan") or first.get("plan") or {}, by_kind.get("end") or {}
+    if (
+        "end" in by_kind
+        and "start" in by_kind
+        and [e["event"] for e in last if e.get("event") in ("start", "end")][-1] == "start"
+    ):
+        end = {}  # of the part before: the run goes on
     state, reason = _state(folder, places.output_dir / name, beat, launch, bool(end), now)
     kind = record.get("kind") or beat.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain")
     data = settings.get("train_file") or beat.get("data")

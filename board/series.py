@@ -86,6 +86,15 @@ class Grid:
         """Buckets begun so far."""
         return len(self.times)
 
+    def time_of(self, step: int) -> float:
+        """Seconds since the run began, about: between the first steps of its bucket and of the next."""
+        place, inside = divmod(max(0, step - self.first), self.width)
+        if place >= self.size:
+            return self.times[-1] if self.size else 0.0
+        begin = self.times[place]
+        end = self.times[place + 1] if place + 1 < self.size else self._last
+        return begin + (end - begin) * inside / self.width if end > begin else begin
+
     def add(self, step: int, seconds: float, values: dict[str, float | None]) -> None:
         """Take what was told of one step.
 

@@ -104,11 +104,16 @@ class Guard:
                 return self._refuse(401, "wrong token")
             there = scope["path"] + (f"?{urlencode(query)}" if query else "")
             moved = RedirectResponse(there if there.startswith("/") and not there.startswith("//") else "/", 303)
-            moved.set_cookie(COOKIE, given, httponly=True, samesite="strict", max_age=30 * 86400)
+            moved.set_cookie(
+                _cookie_name(scope), self._pass_of(scope), httponly=True, samesite="strict", max_age=30 * 86400
+            )
             return moved
         bearer = headers.get("authorization", "").partition(" ")
-        held = bearer[2] if bearer[0].lower() == "bearer" else _cookie(headers) if self._is_page else ""
-        if self._is_right(held.strip()):
+        if bearer[0].lower() == "bearer":
+            is_known = self._is_right(bearer[2].strip())
+        else:
+            is_known = self._is_page and hmac.compare_digest(_cookie(headers, scope), self._pass_of(scope))
+        if is_known:
             return None
         refused = self._refuse(401, WITHOUT_TOKEN if self._is_page else "send the key: Authorization: Bearer KEY")
         refused.headers["WWW-Authenticate"] = "Bearer"
@@ -116,6 +121,13 @@ class Guard:
 
     def _is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf8", "replace"), self._token.encode("utf8"))
+
+    def _pass_of(self, scope: Scope) -> str:
+        """What a browser keeps instead of the token: it sends its cookies to every server of this host, whatever the port, and
+        nobody else can use it from another address.
+        """
+        client, port = (scope.get("client") or ("",))[0], (scope.get("server") or ("", 0))[1]
+        return hmac.new(self._token.encode("utf8"), f"{client} {port}".encode(), "sha256").hexdigest()
 
 
 def _is_same_site(headers: Headers, method: str) -> bool:
@@ -131,12 +143,17 @@ def _is_same_site(headers: Headers, method: str) -> bool:
     return site in ("none", "same-origin") or is_opened
 
 
-def _cookie(headers: Headers) -> str:
+def _cookie_name(scope: Scope) -> str:
+    """Cookies know no ports: two pages of one host would take each other's."""
+    return f"{COOKIE}_{(scope.get('server') or ('', 0))[1]}"
+
+
+def _cookie(headers: Headers, scope: Scope) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
     except CookieError:
         return ""
-    return "" if found is None else found.value
+    return "" if found is None else found.value.encode("ascii", "replace").decode()
 
 
 def _with_headers(send: Send) -> Send:

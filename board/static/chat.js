@@ -19,6 +19,7 @@ export function showChat(place) {
 
   ask("/api/models").then((told) => {
     if (gone) return;
+    if (told.problems) { both.hidden = true; holder.replaceChildren(h("p.note", { role: "alert" }, told.problems.join("\n"))); return; }
     models = told.models ?? [];
     if (!models.length) { both.hidden = true; holder.replaceChildren(h("div.card.empty", {}, icon("chat", 40), h("h2", {}, t("no_models")), h("p", {}, t("no_models_about")), link("/new", { class: "button primary" }, icon("plus"), t("new_run")))); return; }
     place.append(h("div.composer", {}, box, sending), controls);

@@ -109,17 +109,24 @@ async function statusOf(path) {
   try { return (await fetch(path, { signal: asking.signal })).status; } catch { return 0; } finally { asking.abort(); }
 }
 
-// A stream of events; the browser reconnects by itself, but where there is none (`gone`). Returns what ends it.
+// A stream of events, opened again where it breaks off, but where there is none (`gone`). Returns what ends it.
 export function listen(path, handlers) {
-  const source = new EventSource(path);
-  for (const [name, handler] of Object.entries(handlers))
-    source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
-  source.addEventListener("open", () => document.body.classList.remove("offline"));
-  source.addEventListener("error", async () => {
-    const isThere = source.readyState !== EventSource.CLOSED || (await statusOf(path)) !== 404;
-    isThere ? document.body.classList.add("offline") : handlers.gone?.();
-  });
-  return () => source.close();
+  let source, timer, ended = false;
+  const open = () => {
+    source = new EventSource(path);
+    for (const [name, handler] of Object.entries(handlers))
+      source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
+    source.addEventListener("open", () => document.body.classList.remove("offline"));
+    source.addEventListener("error", async () => {
+      const isClosed = source.readyState === EventSource.CLOSED; // by any answer but 200; else the browser tries again
+      if (isClosed && (await statusOf(path)) === 404) { handlers.gone?.(); return; }
+      if (ended) return;
+      document.body.classList.add("offline");
+      if (isClosed) timer = setTimeout(open, 5000);
+    });
+  };
+  open();
+  return () => { ended = true; clearTimeout(timer); source.close(); };
 }
 
 // --- small things ---

@@ -14,6 +14,7 @@ export function showNew(place) {
 
   Promise.all([ask("/api/form"), ask("/api/models")]).then(([told, trained]) => {
     if (gone) return;
+    if (told.problems) { left.replaceChildren(h("p.note", { role: "alert" }, told.problems.join("\n"))); return; }
     form = told; models = trained.models ?? [];
     build();
     replan(0);

@@ -16,6 +16,7 @@ export function showPlan(place) {
 
   ask("/api/form").then((form) => {
     if (gone) return;
+    if (form.problems) { table.replaceChildren(h("p.note", { role: "alert" }, form.problems.join("\n"))); return; }
     machines = ["auto", ...form.machines];
     const named = [["T5", /^t5-(?!v1)/], ["T5 1.1", /^t5-v1/], ["mT5", /^mt5-/], ["UMT5", /^umt5-/], ["ByT5", /^byt5-/]];
     families = Object.fromEntries(named.map(([label, pattern]) => [label, form.models.filter((name) => pattern.test(name))]));

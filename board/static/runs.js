@@ -10,6 +10,9 @@ export function showRuns(place) {
     h("div.head", {}, h("div.grow", {}, h("h1", {}, t("runs")), h("p", {}, t("runs_about"))),
       link("/new", { class: "button primary" }, icon("plus"), t("new_run"))),
     compare, list);
+  let pressed = false;
+  list.addEventListener("pointerdown", () => { pressed = true; });
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(() => { pressed = false; }));
   let runs = null, picture = null, drawn = "", quantity = "loss", byTime = false;
 
   function row(run) {
@@ -20,7 +23,7 @@ export function showRuns(place) {
     } });
     const alive = ["running", "starting", "paused"].includes(run.state);
     const second = run.state === "running" && run.seconds_left !== null ? t("left", { time: duration(run.seconds_left) }) : when(run.started);
-    return h("div.run-row", { "data-run": run.name },
+    return h("div.run-row", { "data-run": run.name, role: "listitem" },
       run.step ? box : h("span"),
       h("div", {}, link(`/run/${encodeURIComponent(run.name)}`, { class: "name" }, run.name),
         h("div.sub", {}, pill(run.state), run.model && h("span", {}, `${run.model} · ${work(run)}`))),
@@ -38,11 +41,12 @@ export function showRuns(place) {
         h("div.row", {}, button(t("start_sample"), { kind: "primary", glyph: "play", id: "start-sample", onclick: startSample }), link("/new", { class: "button" }, t("own_data")))));
       return;
     }
-    const focus = document.activeElement?.closest?.("[data-run]")?.dataset.run;
+    if (pressed) return; // what is under the pointer stays, or its click would open nothing
+    const held = document.activeElement, focus = held?.closest?.("[data-run]")?.dataset.run;
     list.replaceChildren(h("div.card.list", {}, h("div.runs", { role: "list" },
       h("div.run-row.labels", { "aria-hidden": "true" }, h("span"), h("span", {}, t("run")), h("span", {}, t("progress")), h("span", {}, t("loss_now")), h("span", {}, t("peak_against_budget")), h("span.left", {}, t("time"))),
       runs.map(row))));
-    if (focus) list.querySelector(`[data-run="${CSS.escape(focus)}"] input`)?.focus();
+    if (focus) list.querySelector(`[data-run="${CSS.escape(focus)}"] ${held.matches("a") ? "a.name" : "input"}`)?.focus();
   }
 
   async function startSample() {

@@ -2,7 +2,7 @@
 const en = {
   navigation: "Parts of this page", runs: "Runs", new_run: "New run", plan: "Plan", chat: "Chat", other_language: "切换到中文",
   theme_auto: "Theme: as the system", theme_light: "Theme: light", theme_dark: "Theme: dark", this_machine: "Memory of this machine", free_of: "{free} of {total} free",
-  offline: "The page's own process does not answer. Runs go on without it; this page reconnects by itself.",
+  offline: "The page's own process does not answer. Runs go on without it; this page reconnects by itself. Started again with a new token, it is opened by the address that it printed.",
   cancel: "Cancel", copy: "Copy", copied: "Copied", copy_failed: "The browser does not allow copying here", none: "none",
   sec: "{n} s", min: "{n}:{s} min", hour: "{n} h {m} min", hours: "{n} h", day: "{n} d {h} h",
   state_waiting: "Waiting", state_starting: "Preparing", state_running: "Running", state_paused: "Not answering", state_done: "Done", state_stopped: "Stopped", state_failed: "Failed", state_died: "Died",
@@ -66,7 +66,7 @@ const en = {
 const zh = {
   navigation: "本页的各部分", runs: "训练", new_run: "新建训练", plan: "规划", chat: "对话", other_language: "Switch to English",
   theme_auto: "主题：跟随系统", theme_light: "主题：浅色", theme_dark: "主题：深色", this_machine: "本机内存", free_of: "空闲 {free}，共 {total}",
-  offline: "页面进程没有应答。训练不受影响，页面会自动重连。",
+  offline: "页面进程没有应答。训练不受影响，页面会自动重连。若它以新的令牌重新启动，请用它打印的地址重新打开。",
   cancel: "取消", copy: "复制", copied: "已复制", copy_failed: "浏览器不允许在此复制", none: "无",
   sec: "{n} 秒", min: "{n}:{s} 分", hour: "{n} 小时 {m} 分", hours: "{n} 小时", day: "{n} 天 {h} 小时",
   state_waiting: "排队中", state_starting: "准备中", state_running: "训练中", state_paused: "无应答", state_done: "已完成", state_stopped: "已停止", state_failed: "失败", state_died: "意外终止",

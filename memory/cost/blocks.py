@@ -256,14 +256,21 @@ class Blocks:
         c, width = self.model, self._widths[1]
         return Padded(c.num_heads, width, self.e, self.dropout, fused, not is_cross, *lengths, self.scores)
 
-    def step_indices(self) -> int:
-        """On a GPU: what is made once a step for all layers: indices of rows, bias matrices, keys of dropout."""
+    def step_indices(self, saved: tuple[int, int] = (0, 0)) -> int:
+        """On a GPU: what is made once a step for all layers: indices of rows, bias matrices, keys of dropout.
+
+        Args:
+            saved: blocks of encoder and decoder that keep their graphs; where each has a bias of its own, they keep its matrix.
+        """
         if not self.scores:
             return 0
         n = self.tokens.source + self.tokens.target
-        keys = KEY_BYTES * n if self.dropout else 0
-        each = [self._padded(*which) for which in ATTENTIONS]
-        return keys + sum(padded.indices() + padded.bias_matrix for padded in each)
+        total = KEY_BYTES * n if self.dropout else 0
+        for is_decoder, is_cross in ATTENTIONS:
+            padded = self._padded(is_decoder, is_cross)
+            kept = max(1, saved[is_decoder]) if self.model.bias_in_every_layer else 1
+            total += padded.indices() + kept * padded.bias_matrix
+        return total
 
     def tile_bytes(self) -> int:
         """The most that the tiles of one attention take."""

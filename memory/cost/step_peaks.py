@@ -150,7 +150,8 @@ class StepPeaks:
     def _layout(self) -> dict[str, int]:
         """On a GPU: where rows lie, and bias matrices, of all micro-batches."""
         one = self.blocks.tokens
-        size = _scaled(self.blocks.step_indices(), self.source + self.target, one.source + one.target)
+        indices = self.blocks.step_indices((self.saved_encoder_blocks, self.saved_decoder_blocks))
+        size = _scaled(indices, self.source + self.target, one.source + one.target)
         return {"layout of rows": size} if size else {}
 
     def _widened(self, kind: str) -> int:

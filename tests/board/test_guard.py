@@ -124,6 +124,11 @@ def test_the_token_opens_by_header_and_by_cookie(tmp_path: Path) -> None:
     cookie = moved.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie
     assert client.get("/api/runs").status_code == 200, "the cookie is sent from now on"
+    name, _, held = moved.headers["set-cookie"].partition(";")[0].partition("=")
+    assert name == "frugalt5_token_8300" and TOKEN not in held, "other servers of the host get it too"
+    other = Page(tmp_path / "other", TOKEN).client("http://192.168.0.7:8301")
+    for cookie in (f"{name}={held}", f"frugalt5_token_8301={held}", f"frugalt5_token_8301={TOKEN}"):
+        assert other.get("/api/runs", headers={"Cookie": cookie}).status_code == 401
 
 
 def test_the_token_leads_to_no_other_site(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_window_shows_each_step(tmp_path: Path) -> None:
     found: dict[str, Any] = dict(history.window(3000, 3010))
     assert found["steps"] == list(range(3000, 3011))
     assert found["loss"]["mean"] == [float(n) for n in range(3000, 3011)]
-    assert found["seconds"] == sorted(found["seconds"])
+    assert found["seconds"] == sorted(set(found["seconds"])), "each at its own time"
 
 
 def test_a_run_that_takes_the_place_of_another_is_read_anew(tmp_path: Path) -> None:

@@ -135,8 +135,25 @@ def test_a_run_whose_name_is_no_text_is_waited_for_and_started_by_nobody(tmp_pat
     assert run_facts(where, "one")["reason"] == "m\udcfe" and run_facts(where, "one")["state"] == "waiting"
 
 
+def test_memory_that_is_short_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has just ended holds its memory a moment longer, a talk on the page for some minutes."""
+    launching, planner, where = launcher(tmp_path)
+    launching.ask("one", "train", {})
+    monkeypatch.setattr("board.launching.LOOK_AGAIN_SECONDS", 0.0)
+    planner.answer = REFUSED
+    for _ in range(3):
+        assert asyncio.run(launching.start_next()) is None
+        assert run_facts(where, "one")["state"] == "waiting"
+    planner.answer = dict(FITS)
+    assert asyncio.run(launching.start_next()) == "one"
+    launching._children["one"].wait()
+
+
 @pytest.mark.parametrize("answer", [REFUSED, WRONG])
-def test_one_that_fits_nowhere_or_is_wrong_is_refused_with_the_reasons(tmp_path: Path, answer: dict[str, Any]) -> None:
+def test_one_that_fits_nowhere_or_is_wrong_is_refused_with_the_reasons(
+    tmp_path: Path, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("board.launching.PATIENCE_SECONDS", 0.0)
     launching, planner, where = launcher(tmp_path)
     launching.ask("one", "train", {})
     planner.answer = answer
@@ -264,6 +281,18 @@ def test_wishes_go_to_runs_alone(tmp_path: Path) -> None:
         with pytest.raises(Outside):
             launching.wish(name, word)
     assert not list(where.log_dir.iterdir())
+
+
+def test_a_wish_to_stop_stays(tmp_path: Path) -> None:
+    """It saves as well; a step may be long, and another tab asks to save within it."""
+    launching, _, where = launcher(tmp_path)
+    beat(where, "one", time=2e10)
+    asked = where.log_dir / "one" / "request"
+    launching.wish("one", "save")
+    assert [path.read_text() for path in asked.parent.glob("*request*")] == ["save\n"]
+    launching.wish("one", "stop")
+    launching.wish("one", "save")
+    assert [path.read_text() for path in asked.parent.glob("*request*")] == ["stop\n"]
 
 
 def test_what_others_may_still_take() -> None:

@@ -52,7 +52,8 @@ FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
 LINE_SECONDS = 10.0
 RECORD = "reference.json"
-LEFT_OUT = 3  # batches that a run may pass over, and read later ones for; what was left out before is known
+# batches that a run may pass over, and read later ones for: so many, or that share of its steps; what was left out before is known
+LEFT_OUT, LEFT_OUT_SHARE = 3, 0.02
 _STORE = re.compile(r"reference-[0-9a-f]{16}")
 Tell = Callable[[str], None]
 
@@ -74,10 +75,11 @@ def attach_reference(
         return
     record = _record(begin, choice, accelerator)
     last = steps.max_steps + len((begin.state.divergence or {}).get("skipped", ()))
+    left_out = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
     evaluated = np.arange(begin.validation.num_rows) < begin.config.train.eval_rows
     # the rows that are needed; and those that may be, which are computed where some are
     wanted = {
-        "train": [_seen_rows(begin.loader, end, steps.effective_batch_size) for end in (last, last + LEFT_OUT)],
+        "train": [_seen_rows(begin.loader, end, steps.effective_batch_size) for end in (last, last + left_out)],
         "validation": [evaluated] * 2,
     }
     walk: Walk | None = None
