@@ -6,6 +6,7 @@ counts, and the least of their budgets.
 
 from __future__ import annotations
 
+import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from accelerate import Accelerator
 
 from config import Config
 from data.durable import writing
+from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
 from devices.kernels.calls import kernels, use
@@ -141,6 +143,19 @@ def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
     use(bool(least_of(accelerator, float(kernels() is not None))[0]))
 
 
+def unlike_processors(device: Device, accelerator: Accelerator) -> list[str]:
+    """That the processes compute in other last places, where their processors are not alike: each updates its own weights."""
+    here = f"{processor.here().name} {torch.backends.cpu.get_cpu_capability()}"
+    kind = float(zlib.crc32(here.encode()))
+    if device.name != "cpu" or least_of(accelerator, kind) == most_of(accelerator, kind):
+        return []
+    told = (
+        "the processors of this run differ, and so do the last places of what they compute: the weights of its processes part "
+        "slowly, of which the first one's are saved; ATEN_CPU_CAPABILITY=avx2 on all machines lets them compute alike"
+    )
+    return [say(told)]
+
+
 def open_run(
     config: Config, watch: Watch, device: Device, accelerator: Accelerator, begun: Begun | None = None
 ) -> Opening:
@@ -183,7 +198,7 @@ def open_run(
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
     by_main(accelerator, lambda: _open_folder(begin, owner))
     begin.notes += [owner.remark] if owner.remark else []
-    begin.notes += passed_over(config.run.device, device)
+    begin.notes += [*passed_over(config.run.device, device), *unlike_processors(device, accelerator)]
     if meets_where_the_last_met():
         remark = "a restart by torchrun may wait for ever: its processes would meet where the attempt before has left its addresses; export {name}=1 first"
         begin.notes.append(say(remark, name=OWN_STORES))

@@ -122,9 +122,12 @@ def _target(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _digest(compiler: str, target: tuple[str, ...], runtime: str) -> str:
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
-    ).stdout
+    try:
+        version = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:  # of another architecture, or no process may be made
+        raise NoKernels(f"{compiler} cannot be run ({error})") from None
     parts = [version, *FLAGS, *target, runtime, processor.name_of(), *sorted(processor.flags_of() or ())]
     parts += [(FOLDER / name).read_text(encoding="utf8") for name in (*HEADERS, *SOURCES)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -182,7 +182,11 @@ class Kernels:
 
         Args:
             labels: (C,) int64, below 0: no loss. weights: (C,) fp32, factor on each token's loss.
+        Raises:
+            IndexError: a label beyond the vocabulary, where the kernel would write.
         """
+        if len(labels) and int(labels.max()) >= logits.shape[1]:
+            raise IndexError(f"label {int(labels.max())} is out of bounds for {logits.shape[1]} words")
         losses = logits.new_empty(len(logits), dtype=torch.float32)
         _check(
             self.library.chunk_loss(

@@ -84,6 +84,8 @@ def test_a_kernel_without_memory_for_its_scratch_is_out_of_memory() -> None:
 def test_a_compiler_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     with pytest.raises(NoKernels, match=r"cc does not run: .*(No such file|cannot find)"):
         build._run([str(tmp_path / "cc")])
+    with pytest.raises(NoKernels, match=r"cc cannot be run \("):
+        build._digest(str(tmp_path / "cc"), (), "")
 
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,3 +188,13 @@ def test_other_products_are_left_to_torch() -> None:
     assert calls.takes_few(x, weight)
     assert not calls.takes_few(x[:, :24].contiguous(), weight[:, :24].contiguous()), "no whole vectors"
     assert not calls.takes_few(x.bfloat16(), weight.bfloat16()) and not calls.takes_few(x.t(), weight)
+
+
+@needs_kernels
+def test_a_label_beyond_the_vocabulary_is_refused() -> None:
+    """The kernel would write where it says."""
+    kernels = calls.kernels()
+    assert kernels is not None
+    with pytest.raises(IndexError, match="label 7 is out of bounds for 7 words"):
+        kernels.chunk_loss(torch.zeros(2, 7), torch.tensor([6, 7]), None, 0.0, 0.0, 1.0)
+    assert kernels.chunk_loss(torch.zeros(2, 7), torch.tensor([6, -100]), None, 0.0, 0.0, None)[1] == 0.0

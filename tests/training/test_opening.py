@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
+import devices
 from config import Config, load
 from settings.fields import AUTO, UserError
 from tests.training.small_trained import SHAPE, save_trained
+from training import opening
 from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run, is_stopped, note_stop, resume_run
@@ -304,3 +307,12 @@ def test_flags_of_a_run_that_goes_on_stand_over_its_own_settings(tmp_path: Path)
     assert resumed_config(now(tmp_path, batch_size_per_gpu="64", **goes_on), run_dir).train.batch_size_per_gpu == 64
     with pytest.raises(UserError, match=r"batch_size_per_gpu = 256, is more than effective_batch_size \(128\)"):
         resumed_config(now(tmp_path, batch_size_per_gpu="256", **goes_on), run_dir)
+
+
+def test_processors_that_are_not_alike_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process updates its own weights, whose last places differ then."""
+    alone, device = Accelerator(cpu=True), devices.pick("cpu")
+    assert opening.unlike_processors(device, alone) == []
+    monkeypatch.setattr(opening, "most_of", lambda accelerator, kind: kind + 1)
+    (told,) = opening.unlike_processors(device, alone)
+    assert "ATEN_CPU_CAPABILITY=avx2 on all machines" in told
