@@ -635,7 +635,8 @@ ROWS = (
 )  # fmt: skip
 SHARED = ("output_dir", "log_dir", "language")
 # where a trained model is used, and what it may take
-USE = ("memory_budget", "weights_in", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed", *SHARED)
+USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed",
+       *SHARED)  # fmt: skip
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
          "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size")  # fmt: skip
 # command -> its groups and single settings: those that it uses, and no other
@@ -669,8 +670,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "serve": (
         "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
-        "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len",
-        "weights_dir", *USE,
+        "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len", *USE,
     ),
     "runs": ("listing", "json", *SHARED),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from devices.cores import use_threads
 from devices.environment import PRODUCT_CACHES, prepare_environment
 
 # before accelerate imports torch: whoever imports this file has no command line that would do it
@@ -34,7 +35,7 @@ from training.checkpoints.runs import bring_replaced_back, let_replaced_go, note
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, headline, open_run, set_threads, watched
+from training.opening import agree_on_kernels, headline, open_run, watched
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
 from training.processes.last_word import say_after_launcher
@@ -88,7 +89,7 @@ class LowMemTrainer:
             cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(known) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
-        set_threads(self.config)
+        use_threads(self.config.run.num_threads)
         with ExitStack() as stack:
             self.peers = Peers(self.accelerator.process_index, self.accelerator.num_processes)
             stack.enter_context(self.peers)

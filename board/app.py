@@ -181,7 +181,7 @@ async def _wish(board: Board, request: Request) -> Response:
     elif word == "delete":
         problem = await asyncio.to_thread(board.launcher.delete, name)
     else:
-        board.launcher.wish(name, str(word))
+        await asyncio.to_thread(board.launcher.wish, name, str(word))
     return Told({"problems": [problem]} if problem else {"done": word}, 409 if problem else 200)
 
 

@@ -53,6 +53,8 @@ class Launcher:
     program: tuple[str, ...] = PROGRAM
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _looked: tuple[float, object] = (-math.inf, None)  # when the queue was last planned, and beside what
+    # since when memory is short for the next run, with none beside it
+    _short: dict[str, float] = field(default_factory=dict)
     # held from a look at a run's files until what follows from it is written: requests come in threads
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -125,7 +127,7 @@ class Launcher:
             raise Outside(f"{word[:20]!r} cannot be asked of {name}")
         with self._lock:
             with suppress(OSError):
-                if (folder / REQUEST_FILE).read_text(encoding="utf8").strip() == STOP:
+                if (folder / REQUEST_FILE).read_text(encoding="utf8", errors="replace").strip() == STOP:
                     return  # which saves as well
             fresh = folder / f".tmp-{os.getpid()}-{REQUEST_FILE}"
             fresh.write_text(word + "\n", encoding="utf8")
@@ -172,11 +174,12 @@ class Launcher:
 
     def _follow(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
         is_short, now = "plan" not in found and found["exit_code"] == DOES_NOT_FIT, time.time()
-        since = now if others else record.get("short_since", now)
+        since = now if others else self._short.get(name, now)
+        self._short = {name: since} if is_short else {}
         if "plan" not in found and (not is_short or (not others and now - since >= PATIENCE_SECONDS)):
             self._write(name, {**record, "refused": "\n".join(found["problems"])})
         elif is_short or not found["fits_now"]:
-            self._write(name, {**record, "why": ", ".join(others), "short_since": since})
+            self._write(name, {**record, "why": ", ".join(others)})
         else:
             return self._start(name, record, found)
         return None

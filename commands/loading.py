@@ -8,6 +8,7 @@ fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from config import Config, T5ModelConfig, UserError
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
+from devices.cores import use_threads
 from devices.kernels.calls import use
 from devices.malloc import trim_malloc, tune_malloc
 from engine.checkpointing import Checkpointing
@@ -27,9 +29,10 @@ from engine.weights import weight_store_for
 from language import say
 from memory.cost.generation import Weights, Writing, most_rows, predict_generation
 from memory.cost.homes import away_bytes, slots_bytes
-from memory.cost.work import FILE, Choice, Machine, Work
-from memory.homes import weights_folder
+from memory.cost.work import DEVICE, FILE, Choice, Machine, Work
+from memory.homes import rests_in_memory, weights_folder
 from memory.observe.budget import Budget, measure_budget
+from memory.observe.disks import is_in_memory
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.decoding.generation import generate
@@ -43,7 +46,6 @@ from model.t5 import in_memory
 from settings.consistency import idle_search
 from settings.fields import AUTO, DoesNotFit, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
-from training.opening import set_threads
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
@@ -105,13 +107,15 @@ class Trained:
     def _fits(self, writing: Writing) -> bool:
         return sum(self.predict(writing).values()) <= self.room.total_bytes
 
-    def too_little(self, writing: Writing, flag: str = "generate_batch_size", besides: int = 0) -> DoesNotFit:
+    def too_little(
+        self, writing: Writing, flag: str = "generate_batch_size", parts: Mapping[str, int] | None = None
+    ) -> DoesNotFit:
         """What writing would need, and the changes that help.
 
         Args:
-            flag: by which the rows are asked for. besides: bytes of requests.
+            flag: by which the rows are asked for. parts: of what is needed; None: as `predict` says.
         """
-        parts = {**self.predict(writing), "requests": besides}
+        parts = self.predict(writing) if parts is None else parts
         shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
         hints = [f"--memory_budget={typed_size(sum(parts.values()))} or more"]
         hints += [f"--{flag}={writing.rows // 2}"] if writing.rows > 1 else []
@@ -229,7 +233,7 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
     """
     tune_malloc("fast")
-    set_threads(config)
+    use_threads(config.run.num_threads)
     use(config.run.compiled_kernels is not False)
     device = devices.pick(config.run.device)
     home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)
@@ -274,6 +278,10 @@ def _fitting(
     rest, products = (str(dtype).removeprefix("torch.") for dtype in (storage, compute))
     here = Choice(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
     asked, weights = config.memory.weights_in, whole
+    if asked in (AUTO, FILE) and is_in_memory(weights_folder(config)):
+        if asked == FILE:
+            raise UserError(rests_in_memory(weights_folder(config)))
+        asked = DEVICE
     for away in {FILE: (blocks,), AUTO: range(blocks + 1)}.get(asked, (0,)):
         choice = replace(here, away_blocks=away, weights_in=FILE if away else here.weights_in)
         resident = whole.bytes - away_bytes(work, choice) + slots_bytes(work, choice, machine)

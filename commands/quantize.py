@@ -21,6 +21,7 @@ from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
 from data.batches.loader import StepLoader
+from devices.cores import use_threads
 from devices.malloc import trim_malloc
 from engine.checkpointing import Checkpointing
 from engine.walk import Walk
@@ -37,7 +38,6 @@ from model.t5 import T5
 from settings.fields import counted
 from settings.program import program
 from training.evaluation.losses import evaluate
-from training.opening import set_threads
 from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import note_origin
@@ -67,7 +67,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
             not hold the measuring.
     Memory: the model as it is stored, one block in fp32 while it is measured.
     """
-    set_threads(config)
+    use_threads(config.run.num_threads)
     folder = find_model(config)
     learnt, home = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), base_of(folder)
     settings, prepared, loader = evaluation_rows(config, learnt, home)

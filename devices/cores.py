@@ -28,3 +28,11 @@ def computing_threads(asked: int | str = AUTO) -> int:
     import psutil  # a run has it anyway; other readers of this file need not
 
     return max(1, min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores()))
+
+
+def use_threads(asked: int | str) -> None:
+    """Let torch compute with as many threads as the user has named (`num_threads`)."""
+    if asked != AUTO:
+        import torch  # for those who compute
+
+        torch.set_num_threads(int(asked))

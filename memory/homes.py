@@ -27,6 +27,11 @@ def weights_folder(config: Config) -> Path:
     return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)
 
 
+def rests_in_memory(folder: Path) -> str:
+    """That a folder is no place for weights that memory has no room for."""
+    return f"--weights_in = file, would rest in {folder}, whose files are in memory themselves; name a --weights_dir on a disk"
+
+
 def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None) -> list[str]:
     """The homes that settings and machine allow, the fastest first.
 
@@ -36,11 +41,9 @@ def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None)
     if settled is not None:
         return [settled[0]]
     asked, folder = config.memory.weights_in, weights_folder(config)
-    is_on_disk = asked not in (AUTO, FILE) or not is_in_memory(folder)
+    is_on_disk = asked not in (AUTO, FILE) or machine.is_another or not is_in_memory(folder)
     if asked == FILE and not is_on_disk:
-        raise UserError(
-            f"--weights_in = file, would rest in {folder}, whose files are in memory themselves; name a --weights_dir on a disk"
-        )
+        raise UserError(rests_in_memory(folder))
     if asked != AUTO:
         return [RAM if asked == RAM and machine.host_bytes else DEVICE if asked == RAM else asked]
     is_alone = config.memory.shard_weights is not True

@@ -82,4 +82,4 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
             f"--target = {name}, {error} is missing or wrong; needed: available and base (sizes), rates (float32 and bfloat16, FLOP/s)"
         ) from None
     taken = available if budget == AUTO else min(int(budget), available)
-    return Machine(taken, available, base, rates)
+    return Machine(taken, available, base, rates, is_another=True)

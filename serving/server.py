@@ -20,7 +20,7 @@ from commands.loading import (
 )
 from config import Config
 from language import say
-from memory.cost.generation import MOST_ROWS, REQUEST_BYTES, Capacity, serving_capacity
+from memory.cost.generation import MOST_ROWS, Capacity, Writing, serving_capacity
 from memory.observe.monitor import Monitor
 from model.decoding.running import RunningBatch
 from serving.app import READING_BYTES, Api, make_app
@@ -101,19 +101,17 @@ def _has_config(folder: Path) -> bool:
 def _capacity(trained: Trained, config: Config) -> Capacity:
     asked: Any = config.answer.generate_batch_size
     longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True)
-    room = trained.room
-    found = serving_capacity(
-        trained.walk.model.config,
-        trained.weights,
-        longest,
-        room.base_bytes,
-        room.total_bytes,
-        config.serve.max_queue,
-        READING_BYTES,
-    )
+
+    def capacity(asked: Writing, total_bytes: int) -> Capacity | None:
+        shape, base = trained.walk.model.config, trained.room.base_bytes
+        return serving_capacity(shape, trained.weights, asked, base, total_bytes, config.serve.max_queue, READING_BYTES)
+
+    found = capacity(longest, trained.room.total_bytes)
     if found is None:
-        besides = REQUEST_BYTES * (1 + config.serve.max_queue) + READING_BYTES
-        raise trained.too_little(replace(writing_of(config, 1), sampled=True), besides=besides)
+        one = replace(longest, rows=1)
+        needed = capacity(one, 2**62)
+        assert needed is not None
+        raise trained.too_little(one, parts=needed.parts)
     return found
 
 

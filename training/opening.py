@@ -19,6 +19,7 @@ from data.durable import writing
 from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
+from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
 from language import say
 from memory.cost.disk import bytes_below, disk_need, too_full
@@ -114,12 +115,6 @@ def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> B
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
     return replace(budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device))
-
-
-def set_threads(config: Config) -> None:
-    """Let torch compute with as many threads as the user has named."""
-    if config.run.num_threads != AUTO:
-        torch.set_num_threads(int(config.run.num_threads))
 
 
 def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahead | None, stack: ExitStack) -> Watch:
@@ -224,7 +219,7 @@ def _as_begun(begun: Config, device: Device, accelerator: Accelerator) -> Budget
     Args:
         begun: the settings that the run has saved, under the flags of this start.
     """
-    set_threads(begun)
+    use_threads(begun.run.num_threads)
     agree_on_kernels(begun, accelerator)
     return agreed_budget(begun, device, accelerator)
 

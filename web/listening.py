@@ -103,6 +103,7 @@ def server_of(app: ASGIApp, leave_seconds: int) -> Server:
             timeout_graceful_shutdown=leave_seconds,
             lifespan="on",
             server_header=False,
+            proxy_headers=False,  # who has taken a cookie could name its owner's address
             http=Connection,
             ws="none",
             loop="asyncio",

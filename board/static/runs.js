@@ -11,8 +11,9 @@ export function showRuns(place) {
       link("/new", { class: "button primary" }, icon("plus"), t("new_run"))),
     compare, list);
   let pressed = false;
-  list.addEventListener("pointerdown", () => { pressed = true; });
-  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(() => { pressed = false; }));
+  list.addEventListener("pointerdown", (event) => { pressed = event.button === 0; });
+  const release = () => setTimeout(() => { pressed = false; });
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, release);
   let runs = null, picture = null, drawn = "", quantity = "loss", byTime = false;
 
   function row(run) {
@@ -41,7 +42,7 @@ export function showRuns(place) {
         h("div.row", {}, button(t("start_sample"), { kind: "primary", glyph: "play", id: "start-sample", onclick: startSample }), link("/new", { class: "button" }, t("own_data")))));
       return;
     }
-    if (pressed) return; // what is under the pointer stays, or its click would open nothing
+    if (pressed) { drawn = ""; return; } // what is under the pointer stays, or its click would open nothing
     const held = document.activeElement, focus = held?.closest?.("[data-run]")?.dataset.run;
     list.replaceChildren(h("div.card.list", {}, h("div.runs", { role: "list" },
       h("div.run-row.labels", { "aria-hidden": "true" }, h("span"), h("span", {}, t("run")), h("span", {}, t("progress")), h("span", {}, t("loss_now")), h("span", {}, t("peak_against_budget")), h("span.left", {}, t("time"))),
@@ -79,5 +80,5 @@ export function showRuns(place) {
     drawn = now; runs = told.runs;
     show();
   } });
-  return () => { stop(); picture?.destroy(); removeEventListener("themechange", redraw); };
+  return () => { stop(); picture?.destroy(); removeEventListener("themechange", redraw); removeEventListener("pointerup", release); removeEventListener("pointercancel", release); };
 }

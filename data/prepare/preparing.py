@@ -267,8 +267,8 @@ def _make_shards(
 def _refuse_cleaning(config: Config, raw: Sequence[Source]) -> None:
     """Shards are used as they are; `raw`: of the validation data, which cleaning is for where they are text."""
     asked = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
-    idle = [name for name, is_on in asked.items() if is_on]
-    if idle and not raw and config.train.is_keep_training is not True:
+    idle = [name for name, is_on in asked.items() if is_on and config.origin(name) == "flag"]
+    if idle and not raw:
         raise UserError(*(f"--{name}, shards are used as they are; prepare the text with --{name}" for name in idle))
 
 

@@ -74,8 +74,9 @@ def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: B
 
 
 def _column_of(source: Source, names: list[str], column: str, other: str) -> str:
-    first = column_names(source)  # of objects: what only some have tells no shape
-    found = next((name for name in (column, other) if name in first or is_made([name], names)), None)
+    first = column_names(source)  # of objects: what only some have tells no shape, where nobody has named it
+    there = ((column, first if column == PROMPT else names), (other, first))
+    found = next((name for name, known in there if name in known or is_made([name], names)), None)
     if found is None and (known := recognised_columns(source)) is not None:
         found = known[0]
     if found is None:

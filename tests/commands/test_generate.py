@@ -325,3 +325,9 @@ def test_standard_input_is_read_line_by_line(
         else:
             generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
     assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "河水从桥下流过"]
+
+
+def test_what_answers_loads_no_trainer() -> None:
+    """Its memory would be missing for answers."""
+    words = "import sys, commands.loading; sys.exit(int('accelerate' in sys.modules or 'pyarrow' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", words], cwd=ROOT).returncode == 0

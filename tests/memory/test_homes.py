@@ -214,3 +214,10 @@ def test_files_that_rest_in_memory_are_no_home(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DoesNotFit):
         planned(**tight, weights_dir="here")
     assert planned(**tight, output_dir="here", weights_dir="elsewhere").choice.weights_in == FILE
+
+
+def test_the_disks_here_tell_nothing_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memory.homes.is_in_memory", lambda folder: True)
+    weights = 2 * weight_counts(settings_of().model)["total"]
+    there = Machine(BASE_BYTES + weights, 16 * GIB, BASE_BYTES, RATES, is_another=True)
+    assert plan(settings_of(), there, source_tokens=64, target_tokens=32).choice.weights_in == FILE

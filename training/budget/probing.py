@@ -27,6 +27,7 @@ from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_pre
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
+from devices.cores import use_threads
 from devices.malloc import tune_malloc
 from engine.micro_batches import to_micro_batch
 from engine.optimizers import Step
@@ -36,7 +37,6 @@ from memory.cost.shapes import MicroBatchRows
 from memory.observe.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.generation import generate
-from settings.fields import AUTO
 from training.checkpoints.state import TrainingState
 from training.start.building import build
 from training.start.preference import is_preference_run, stores_reference
@@ -58,8 +58,7 @@ class Probe:
         tune_malloc("small")  # as a run, until the plan has chosen
         self.device = devices.pick(request.config.run.device, request.local_rank)
         Accelerator(cpu=self.device.name == "cpu")  # a run holds it too
-        if request.config.run.num_threads != AUTO:
-            torch.set_num_threads(int(request.config.run.num_threads))
+        use_threads(request.config.run.num_threads)
         self.high_water = HighWater()
         self.phases: dict[str, int] = {}
         self.step_seconds = 0.0

@@ -316,3 +316,15 @@ def test_two_jobs_that_make_one_folder_at_once_are_told_apart(
     monkeypatch.setattr("data.prepare.preparing._check_free", lambda target, identity: None)
     with pytest.raises(UserError, match="holds shards of other data or settings"):
         prepare(for_prepare_command(configure(train_file=text_file, max_samples=9), folder))
+
+
+def test_shards_are_cleaned_by_nobody(configure: Any, text_file: Path, tmp_path: Path) -> None:
+    """A flag that would do nothing is refused; settings of a run that is evaluated are no flags."""
+    shards = prepare(configure(train_file=text_file)).train_dir.parent
+    with pytest.raises(
+        UserError, match=r"--clean, shards are used as they are.*\n.*--dedup, shards are used as they are"
+    ):
+        prepare(configure(train_file=shards, clean=True, dedup="exact"))
+    config = configure(train_file=shards)
+    cleaned = dataclasses.replace(config, cleaning=dataclasses.replace(config.cleaning, clean=True))
+    assert prepare(cleaned).train_dir.parent == shards

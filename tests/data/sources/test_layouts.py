@@ -215,3 +215,10 @@ def test_a_header_that_is_not_utf8_names_its_columns_with_marks(tmp_path: Path) 
     path.write_text("prompt,x,x\na,b,c\n")
     with pytest.raises(UserError, match="several columns are called x; give each a name of its own"):
         list(read_prompts(find(str(path)), "prompt", "text", BadRows()))
+
+
+def test_a_named_prompt_may_be_missing_in_the_first_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", [{"text": "t"}, {"text": "u", "body": "b"}])
+    bad = BadRows(skip=True)
+    assert [prompt.text for prompt in read_prompts(find(str(path)), "body", "text", bad)] == ["b"] and bad.count == 1
+    assert [prompt.text for prompt in read_prompts(find(str(path)), "prompt", "text", BadRows())] == ["t", "u"]
