@@ -152,6 +152,8 @@ def _headers(file: Any, chunk: Chunk) -> Iterator[tuple[dict[int, Any], int]]:
     at, seen = chunk.begin, 0
     while at < chunk.end and seen < chunk.values:
         header, at = _header(file, at, chunk.end)
+        if not _is_whole(header):
+            raise pa.ArrowInvalid("a page has a header of another form")
         if min(header.get(_UNPACKED, -1), header.get(_PACKED, -1)) < 0:
             raise pa.ArrowInvalid("a page has no size")
         count = header.get(_DATA_PAGES.get(header.get(_TYPE, -1), 0), {}).get(1, 0)
@@ -159,6 +161,17 @@ def _headers(file: Any, chunk: Chunk) -> Iterator[tuple[dict[int, Any], int]]:
             raise pa.ArrowInvalid("a page has less than no values")
         yield header, count
         at, seen = at + header[_PACKED], seen + count
+
+
+def _is_whole(header: dict[int, Any]) -> bool:
+    """Whether numbers are numbers and structs are structs: damaged bytes may say that either is a list."""
+    numbers = [header.get(field, 0) for field in (_TYPE, _UNPACKED, _PACKED)]
+    structs = [header.get(field, {}) for field, _ in _ENCODINGS]
+    if not all(isinstance(struct, dict) for struct in structs):
+        return False
+    return all(
+        isinstance(each, int) for each in (*numbers, *(value for struct in structs for value in struct.values()))
+    )
 
 
 def _header(file: Any, at: int, end: int) -> tuple[dict[int, Any], int]:

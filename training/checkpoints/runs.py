@@ -314,7 +314,10 @@ def _share(source: Path, fresh: Path) -> None:
 
 
 def _write_record(run_dir: Path, record: dict[str, Any]) -> None:
-    replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    replace_text(
+        run_dir / RUN_FILE, text.encode("utf8", "replace").decode("utf8")
+    )  # a damaged one may hold halves of letters
 
 
 def _beside(run_dir: Path) -> tuple[Path, Path]:
