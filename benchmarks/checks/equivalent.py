@@ -54,7 +54,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "training/checkpoints/folder.py", "named = self.folder / name_of(number) if type(number) is int and number >= 0 else None", "0", "1",
     ): "no checkpoint is of step 0",
     (
-        "training/checkpoints/runs.py", "replace_text(run_dir / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + '\\n')", "1", "2",
+        "training/checkpoints/runs.py", "text = json.dumps(record, indent=1, ensure_ascii=False) + '\\n'", "1", "2",
     ): "spaces",
     (
         "training/checkpoints/state.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
