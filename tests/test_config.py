@@ -39,7 +39,7 @@ def test_every_default_is_allowed_and_explained(name: str) -> None:
 def test_every_command_has_its_flags(command: str) -> None:
     flags = flags_of(command)
     assert {"log_dir", "output_dir"} <= set(flags)
-    drawing = ("train", "dpo", "plan", "doctor", "evaluate", "generate", "chat", "serve", "quantize", "export", "demo")
+    drawing = ("train", "dpo", "plan", "doctor", "evaluate", "generate", "chat", "serve", "quantize", "demo")
     assert ("seed" in flags) == (command in drawing), "the others draw nothing"
     for wanted in COMMANDS[command]:
         assert wanted in GROUPS or wanted.rpartition(".")[2] in flags, f"{wanted} is neither a group nor a setting"
