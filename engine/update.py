@@ -134,9 +134,8 @@ class Update:
         return self.is_finite and not self.is_skipped
 
     def _apply(self, weights: Sequence[nn.Parameter], factor: float = 1.0) -> None:
-        self.has_begun = self.has_begun or any(
-            weight.grad is not None for weight in weights
-        )  # not by those that are frozen
+        is_changing = any(weight.grad is not None for weight in weights)  # frozen ones are handed over as well
+        self.has_begun = self.has_begun or is_changing
         for part in self.weight_store.parted(weight for weight in weights if weight.grad is not None):
             with self.weight_store.held(part, is_changed=True):
                 began = time.perf_counter()

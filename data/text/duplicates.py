@@ -238,9 +238,8 @@ def _each_repeat(
     """Mark rows of equal digest: `judge(firsts, rows)` gets each such row with the first that stays, and picks."""
     buckets = max(1, -(-len(digests) // BUCKET_ROWS))
     for bucket in range(buckets):
-        known = np.zeros(
-            0, np.int64
-        )  # the first row of each digest so far: all copies of a frequent text are in one bucket
+        # the first row of each digest so far: all copies of a frequent text are in one bucket
+        known = np.zeros(0, np.int64)
         for rows in _rows_of_bucket(digests, doubles, bucket, buckets):
             rows = np.concatenate([known, rows])
             values = digests[rows]

@@ -315,9 +315,8 @@ def _share(source: Path, fresh: Path) -> None:
 
 def _write_record(run_dir: Path, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    replace_text(
-        run_dir / RUN_FILE, text.encode("utf8", "replace").decode("utf8")
-    )  # a damaged one may hold halves of letters
+    # a damaged one may hold halves of letters
+    replace_text(run_dir / RUN_FILE, text.encode("utf8", "replace").decode("utf8"))
 
 
 def _beside(run_dir: Path) -> tuple[Path, Path]:
