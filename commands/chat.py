@@ -319,7 +319,8 @@ def newest_turns(
     """
 
     def encoded(first: int) -> list[int]:
-        ids: list[int] = tokenizer.encode_prompt(template.prompt(turns[first:], system)).tolist()
+        text = template.prompt(turns[first:], system)
+        ids: list[int] = tokenizer.encode_prompts([text], is_chat=bool(template.jinja))[0].tolist()
         return ids
 
     questions = [place for place, (role, _) in enumerate(turns) if role == USER]

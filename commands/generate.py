@@ -119,7 +119,7 @@ def answer_all(trained: Trained, config: Config, inputs: list[list[int]]) -> lis
         places, order = order[:rows], order[rows:]
         written = trained.answer([inputs[place] for place in places], config)
         for place, ids in zip(places, written, strict=True):
-            texts[place] = trained.tokenizer.decode(ids)
+            texts[place] = trained.tokenizer.decode_answer(ids)
     return texts
 
 
@@ -144,7 +144,7 @@ class Encoder:
     def encode_text(self, text: str, place: str) -> list[int]:
         """The same for the encoder's whole text."""
         longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
-        ids = tokenizer.encode_prompt(text)
+        (ids,) = tokenizer.encode_prompts([text], is_chat=bool(self.trained.template.jinja))
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
                 raise UserError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bounded import read_text
 from data.durable import sync, sync_folder
-from data.tokenizers.published import FILE_NAME, VOCABULARY
+from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
@@ -24,8 +24,6 @@ from training.checkpoints.durable import TEMPORARY, remove
 from training.checkpoints.folder import REPLACED
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import RUN_FILE
-
-TOKENIZER_FILES = (FILE_NAME, "*.model", VOCABULARY, "tokenizer_config.json")  # any of these tells of a tokenizer
 
 
 @contextmanager
@@ -122,7 +120,7 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
     """
     for place in dict.fromkeys((tokenizer, home)):  # what an adapter says, beside its tokenizer, goes before its base
         _keep_generation_settings(place, folder)
-    if not any(any(tokenizer.glob(kind)) for kind in TOKENIZER_FILES):
+    if not has_tokenizer(tokenizer):
         return None
     read = Tokenizer.load(tokenizer)
     read.save(folder)

@@ -75,7 +75,7 @@ class Texts:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer."""
         with self._lock:
-            return self._tokenizer.decode(ids)
+            return self._tokenizer.decode_answer(ids)
 
     def conversation(self, turns: list[Turn], param: str = "messages") -> tuple[int, ...]:
         """As many of the newest turns as fit, in the model's template.
@@ -100,7 +100,7 @@ class Texts:
         """
         self._check_letters(len(text), param)
         with self._lock:
-            ids = self._tokenizer.encode_prompt(text).tolist()
+            ids = self._tokenizer.encode_prompts([text])[0].tolist()
         return self._ended(ids, param)
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:

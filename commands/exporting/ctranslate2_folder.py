@@ -52,7 +52,9 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, quantizat
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token = spec.config.decoder_start_token = pieces[vocabulary.pad_id]
-    spec.config.eos_token, spec.config.unk_token = pieces[vocabulary.eos_id], pieces[vocabulary.unk_id]
+    spec.config.eos_token = pieces[vocabulary.eos_id]
+    if vocabulary.unk_id is not None:
+        spec.config.unk_token = pieces[vocabulary.unk_id]
     spec.config.add_source_eos = True
     spec.validate()
     spec.optimize(quantization=quantization or QUANTIZATIONS[model.embedding.dtype])

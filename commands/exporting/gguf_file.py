@@ -152,6 +152,7 @@ def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary) -> 
     writer.add_bos_token_id(vocabulary.pad_id)
     writer.add_eos_token_id(vocabulary.eos_id)
     writer.add_pad_token_id(vocabulary.pad_id)
-    writer.add_unk_token_id(vocabulary.unk_id)
+    if vocabulary.unk_id is not None:
+        writer.add_unk_token_id(vocabulary.unk_id)
     writer.add_add_bos_token(False)
     writer.add_add_eos_token(True)

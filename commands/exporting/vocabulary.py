@@ -1,7 +1,4 @@
-"""What does another program need to know of a tokenizer? Its pieces by id, what kind each is, and how text is cut.
-
-Read from `tokenizer.json`, the one file that all our folders have.
-"""
+"""A tokenizer as other programs need it: its pieces by id, what kind each is, and how text is split."""
 
 from __future__ import annotations
 
@@ -12,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from data.tokenizers.published import FILE_NAME
+from data.tokenizers.backends import LibraryBackend
 from data.tokenizers.tokenizer import Tokenizer
 from settings.fields import UserError
+from settings.packages import needs
 
 Kind = Literal["normal", "unknown", "control", "named", "unused", "byte"]  # named: stands for itself in a text
 UNUSED_SCORE, NAMED_SCORE = -10000.0, -1000.0
@@ -38,7 +36,7 @@ class Vocabulary:
     merges: list[str]
     pad_id: int
     eos_id: int
-    unk_id: int
+    unk_id: int | None
     charsmap: bytes
     collapses_spaces: bool
     adds_space: bool
@@ -56,7 +54,9 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
         raise UserError(
             f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {size}: they do not match"
         )
-    written: dict[str, Any] = json.loads((folder / FILE_NAME).read_text(encoding="utf8"))
+    if not isinstance(tokenizer.backend, LibraryBackend):
+        return _of_sentencepiece(tokenizer, size)
+    written: dict[str, Any] = json.loads(tokenizer.backend.serialized())
     model = written["model"]
     pieces, scores = [f"[PAD{i}]" for i in range(size)], [UNUSED_SCORE] * size
     kinds: list[Kind] = ["unused"] * size
@@ -68,13 +68,33 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
         number = added["id"]
         pieces[number], scores[number] = added["content"], NAMED_SCORE
         kinds[number] = "named" if number in tokenizer.sentinel_ids or not added.get("special") else "control"
-    kinds[tokenizer.unk_id] = "unknown"
+    if tokenizer.unk_id is not None:
+        kinds[tokenizer.unk_id] = "unknown"
     steps = list(_steps(written))
     return Vocabulary(
         model["type"], pieces, kinds, scores, [_merge(merge) for merge in model.get("merges", [])], tokenizer.pad_id,
         tokenizer.eos_id, tokenizer.unk_id, _charsmap(steps), any(_collapses(step) for step in steps),
         any(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps),
         any(step["type"] == "ByteLevel" and step.get("use_regex", True) for step in steps),
+    )  # fmt: skip
+
+
+def _of_sentencepiece(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    proto = needs("protobuf", "--model with spiece.model", module="sentencepiece.sentencepiece_model_pb2")
+    model = proto.ModelProto.FromString(tokenizer.backend.serialized())
+    kinds_of: dict[int, Kind] = {2: "unknown", 3: "control", 4: "named", 5: "unused", 6: "byte"}
+    pieces, scores = [f"[PAD{number}]" for number in range(size)], [UNUSED_SCORE] * size
+    kinds: list[Kind] = ["unused"] * size
+    for number, piece in enumerate(model.pieces):
+        pieces[number], scores[number], kinds[number] = piece.piece, piece.score, kinds_of.get(piece.type, "normal")
+    for number in range(len(model.pieces), tokenizer.size):
+        if (token := tokenizer.id_to_token(number)) is not None:
+            pieces[number], scores[number], kinds[number] = token, NAMED_SCORE, "named"
+    normalizer, is_bpe = model.normalizer_spec, model.trainer_spec.model_type == model.trainer_spec.BPE
+    return Vocabulary(
+        "SentencePiece BPE" if is_bpe else "Unigram", pieces, kinds, scores, [], tokenizer.pad_id, tokenizer.eos_id,
+        tokenizer.unk_id, normalizer.precompiled_charsmap, normalizer.remove_extra_whitespaces,
+        normalizer.add_dummy_prefix, False,
     )  # fmt: skip
 
 

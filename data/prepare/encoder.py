@@ -72,11 +72,9 @@ class Encoder:
 
     def __call__(self, rows: Sequence[Row]) -> Encoded:
         left, places, empty, dropped = self.examples.usable(rows)
-        texts = [row[place] for place in range(len(self.longest)) for row in left]
-        encoded = self.tokenizer.encode_batch(texts)
         columns, uncut, unknown = [], [], np.zeros(len(left), np.int64)
         for place, longest in enumerate(self.longest):
-            sides = encoded[place * len(left) : (place + 1) * len(left)]
+            sides = self._ids([row[place] for row in left], place)
             uncut.append(_lengths(sides))
             if longest is not None:
                 sides = [self._shortened(row[place], ids, longest) for row, ids in zip(left, sides, strict=True)]
@@ -86,6 +84,12 @@ class Encoder:
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
         return Encoded(columns, uncut, unknown, np.array(places, np.int64), empty, size, dropped)
 
+    def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
+        template = self.examples.template
+        if template is None:  # text to pretrain on
+            return self.tokenizer.encode_batch(texts)
+        return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
+
     def _shortened(self, text: str, ids: Ids, longest: int) -> Ids:
         """Leave out the oldest turns of a conversation until it fits, or only its newest question is left."""
         if len(ids) < longest or not isinstance(text, Prompt):
@@ -93,7 +97,7 @@ class Encoder:
         later = [question for question in text.questions if question]  # what all of it holds is too long
 
         def ids_since(question: int) -> Ids:
-            return self.tokenizer.encode_batch([text.since(question)])[0]
+            return self._ids([text.since(question)], 0)[0]
 
         # the later the fewer tokens, so that a long conversation is encoded a few times, not once for each turn
         fits = bisect_left(later, True, key=lambda question: len(ids_since(question)) < longest)
@@ -110,8 +114,8 @@ class Encoder:
         return ids, cut
 
     def _unknown(self, sides: list[Ids], lengths: Counts) -> Counts:
-        if not sides:
-            return np.zeros(0, np.int64)
+        if not sides or self.tokenizer.unk_id is None:
+            return np.zeros(len(sides), np.int64)
         found = np.flatnonzero(np.concatenate(sides) == self.tokenizer.unk_id)
         ends = np.cumsum(lengths - 1)
         return np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides)).astype(np.int64)

@@ -25,7 +25,6 @@ from data.shards.store import STREAM, TRAIN, Manifest, is_shards
 from data.sources.files import left_out
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
-from data.tokenizers.published import EOS
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import UserError, counted
@@ -56,7 +55,10 @@ def rows_of_shards(loader: StepLoader, tokenizer: Tokenizer, count: int) -> list
         batch = loader.batch_of(np.array([number]))
         sides = [batch.input_ids[0, : batch.input_lengths[0]]]
         sides += [batch.labels[place, :length] for place, length in enumerate(batch.target_lengths)]
-        texts = [tokenizer.decode(ids, skip_special=False).removesuffix(EOS).rstrip(BROKEN) for ids in sides]
+        texts = [
+            tokenizer.decode(ids, skip_special=False).removesuffix(tokenizer.names["eos_token"]).rstrip(BROKEN)
+            for ids in sides
+        ]
         found.append(SeenRow(texts, [len(ids) for ids in sides]))
     return found
 
@@ -90,7 +92,7 @@ def rows_of_files(
         ends = np.cumsum(lengths)[:count]
         sides.append([ids[end - length : end] for end, length in zip(ends, lengths, strict=False)])
     rows = [
-        SeenRow([tokenizer.decode(ids).rstrip(BROKEN) for ids in row], [len(ids) for ids in row])
+        SeenRow([tokenizer.decode_answer(ids).rstrip(BROKEN) for ids in row], [len(ids) for ids in row])
         for row in zip(*sides, strict=True)
     ]
     cut = sum(

@@ -184,7 +184,7 @@ _SPLIT = {
 }  # fmt: skip
 FIELDS: dict[str, Any] = {
     "kind": tuple(COLUMNS), "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
-    "tokenizer": {"fingerprint": str, "size": int, "pad_id": int, "eos_id": int, "unk_id": int, "sentinel_ids": [int]},
+    "tokenizer": {"fingerprint": str, "size": int, "pad_id": int, "eos_id": int, "sentinel_ids": [int]},
 }  # fmt: skip
 
 
@@ -248,5 +248,5 @@ def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
     """What the manifest notes of the tokenizer, so that training needs not load it."""
     return {
         "fingerprint": tokenizer.fingerprint, "size": tokenizer.size, "pad_id": tokenizer.pad_id,
-        "eos_id": tokenizer.eos_id, "unk_id": tokenizer.unk_id, "sentinel_ids": list(tokenizer.sentinel_ids),
+        "eos_id": tokenizer.eos_id, "sentinel_ids": list(tokenizer.sentinel_ids),
     }  # fmt: skip

@@ -30,4 +30,10 @@ def failure_is_user_error(what: str) -> Iterator[None]:
 
 def _is_the_librarys(error: BaseException) -> bool:
     # the class of a panic can be imported from nowhere
-    return type(error).__name__ == "PanicException" or type(error) in (Exception, ValueError, TypeError, OverflowError)
+    return type(error).__name__ == "PanicException" or type(error) in (
+        Exception,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RuntimeError,
+    )

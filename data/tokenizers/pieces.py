@@ -50,7 +50,7 @@ class Pieces:
 
 def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     """Text as its tokens come; see `Pieces`."""
-    made = Pieces(tokenizer.decode)
+    made = Pieces(tokenizer.decode_answer)
     for token in tokens:
         if piece := made.push(token):
             yield piece

@@ -1,125 +1,275 @@
-"""Which tokenizer is in a folder, as its publisher left it?
+"""The tokenizer of a folder, as its publisher left it.
 
-- `tokenizer.json`: the format of the `tokenizers` library, taken unchanged.
-- one `*.model`: SentencePiece (T5, Flan, mT5, UMT5, the 0.2B chat models), see `spiece`.
-- `vocab.json` and `merges.txt`: byte-level BPE of GPT-2's kind (CodeT5), with the ids of `added_tokens.json`.
+- `tokenizer.json`: run by the `tokenizers` library.
+- `spiece.model`, or another `*.model` that is the only one: run by SentencePiece (T5, Flan, mT5, UMT5, MADLAD-400).
+- `vocab.json` and `merges.txt`: byte-level BPE of GPT-2's kind (CodeT5), run by the `tokenizers` library.
 - a `tokenizer_config.json` that names ByT5: bytes, nothing else is needed (Xue et al. 2022).
+
+Beside them `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` say which tokens are added, and what
+padding, end and unknown are called; ids are given as by the tokenizers of transformers 4.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as LibraryTokenizer
 
-from bounded import MOST_TABLE_BYTES, read_text
+from bounded import MOST_TABLE_BYTES, read_bytes, read_text
+from data.tokenizers.backends import TOKENIZER_FILE, Backend, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
-from data.tokenizers.spiece import load_sentencepiece
 from settings.fields import UserError
 
-FILE_NAME, VOCABULARY, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+VOCABULARY, MERGES, SPIECE_FILE = "vocab.json", "merges.txt", "spiece.model"
+CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+COMPANIONS = (CONFIG_FILE, SPECIAL_FILE, ADDED_FILE, "chat_template.jinja")
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+MODEL_FILE = "config.json"  # the first published ones say there which class their tokenizer has
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NUM_SENTINELS = 100  # of T5, which follow the pieces of its SentencePiece model, <extra_id_0> last
 NUM_BYTE_SENTINELS = 125  # ByT5 fills its vocabulary up to 384
+LAST_BYTE = (
+    258  # ByT5 was pretrained with masks that count down from it: 258, 257, ...; transformers names 259, 260, ...
+)
 
 
-def read_backend(place: str | Path) -> tuple[Backend, Path]:
+@dataclass
+class Published:
+    """A tokenizer as it was read.
+
+    Args:
+        backend: the library's tokenizer. path: the file that it was read from.
+        names: of special tokens: `pad_token`, `eos_token`, ...
+        files: name -> content of what lies beside it, for `Tokenizer.save`. is_in_files: whether that is all of it.
+        sentinel_ids: of masks in pretraining, where these are not <extra_id_0>, ...
+    """
+
+    backend: Backend
+    path: Path
+    names: dict[str, str]
+    files: dict[str, bytes] = field(default_factory=dict)
+    is_in_files: bool = False
+    sentinel_ids: Sequence[int] | None = None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer lies there, whole or not."""
+    return any(any(folder.glob(name)) for name in (TOKENIZER_FILE, "*.model", VOCABULARY)) or _names_byt5(folder)
+
+
+def read_published(place: str | Path) -> Published:
     """Read the tokenizer of a folder, or one of its files.
 
-    Returns:
-        the tokenizer, and the file that it was read from.
     Raises:
-        UserError: there is none, several, or a broken one.
+        UserError: there is none, several, or a broken one; or its files contradict each other.
     """
-    folder = Path(place)
-    path = folder if folder.is_file() else folder / FILE_NAME
-    if path.is_file() and path.suffix != ".model":
-        return _read_json(path), path
-    found = [path] if path.is_file() else sorted(folder.glob("*.model"))
-    if len(found) == 1:
-        return load_sentencepiece(found[0]), found[0]
-    if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-        return _read_byte_bpe(folder), folder / VOCABULARY
-    about = folder / "tokenizer_config.json"
-    if not found and about.is_file() and "byt5" in _words(about):
-        return byte_backend(), about
+    given = Path(place)
+    folder = given.parent if given.is_file() else given
     if not folder.exists():
-        raise UserError(f"--tokenizer_dir = {folder}, no such folder; name a tokenizer's folder or file")
-    hint = "holds several *.model files" if found else f"holds no {FILE_NAME} and no SentencePiece *.model"
+        raise UserError(f"--tokenizer_dir = {given}, no such folder; name a tokenizer's folder or file")
+    spieces = [folder / SPIECE_FILE] if (folder / SPIECE_FILE).is_file() else sorted(folder.glob("*.model"))
+    stated = _Stated(folder)
+    files = {name: read_bytes(folder / name) for name in COMPANIONS if (folder / name).is_file()}
+    library_file = given if given.is_file() else folder / TOKENIZER_FILE
+    if given.is_file() and given.suffix == ".model":
+        return _read_sentencepiece(given, stated, files)
+    if library_file.is_file():
+        if (folder / SPIECE_FILE).is_file():
+            files[SPIECE_FILE] = read_bytes(folder / SPIECE_FILE, MOST_TABLE_BYTES)
+        backend = _read_json(library_file)
+        stated.add_to(backend)
+        return Published(LibraryBackend(backend), library_file, stated.names, files)
+    if len(spieces) == 1:
+        return _read_sentencepiece(spieces[0], stated, files)
+    if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
+        files |= {name: read_bytes(folder / name, MOST_TABLE_BYTES) for name in (VOCABULARY, MERGES)}
+        backend = _read_byte_bpe(folder, stated)
+        return Published(LibraryBackend(backend), folder / VOCABULARY, stated.names, files, is_in_files=True)
+    if not spieces and _names_byt5(folder):
+        backend = byte_backend(stated.num_sentinels(NUM_BYTE_SENTINELS), strip=True)
+        stated.add_to(backend)
+        masks = range(LAST_BYTE, LAST_BYTE - NUM_SENTINELS, -1)
+        return Published(LibraryBackend(backend), folder / CONFIG_FILE, stated.names, files, True, masks)
+    hint = "holds several *.model files" if spieces else f"holds no {TOKENIZER_FILE} and no SentencePiece *.model"
     raise UserError(f"--tokenizer_dir = {folder}, {hint}; name a tokenizer's folder or file")
 
 
-def _words(path: Path) -> str:
+def _names_byt5(folder: Path) -> bool:
+    about = [
+        _read_object(folder / CONFIG_FILE),
+        {"tokenizer_class": _read_object(folder / MODEL_FILE).get("tokenizer_class")},
+    ]
+    return "byt5" in json.dumps(about).lower()
+
+
+class _Stated:
+    """What the files beside a tokenizer say of its tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config, special = (_read_object(folder / name) for name in (CONFIG_FILE, SPECIAL_FILE))
+        self.config = config
+        self.is_legacy = config.get("legacy") is not False
+        self.special: dict[str, AddedToken] = {}
+        self.names: dict[str, str] = {}
+        for content in (config, special):
+            for role in ROLES:
+                if (token := _token(content.get(role), special=True)) is not None:
+                    self.special[token.content] = token
+                    self.names[role] = token.content
+            for key in ("additional_special_tokens", "extra_special_tokens"):
+                listed = content.get(key) or []
+                for entry in listed.values() if isinstance(listed, dict) else listed:
+                    if (token := _token(entry, special=True)) is not None:
+                        self.special[token.content] = token
+        self.by_id: dict[int, AddedToken] = {}
+        for text, number in _read_object(folder / ADDED_FILE).items():
+            if isinstance(number, int):
+                self.by_id[number] = self.special.get(text) or AddedToken(text, special=False, normalized=False)
+        decoder = config.get("added_tokens_decoder")
+        for number, entry in decoder.items() if isinstance(decoder, dict) else ():
+            if str(number).isdecimal() and (token := _token(entry, special=False)) is not None:
+                self.by_id[int(number)] = token
+
+    def num_sentinels(self, default: int) -> int:
+        """How many <extra_id_N> there are: as many as are listed, else `extra_ids`."""
+        listed = sum("<extra_id_" in text for text in self.special)
+        asked = self.config.get("extra_ids")
+        return listed or (asked if isinstance(asked, int) and asked >= 0 else default)
+
+    def add_to(self, backend: LibraryTokenizer) -> None:
+        """Add tokens that `tokenizer.json` does not have, and give those that it has the attributes stated here."""
+        for number, token in sorted(self.by_id.items()):
+            known = backend.token_to_id(token.content)
+            if known is None or (number == known and backend.get_added_tokens_decoder().get(number) != token):
+                _add(backend, token)
+            if backend.token_to_id(token.content) != number:
+                raise UserError(
+                    f"{self.folder}: {token.content} has the id {number} in {CONFIG_FILE} or {ADDED_FILE}, and "
+                    f"{backend.token_to_id(token.content)} by the other files; fetch the folder again"
+                )
+        for text, token in self.special.items():
+            if backend.token_to_id(text) is None and text not in self.names.values():
+                _add(backend, token)
+
+    def added_to(self, model: Any, roles: Mapping[str, str]) -> dict[int, AddedToken]:
+        """Id -> token that a SentencePiece model gets: those with ids of their own, sentinels, and special ones.
+
+        Args:
+            roles: what special tokens are called by default.
+        """
+        size = model.get_piece_size()
+        added = dict(self.by_id)
+
+        def number_of(text: str) -> int | None:
+            found: int = next((n for n, token in added.items() if token.content == text), model.piece_to_id(text))
+            return found if found in added or model.id_to_piece(found) == text else None
+
+        if number_of("<extra_id_0>") is None and number_of("▁<extra_id_0>") is None:
+            is_t5 = str(self.config.get("tokenizer_class", "T5Tokenizer")).startswith(("T5", "MT5", "UMT5"))
+            count = self.num_sentinels(NUM_SENTINELS if is_t5 else 0)
+            asked = self.config.get("extra_ids")
+            last = size - 1 + (asked if isinstance(asked, int) else count)
+            for number in range(count):
+                token = AddedToken(f"<extra_id_{number}>", lstrip=True, rstrip=True, special=True, normalized=False)
+                added[last - number] = self.special.get(token.content, token)
+        for text in dict.fromkeys([*roles.values(), *self.special]):
+            number = number_of(text)
+            if number is None and text in self.special:
+                number = max([size - 1, *added]) + 1
+            if number is not None:
+                added[number] = self.special.get(text) or special(text)
+        return added
+
+
+def _token(entry: Any, special: bool) -> AddedToken | None:
+    """A token as a string, or as an object with `content` and how it is found in texts."""
+    if isinstance(entry, str):
+        return AddedToken(entry, special=special, normalized=False)
+    if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+        return None
+    flags = {name: entry.get(name) is True for name in ("lstrip", "rstrip", "single_word", "normalized")}
+    return AddedToken(entry["content"], special=special or entry.get("special") is True, **flags)
+
+
+def _add(backend: LibraryTokenizer, token: AddedToken) -> None:
+    (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        return read_text(path).lower()
-    except (OSError, ValueError):
-        return ""
+        content = json.loads(read_text(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); fetch it again") from None
+    return content if isinstance(content, dict) else {}
 
 
-def _read_json(path: Path) -> Backend:
+def _read_json(path: Path) -> LibraryTokenizer:
     try:
         text = read_text(path, MOST_TABLE_BYTES)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is no tokenizer ({error}); fetch or train it again") from None
     with failure_is_user_error(f"{path}: is no tokenizer"):
-        return Backend.from_str(text)
+        return LibraryTokenizer.from_str(text)
 
 
-def _read_byte_bpe(folder: Path) -> Backend:
+def _read_sentencepiece(path: Path, stated: _Stated, files: dict[str, bytes]) -> Published:
+    import sentencepiece
+
+    from data.tokenizers.spiece import SentencePieceBackend
+
+    try:
+        proto = read_bytes(path, MOST_TABLE_BYTES)
+        model = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        if not model.get_piece_size():
+            raise ValueError("it holds no pieces")
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: is no SentencePiece model ({reason}); fetch it again") from None
+    if isinstance(sampling := stated.config.get("sp_model_kwargs"), dict) and sampling.get("enable_sampling"):
+        raise UserError(
+            f"{stated.folder / CONFIG_FILE}: sp_model_kwargs = {sampling}, draws other ids each time; remove enable_sampling"
+        )
+    own = {"pad_token": model.pad_id(), "eos_token": model.eos_id(), "unk_token": model.unk_id()}
+    names = {role: str(model.id_to_piece(number)) for role, number in own.items() if number >= 0} | stated.names
+    with failure_is_user_error(f"{path}: no tokenizer can be made of it"):
+        backend = SentencePieceBackend(proto, stated.added_to(model, names), stated.is_legacy)
+    return Published(backend, path, names, files)
+
+
+def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
     """Byte-level BPE from a vocabulary and its merges."""
     try:
         vocabulary = json.loads(read_text(folder / VOCABULARY, MOST_TABLE_BYTES))
         lines = read_text(folder / MERGES, MOST_TABLE_BYTES).split("\n")
-        merges = [(left, right) for left, right in (line.split(" ") for line in lines if _is_merge(line))]
-        backend = Backend(models.BPE(vocabulary, merges))
-        added = _added_tokens(folder)
+        pairs = [line.split(" ") for line in lines if line.strip() and not line.startswith("#version")]
+        backend = LibraryTokenizer(models.BPE(vocabulary, [(left, right) for left, right in pairs]))
     except Exception as error:  # what the library raises, and whatever a table that is none leads to
         raise UserError(
             f"{folder}: {VOCABULARY} and {MERGES} are no byte-level BPE ({' '.join(str(error).split())[:200]}); "
             "fetch them again"
         ) from None
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    prefix = stated.config.get("add_prefix_space") is True
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     backend.decoder = decoders.ByteLevel()
-    own = [token for token in vocabulary if token.startswith("<") and token.endswith(">") and len(token) > 2]
-    backend.add_special_tokens([special(token) for token in own if token in _SPECIAL])
-    backend.add_special_tokens([special(token) for token in sorted(added, key=lambda token: added[token])])
-    wrong = [token for token, number in added.items() if backend.token_to_id(token) != number]
-    if wrong:
-        raise UserError(
-            f"{folder}: added_tokens.json leaves gaps between its ids, {wrong[0]} would get another; fetch it again"
-        )
-    end_with(backend, EOS)
+    for text in ("<s>", PAD, EOS, UNK, "<mask>"):
+        if text in vocabulary:
+            _add(backend, stated.special.get(text) or special(text))
+    stated.add_to(backend)
+    end_with(backend, stated.names.get("eos_token", EOS))
     return backend
 
 
-_SPECIAL = ("<s>", PAD, EOS, UNK, "<mask>")
-
-
-def _is_merge(line: str) -> bool:
-    return bool(line.strip()) and not line.startswith("#version")
-
-
-def _added_tokens(folder: Path) -> dict[str, int]:
-    path = folder / "added_tokens.json"
-    return dict(json.loads(read_text(path))) if path.is_file() else {}
-
-
 def token_names(folder: Path) -> dict[str, str]:
-    """Names of special tokens where a folder gives them: `pad_token`, `eos_token`, `unk_token`."""
-    names = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            content: Any = json.loads(read_text(folder / file))
-        except (OSError, ValueError, RecursionError):
-            continue
-        for role in ("pad_token", "eos_token", "unk_token"):
-            token = content.get(role) if isinstance(content, dict) else None
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                names[role] = token
-    return names
+    """Names of special tokens where a folder gives them: `pad_token`, `eos_token`, ..."""
+    return _Stated(folder).names
 
 
 def special(token: str) -> AddedToken:
@@ -127,7 +277,7 @@ def special(token: str) -> AddedToken:
     return AddedToken(token, special=True, normalized=False)
 
 
-def end_with(backend: Backend, eos: str) -> None:
+def end_with(backend: LibraryTokenizer, eos: str) -> None:
     """Let `AutoTokenizer` put the end of text after every text; ours does that itself."""
     number = backend.token_to_id(eos)
     if number is not None:
@@ -136,23 +286,28 @@ def end_with(backend: Backend, eos: str) -> None:
         )
 
 
-def byte_backend() -> Backend:
-    """ByT5's ids: byte b is b + 3, after them 125 sentinels upwards from 259; 384 in all."""
-    letters = _letter_of_byte()
+def byte_backend(num_sentinels: int = NUM_BYTE_SENTINELS, strip: bool = False) -> LibraryTokenizer:
+    """ByT5's ids: byte b is b + 3; after them sentinels upwards from 259.
+
+    Args:
+        strip: whether blanks beside padding, end and unknown in a text vanish, as with ByT5 in transformers.
+    """
+    letters = list(_letters_of_bytes())
     names = [PAD, EOS, UNK]
-    vocabulary = {token: number for number, token in enumerate(names)}
-    vocabulary |= {letters[byte]: byte + len(names) for byte in range(256)}
-    backend = Backend(models.BPE(vocabulary, []))
+    vocabulary = {token: number for number, token in enumerate([*names, *letters])}
+    backend = LibraryTokenizer(models.BPE(vocabulary, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    sentinels = [f"<extra_id_{i}>" for i in range(NUM_BYTE_SENTINELS)]
-    backend.add_special_tokens([special(token) for token in [*names, *sentinels]])
+    backend.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False, lstrip=strip, rstrip=strip) for name in names]
+    )
+    backend.add_special_tokens([special(f"<extra_id_{number}>") for number in range(num_sentinels)])
     end_with(backend, EOS)
     return backend
 
 
-def _letter_of_byte() -> list[str]:
+def _letters_of_bytes() -> Iterator[str]:
     """The visible letter that stands for each byte in byte-level tokenizers (GPT-2's `bytes_to_unicode`)."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return [chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in range(256)]
+    hidden = iter(range(256, 512))
+    return (chr(byte) if byte in visible else chr(next(hidden)) for byte in range(256))

@@ -1,18 +1,15 @@
 """How does text become token ids and back?
 
-A tokenizer is a folder with `tokenizer.json`, the format of the `tokenizers` library, so Hugging Face folders load as
-they are and ours load there; other published files are turned into one (see `published`). T5's special tokens are found by name: padding, end of text, unknown, and the sentinels
-<extra_id_0>, <extra_id_1>, ... that span corruption uses. In training text these names are plain text, never ids: a
-page about T5 must not end a document.
+`Tokenizer` is one thin layer over the library that defines a folder's format (see `published`): it knows T5's special tokens
+(padding, end of text, unknown, and the sentinels that span corruption uses), bounds the memory that long texts take, and
+writes the files that it was given, so that transformers loads the same tokenizer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -24,58 +21,71 @@ import tokenizers
 from numpy.typing import NDArray
 
 from data.text.templates import Template
+from data.tokenizers.backends import Backend, Ids, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
-from data.tokenizers.published import EOS, FILE_NAME, PAD, UNK, read_backend, token_names
+from data.tokenizers.published import CONFIG_FILE, EOS, PAD, SPECIAL_FILE, UNK, read_published
 from settings.fields import UserError
 
-# Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
+OVERLAP_CHARS = 4096  # that two parts of a longer text share
 MOST_IDS = 2**24  # tables of a byte or a row an id are made; no published vocabulary has more than 2^20
-PIECE_CHARS = 64 * 1024  # longer texts are encoded in pieces
 RARE_LETTER = "\ua66e"  # it occurs once in one old manuscript: in no vocabulary
+JINJA_FILE = "chat_template.jinja"
 
 
 class Tokenizer:
     """Encodes and decodes text. Build it with `Tokenizer.load`, or train one with `data.tokenizers.training`.
 
     Args:
-        backend: a tokenizer of the `tokenizers` library.
+        backend: the library's tokenizer.
         names: `pad_token`, `eos_token`, `unk_token`, where they differ from T5's.
         place: where it comes from, for messages.
         template: the words around prompts that a model with this tokenizer was trained with; ids do not depend on it.
+        files: name -> content of the files beside that of the backend, written again by `save`.
+        is_in_files: whether these are all of it.
+        sentinel_ids: masks of span corruption; None: <extra_id_0>, <extra_id_1>, ...
     Raises:
         UserError: a special token is missing, or ids are absurd; on use, its own rules fail at a text.
     """
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
-        names: dict[str, str] | None = None,
+        backend: Backend | tokenizers.Tokenizer,
+        names: Mapping[str, str] | None = None,
         place: str = "tokenizer",
         template: Template | None = None,
+        files: Mapping[str, bytes] | None = None,
+        is_in_files: bool = False,
+        sentinel_ids: Sequence[int] | None = None,
     ) -> None:
         self.template = template or Template()
-        self._failing = f"{place}: fails at a text"
-        self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | (names or {})
-        self._backend = backend
-        backend.no_padding()
-        backend.no_truncation()
-        ids: dict[str, Any] = {role: backend.token_to_id(token) for role, token in self.names.items()}
-        missing = [f"{place}: has no {self.names[role]} ({role})" for role, number in ids.items() if number is None]
-        if missing:
-            raise UserError(
-                *(f"{text}; a T5 tokenizer is needed, train one or leave --tokenizer_dir auto" for text in missing)
-            )
+        self._place, self._failing = place, f"{place}: fails at a text"
+        self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | dict(names or {})
+        self._backend = LibraryBackend(backend) if isinstance(backend, tokenizers.Tokenizer) else backend
+        self._files, self._is_in_files = dict(files or {}), is_in_files
+        self.size = self._backend.size  # the highest id and 1: a model needs at least that many embedding rows
         if self.size > MOST_IDS:
             raise UserError(f"{place}: has ids up to {self.size - 1:,}; allowed: {MOST_IDS:,} ids, name another")
-        self.pad_id, self.eos_id, self.unk_id = ids["pad_token"], ids["eos_token"], ids["unk_token"]
-        self.sentinel_ids = tuple(self._sentinels())
+        ids = {role: self._backend.token_to_id(token) for role, token in self.names.items()}
+        named = tuple(self._named_sentinels())
+        self.sentinel_ids = named if sentinel_ids is None else tuple(sentinel_ids)
+        self._roles = frozenset(number for number in ids.values() if number is not None)
+        self._special = self._roles | frozenset(self._backend.special_ids) | frozenset(named)
+        self._role_name = re.compile("|".join(map(re.escape, self.names.values())))
+        self.unk_id = ids["unk_token"]
+        missing = [role for role in ("pad_token", "eos_token") if ids[role] is None]
+        missing += ["unk_token"] if self.unk_id is None and not self._spells_all else []
+        if missing:
+            raise UserError(
+                *(
+                    f"{place}: has no {self.names[role]} ({role}); a T5 tokenizer is needed, train one or leave "
+                    "--tokenizer_dir auto"
+                    for role in missing
+                )
+            )
+        self.pad_id, self.eos_id = int(ids["pad_token"] or 0), int(ids["eos_token"] or 0)
         self._reserved = np.zeros(self.size, bool)
-        self._reserved[[self.pad_id, self.eos_id, *self.sentinel_ids]] = True
-        special = "|".join(re.escape(name[1:]) for name in self.names.values())
-        self._inside_special = re.compile(rf"(?={special}|extra_id_\d+>)")  # after the first letter of a name
+        self._reserved[[self.pad_id, self.eos_id, *named]] = True
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -84,113 +94,178 @@ class Tokenizer:
         Raises:
             UserError: there is none, it is broken, or it lacks a special token.
         """
-        backend, path = read_backend(folder)
-        return cls(backend, token_names(path.parent), str(path), Template.read(path.parent))
+        found = read_published(folder)
+        template = Template.read(found.path.parent)
+        return cls(
+            found.backend, found.names, str(found.path), template, found.files, found.is_in_files, found.sentinel_ids
+        )
 
     def save(self, folder: str | Path) -> None:
-        """Write the files that Hugging Face's `AutoTokenizer` reads, too."""
+        """Write the files that the tokenizer was read from, or those that Hugging Face's `AutoTokenizer` reads."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        sentinels = [f"<extra_id_{i}>" for i in range(self.num_sentinels)]
-        config: dict[str, Any] = {
-            **self.names,
-            "additional_special_tokens": sentinels,
-            "clean_up_tokenization_spaces": False,
-        }
-        config |= {"model_max_length": 10**30, "tokenizer_class": "PreTrainedTokenizerFast"}
-        config["model_input_names"] = ["input_ids", "attention_mask"]  # before 5.0 it gave token_type_ids besides
-        if (words := self.template.chat_template()) is not None:
-            config["chat_template"] = words
-        names: dict[str, Any] = {**self.names, "additional_special_tokens": sentinels}
-        self._backend.encode_special_tokens = False
-        (folder / FILE_NAME).write_text(self._backend.to_str(), encoding="utf8")
-        _write_json(folder / "tokenizer_config.json", config)
-        _write_json(folder / "special_tokens_map.json", names)
+        files = dict(self._files)
+        if not self._is_in_files:
+            files[self._backend.file_name] = self._backend.serialized()
+        config = json.loads(files[CONFIG_FILE]) if CONFIG_FILE in files else self._hugging_face_config()
+        words = self.template.chat_template()
+        if files.get(JINJA_FILE) != (words or "").encode() and words != config.get("chat_template"):
+            files.pop(JINJA_FILE, None)
+            config.pop("chat_template", None)
+            config |= {} if words is None else {"chat_template": words}
+            files.pop(CONFIG_FILE, None)
+        files.setdefault(CONFIG_FILE, _json(config))
+        if not self._files:
+            files[SPECIAL_FILE] = _json({**self.names, "additional_special_tokens": self._sentinel_names()})
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
         self.template.save(folder)
 
-    @cached_property
-    def size(self) -> int:
-        """Number of ids: the highest one and 1. A model needs at least that many embedding rows."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+    def _hugging_face_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = {**self.names, "additional_special_tokens": self._sentinel_names()}
+        if isinstance(self._backend, LibraryBackend):
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        else:
+            config |= {"tokenizer_class": "T5Tokenizer", "extra_ids": self.num_sentinels}
+        config |= {"clean_up_tokenization_spaces": False, "model_max_length": 10**30}
+        config["model_input_names"] = ["input_ids", "attention_mask"]  # before 5.0 it gave token_type_ids besides
+        return config
 
-    @cached_property
+    @property
+    def backend(self) -> Backend:
+        """The library's tokenizer."""
+        return self._backend
+
+    @property
     def fingerprint(self) -> str:
         """16 hex digits that change with anything that changes ids."""
-        self._backend.encode_special_tokens = False
-        return hashlib.sha256(self._backend.to_str().encode("utf8")).hexdigest()[:16]
+        return self._backend.fingerprint[:16]
 
     @property
     def num_sentinels(self) -> int:
-        """How many <extra_id_N> there are."""
+        """How many masks span corruption has."""
         return len(self.sentinel_ids)
 
-    def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[NDArray[np.int32]]:
+    @property
+    def has_own_masks(self) -> bool:
+        """Whether the masks of span corruption are others than <extra_id_0>, <extra_id_1>, ..., as ByT5's are."""
+        return self.sentinel_ids != tuple(self._named_sentinels())
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token by its name; None where there is none."""
+        return self._backend.token_to_id(token)
+
+    def id_to_token(self, number: int) -> str | None:
+        """The name of a token; None where there is none."""
+        return self._backend.id_to_token(number)
+
+    def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
         """Encode texts, without end of text.
 
         Args:
-            texts: any length; one over 64 Ki characters is encoded in pieces that end before a space where there is
-            one. special: whether names of special tokens inside the text become their ids (for prompts with sentinels).
+            texts: any length; the ids of one over 256 Ki characters are put together from those of overlapping parts.
+            special: whether names of special tokens in a text are these tokens, as `AutoTokenizer` has it. False: they are
+                text, as in pretraining, where a page about T5 must not end a document.
         Returns:
             one (N,) int32 array per text.
         Memory:
             some hundred bytes per token of 256 Ki characters, whatever the number of texts.
         """
-        self._backend.encode_special_tokens = not special
-        pieces = ((place, piece) for place, text in enumerate(texts) for piece in _pieces(text))
-        parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
-        for group in _groups(pieces):
+        found: list[Ids] = []
+        for group in _groups(texts):
             with failure_is_user_error(self._failing):
-                encodings = self._backend.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
-            for (place, piece), encoding in zip(group, encodings, strict=True):
-                ids = np.array(encoding.ids, np.int32)
-                parts[place].append(ids if special or not self._reserved[ids].any() else self._spelt(piece))
-        return [_joined(arrays) for arrays in parts]
+                if len(group[0]) > ENCODE_CHARS:
+                    encoded = [self._encode_long(group[0], special)]
+                else:
+                    encoded = self._backend.encode(group, special)
+            found += encoded if special else map(self._spelt, encoded)
+        return found
 
-    def encode_prompt(self, text: str) -> NDArray[np.int32]:
-        """Encode what a model shall answer, without end of text. Names of sentinels in it become their ids, to be filled in, and
-        those of tokens that a publisher has added; those of padding, end and unknown are text, as they are in training.
+    def encode_prompts(self, texts: Sequence[str], is_chat: bool = False) -> list[Ids]:
+        """Encode prompts or answers, without end of text: the one way for training, evaluation and every answering command.
 
+        Names of sentinels and of tokens that were added are these tokens. Those of padding, end and unknown are text, as
+        `</s>` is in HTML, where an answer must not end.
+
+        Args:
+            is_chat: whether a chat template has worded the texts: it may write those too, as in transformers.
         Returns:
-            (N,) int32.
+            one (N,) int32 array per text.
         """
-        if not any(name in text for name in self.names.values()):
-            return self.encode_batch([text], special=True)[0]
-        sentinels = [self._backend.id_to_token(number) or "" for number in self.sentinel_ids]
-        parts = re.split(f"({'|'.join(map(re.escape, sentinels))})", text) if sentinels else [text]
-        return _joined([self.encode_batch([part], special=part in sentinels)[0] for part in parts if part])
+        plain = [is_chat or self._role_name.search(text) is None for text in texts]
+        encoded = iter(self.encode_batch([text for text, kept in zip(texts, plain, strict=True) if kept], special=True))
+        return [next(encoded) if kept else self._without_roles(text) for text, kept in zip(texts, plain, strict=True)]
+
+    def _without_roles(self, text: str) -> Ids:
+        names = [self._backend.id_to_token(number) or "" for number in self._special - self._roles]
+        parts = (
+            re.split(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})", text) if names else [text]
+        )
+        encoded = [self.encode_batch([part], special=part in names)[0] for part in parts if part]
+        return np.concatenate(encoded)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
-        with failure_is_user_error(self._failing):
-            return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
+        return self._decode(ids, self._special if skip_special else frozenset())
+
+    def decode_answer(self, ids: Iterable[int]) -> str:
+        """Text of an answer: without padding, end and unknown, and with the sentinels and other tokens that stand in it."""
+        return self._decode(ids, self._roles)
 
     def decode_with_unknown(self, ids: Iterable[int]) -> str:
-        """Do the same as `decode`, and keep unknown tokens by their name where they may stand for something."""
-        if self._spells_all:
-            return self.decode(ids)
-        kept = [number for number in ids if number == self.unk_id or number not in self._special_ids]
-        return self.decode(kept, skip_special=False)
+        """The same as `decode_answer`, with unknown tokens by their name where they may stand for something."""
+        return self._decode(ids, self._roles if self._spells_all else self._roles - {self.unk_id})
 
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        return frozenset(number for number, token in self._backend.get_added_tokens_decoder().items() if token.special)
+    def _decode(self, ids: Iterable[int], skip: frozenset[int]) -> str:
+        with failure_is_user_error(self._failing):
+            return self._backend.decode([int(number) for number in ids], skip)
 
     @cached_property
     def _spells_all(self) -> bool:
         """Whether bytes spell what is no piece or word, so that no text has unknown tokens."""
-        return self.unk_id not in self.encode_batch([RARE_LETTER])[0]
-
-    def _spelt(self, text: str) -> NDArray[np.int32]:
-        """Encode a text whose special names the model itself would match, as old Unigram vocabularies do."""
-        parts = self._inside_special.split(text)
         with failure_is_user_error(self._failing):
-            encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
-        return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
+            (ids,) = self._backend.encode([RARE_LETTER], special=False)
+        return len(ids) > 0 and self.unk_id not in ids
 
-    def _sentinels(self) -> Iterator[int]:
+    def _spelt(self, ids: Ids) -> Ids:
+        """Spell special tokens whose names the model itself matches in a text, as old Unigram vocabularies do."""
+        if not self._reserved[ids].any():
+            return ids
+        parts = np.split(ids, np.flatnonzero(self._reserved[ids][1:] | self._reserved[ids][:-1]) + 1)
+        return np.concatenate([self._letters(part[0]) if self._reserved[part[0]] else part for part in parts])
+
+    def _letters(self, number: int) -> Ids:
+        letters = map(self._backend.token_to_id, self._backend.id_to_token(number) or "")
+        return np.array([self.unk_id if letter is None else letter for letter in letters], np.int32)
+
+    def _encode_long(self, text: str, special: bool) -> Ids:
+        """Put the ids of a long text together from parts that overlap, each cut where both have a token's end."""
+        found, begin = list[Ids](), 0
+        ids, ends = self._backend.encode_with_ends(text[:ENCODE_CHARS], special)
+        while begin + ENCODE_CHARS < len(text):
+            begin += ENCODE_CHARS - OVERLAP_CHARS
+            more, more_ends = self._backend.encode_with_ends(text[begin : begin + ENCODE_CHARS], special)
+            more_ends += begin
+            middle = begin + OVERLAP_CHARS // 2
+            shared = np.intersect1d(ends, more_ends)
+            cut = shared[np.abs(shared - middle).argmin()] if len(shared) else middle
+            found.append(ids[: np.searchsorted(ends, cut, side="right")])
+            first = np.searchsorted(more_ends, cut, side="right")
+            ids, ends = more[first:], more_ends[first:]
+        return np.concatenate([*found, ids])
+
+    def _sentinel_names(self) -> list[str]:
+        return [self._backend.id_to_token(number) or "" for number in self._named_sentinels()]
+
+    def _named_sentinels(self) -> Iterator[int]:
+        """Ids of <extra_id_0>, <extra_id_1>, ..., which mT5's files call ▁<extra_id_0>, ..."""
         number = 0
-        while (token_id := self._backend.token_to_id(f"<extra_id_{number}>")) is not None:
-            yield token_id
+        while True:
+            found = (self._backend.token_to_id(f"{blank}<extra_id_{number}>") for blank in ("", "▁"))
+            token = next((token for token in found if token is not None), None)
+            if token is None:
+                return
+            yield token
             number += 1
 
 
@@ -224,32 +299,19 @@ def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> Quality:
     return Quality(chars, tokens, unknown)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _pieces(text: str) -> Iterator[str]:
-    start = 0
-    while len(text) - start > PIECE_CHARS:
-        end = text.rfind(" ", start + PIECE_CHARS // 2, start + PIECE_CHARS)
-        end = end if end > 0 else start + PIECE_CHARS
-        yield text[start:end]
-        start = end
-    yield text[start:]
-
-
-def _groups(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    group: list[tuple[int, str]] = []
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in their order, as many together as have `ENCODE_CHARS`; a longer one alone."""
+    group: list[str] = []
     chars = 0
-    for piece in pieces:
-        if group and chars + len(piece[1]) > ENCODE_CHARS:
+    for text in texts:
+        if group and chars + len(text) > ENCODE_CHARS:
             yield group
             group, chars = [], 0
-        group.append(piece)
-        chars += len(piece[1])
+        group.append(text)
+        chars += len(text)
     if group:
         yield group
-
-
-def _joined(arrays: list[NDArray[np.int32]]) -> NDArray[np.int32]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -15,9 +15,8 @@ from pathlib import Path
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from data.tokenizers.published import EOS, PAD, UNK, byte_backend, end_with, special
+from data.tokenizers.published import EOS, NUM_SENTINELS, PAD, UNK, byte_backend, end_with, special
 from data.tokenizers.sample import LARGE, UNSPACED, Room, Words, count_words, most_frequent, repeated, sample_texts
-from data.tokenizers.spiece import NUM_SENTINELS
 from data.tokenizers.tokenizer import Tokenizer
 from settings.fields import UserError
 
@@ -129,7 +128,9 @@ def _train_unigram(counts: dict[str, int], vocab_size: int, room: Room) -> Backe
     pieces += [(piece, never) for piece in byte_pieces]
     bytewise = Backend(models.Unigram(pieces, unk_id=SPECIAL.index(UNK), byte_fallback=True))
     bytewise.add_special_tokens([special(token) for token in SPECIAL])
-    _dress_unigram(bytewise)
+    # no blank is put before a text: what is decoded is what was encoded, also where a text is encoded in parts
+    bytewise.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    bytewise.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return bytewise
 
 
@@ -159,20 +160,13 @@ def _unigram_scores(backend: Backend) -> list[tuple[str, float]]:
     return [(piece, score) for piece, score in json.loads(backend.to_str())["model"]["vocab"]]
 
 
-def _dress_unigram(backend: Backend) -> None:
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-
-
 def _isolated(letters: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(f"[{letters}]{{1,{LONGEST_RUN}}}"), "isolated")
 
 
 # Scripts without spaces are cut into runs: as one word each, whole sentences would be learnt by heart.
 _BPE = pre_tokenizers.Sequence([_isolated(UNSPACED), pre_tokenizers.ByteLevel(add_prefix_space=False)])
-_UNIGRAM = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="always"), _isolated(UNSPACED)])
+_UNIGRAM = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), _isolated(UNSPACED)])
 _SPLITS: dict[str, Callable[[str], Iterable[str]]] = {
     "bpe": lambda text: (text[first:last] for _, (first, last) in _BPE.pre_tokenize_str(text)),  # as text, not as bytes
     "unigram": lambda text: (word for word, _ in _UNIGRAM.pre_tokenize_str(text)),

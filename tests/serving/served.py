@@ -61,7 +61,7 @@ def client_of(api: Api, token: str = "", address: str = HERE) -> Iterator[TestCl
 def alone(ids: Sequence[int], **how: Any) -> str:
     """The text that the command `generate` writes to a prompt."""
     seed = how.pop("seed", 0)
-    return trained().tokenizer.decode(
+    return trained().tokenizer.decode_answer(
         generate(trained().walk.model, [list(ids)], settings(**how).generate, seed=seed)[0]
     )
 

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from config import Config, GenerateConfig
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
-from data.tokenizers.published import EOS
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from engine.walk import Walk
 from language import say
@@ -110,14 +109,17 @@ def show_samples(
         the text of the first prompt, for the next command to type; None where there are no rows.
     """
     rows = list(itertools.islice(_rows(loader, max(count, 1)), max(count, 1)))
-    prompts = [_whole(tokenizer.decode(source, skip_special=False).removesuffix(EOS)) for source, _ in rows]
+    prompts = [
+        _whole(tokenizer.decode(source, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
+        for source, _ in rows
+    ]
     if count and rows:
         answers = _answers(walk, [source for source, _ in rows], GenerateConfig(max_new_tokens=SAMPLE_TOKENS))
         progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
             text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
-            reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(EOS))
+            reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
             progress.sample(prompt, text, reference)
             metrics.write("sample", prompt=prompt, answer=text, reference=reference)
     return prompts[0] if prompts else None

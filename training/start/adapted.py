@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from config import Config, T5ModelConfig
+from data.tokenizers.published import has_tokenizer
 from model.formats.adapter_folder import is_adapter, read_info
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
@@ -48,7 +49,7 @@ def learnt_last(folder: Path, adapters: list[Path]) -> Path:
 
 def tokenizer_folder(folder: Path, home: Path) -> Path:
     """Where the tokenizer of an adapter lies: beside it, or with its base."""
-    return folder if (folder / "tokenizer.json").is_file() else home
+    return folder if has_tokenizer(folder) else home
 
 
 def adapter_folders(folder: Path, named: str | None) -> list[Path]:

@@ -18,7 +18,7 @@ OWNERS = {
     "ChatLM": "charent", "mengzi-t5": "Langboat", "codet5": "Salesforce",
 }  # fmt: skip
 FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "spiece.model", "special_tokens_map.json",
-         "added_tokens.json", "vocab.json", "merges.txt", "generation_config.json")  # fmt: skip
+         "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "generation_config.json")  # fmt: skip
 PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other weights
 
 

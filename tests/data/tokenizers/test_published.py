@@ -69,17 +69,15 @@ def test_codet5_gives_the_ids_of_transformers(tmp_path: Path) -> None:
 def test_gaps_between_added_ids_are_refused(tmp_path: Path) -> None:
     folder = codet5_folder(tmp_path / "codet5")
     (folder / "added_tokens.json").write_text('{"<extra_id_0>": 5000}')
-    with pytest.raises(UserError, match="leaves gaps between its ids, <extra_id_0>"):
+    with pytest.raises(UserError, match="<extra_id_0> has the id 5000"):
         Tokenizer.load(folder)
 
 
-@pytest.mark.parametrize(
-    "file, content", [("vocab.json", "{"), ("merges.txt", "a b c\n"), ("added_tokens.json", "[1]")]
-)
+@pytest.mark.parametrize("file, content", [("vocab.json", "{"), ("merges.txt", "a b c\n"), ("added_tokens.json", "[1")])
 def test_broken_files_are_user_errors(tmp_path: Path, file: str, content: str) -> None:
     folder = codet5_folder(tmp_path / "codet5")
     (folder / file).write_text(content)
-    with pytest.raises(UserError, match=r"vocab\.json and merges\.txt are no byte-level BPE"):
+    with pytest.raises(UserError, match=r"fetch (it|them) again"):
         Tokenizer.load(folder)
 
 

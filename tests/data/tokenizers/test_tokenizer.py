@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.tokenizers.tokenizer import PIECE_CHARS, Tokenizer
+from data.tokenizers.tokenizer import ENCODE_CHARS, Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from settings.fields import UserError
 
@@ -41,16 +41,24 @@ def test_a_prompt_asks_by_sentinels_alone(kind: str) -> None:
     """All else is encoded as it is in training."""
     found = train_tokenizer(["a strike </s> and <pad> of <unk> b"] * 9, kind, 700, 2**20)
     html, both = "a </s>strike</s> of <pad>", "a</s>b <extra_id_0> <unk>"
-    assert found.encode_prompt(html).tolist() == found.encode_batch([html])[0].tolist()
-    filled, ids = "a b <extra_id_0> b", found.encode_prompt(both).tolist()
-    assert found.encode_prompt(filled).tolist() == found.encode_batch([filled], special=True)[0].tolist()
+    filled = "a b <extra_id_0> b"
+    of_html, ids, of_filled = (ids.tolist() for ids in found.encode_prompts([html, both, filled]))
+    assert of_html == found.encode_batch([html])[0].tolist()
+    assert of_filled == found.encode_batch([filled], special=True)[0].tolist()
+    assert (
+        found.encode_prompts([both], is_chat=True)[0].tolist() == found.encode_batch([both], special=True)[0].tolist()
+    )
     assert ids.count(found.sentinel_ids[0]) == 1 and not {found.eos_id, found.pad_id} & set(ids)
 
 
 def test_unknown_tokens_are_kept_where_they_may_stand_for_something() -> None:
     words = train_tokenizer(["AA BB CC"], "words", 200, 2**20)
     ids = [*words.encode_batch(["AA NEVER BB"])[0].tolist(), words.sentinel_ids[0], words.eos_id, words.pad_id]
-    assert words.decode_with_unknown(ids) == "AA <unk> BB" and words.decode(ids) == "AA BB"
+    assert (
+        words.decode_with_unknown(ids) == "AA <unk> BB <extra_id_0>"
+        and words.decode_answer(ids) == "AA BB <extra_id_0>"
+        and words.decode(ids) == "AA BB"
+    )
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
@@ -59,13 +67,13 @@ def test_without_unknown_tokens_the_text_is_the_same(kind: str) -> None:
     known = tokenizer.encode_batch([" two words  7 河水 "])[0].tolist()
     ids = [tokenizer.pad_id, *known, tokenizer.sentinel_ids[1], *known, tokenizer.eos_id, tokenizer.size + 5]
     ids += [] if kind == "words" else [tokenizer.unk_id]  # which no text has, where bytes spell what is no piece
-    assert tokenizer.decode_with_unknown(ids) == tokenizer.decode(ids)
+    assert tokenizer.decode_with_unknown(ids) == tokenizer.decode_answer(ids)
 
 
 def test_long_texts_are_encoded_whole_and_in_their_place() -> None:
-    long = "word " * PIECE_CHARS
-    encoded = BYTES.encode_batch(["a", long, "b" * (3 * PIECE_CHARS), "c"])
-    assert [len(ids) for ids in encoded] == [1, len(long), 3 * PIECE_CHARS, 1]
+    long = "word " * (ENCODE_CHARS // 4)
+    encoded = BYTES.encode_batch(["a", long, "b" * (3 * ENCODE_CHARS), "c"])
+    assert [len(ids) for ids in encoded] == [1, len(long), 3 * ENCODE_CHARS, 1]
     assert BYTES.decode(encoded[1]) == long
 
 

@@ -1,0 +1,95 @@
+"""What `Tokenizer` asks of a library that makes ids of texts, and the `tokenizers` library as one that does."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+# Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+TOKENIZER_FILE = "tokenizer.json"
+Ids = NDArray[np.int32]
+
+
+class Backend(Protocol):
+    """A library's tokenizer. `file_name`: of what `serialized` returns; `size`: the highest id and 1."""
+
+    file_name: str
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def special_ids(self) -> Collection[int]: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+    def id_to_token(self, number: int) -> str | None: ...
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Ids]:
+        """(N,) int32 ids of each text; special: whether names of special tokens in a text are those tokens."""
+
+    def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
+        """The same of one text, and for each token the character behind its last one."""
+
+    def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
+        """Text of ids without those of `skip`; ids that are not known are left out."""
+
+    def serialized(self) -> bytes: ...
+
+
+class LibraryBackend:
+    """A tokenizer of the `tokenizers` library, which decides all that `tokenizer.json` says."""
+
+    file_name = TOKENIZER_FILE
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+
+    @cached_property
+    def size(self) -> int:
+        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.serialized()).hexdigest()
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(number for number, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    def id_to_token(self, number: int) -> str | None:
+        return self._backend.id_to_token(number)
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Ids]:
+        self._backend.encode_special_tokens = not special
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
+        self._backend.encode_special_tokens = not special
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32), np.array([end for _, end in encoding.offsets], np.int64)
+
+    def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
+        return self._backend.decode([number for number in ids if number not in skip], skip_special_tokens=False)
+
+    def serialized(self) -> bytes:
+        self._backend.encode_special_tokens = False
+        return self._backend.to_str().encode("utf8")
