@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 
 from data.text.templates import Template
 from data.tokenizers.backends import Backend, Ids, LibraryBackend

@@ -75,7 +75,7 @@ def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[
     for prompt, response in pairs_of(folder):
         ids, labels = (torch.tensor([[*tokenizer.encode_batch([text])[0].tolist(), 1]]) for text in (prompt, response))
         total, count = total + model(ids, labels=labels).item() * labels.numel(), count + labels.numel()
-        answers.append(tokenizer.decode(trained.answer(ids.tolist(), config)[0]).strip())
+        answers.append(tokenizer.decode_with_unknown(trained.answer(ids.tolist(), config)[0]).strip())
     return total / count, answers
 
 
