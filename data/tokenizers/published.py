@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from bounded import MOST_TABLE_BYTES, read_text
+from data.text.chat_templates import special_tokens
 from data.tokenizers.panics import failure_is_user_error
 from data.tokenizers.spiece import load_sentencepiece
 from settings.fields import UserError
@@ -108,18 +108,8 @@ def _added_tokens(folder: Path) -> dict[str, int]:
 
 def token_names(folder: Path) -> dict[str, str]:
     """Names of special tokens where a folder gives them: `pad_token`, `eos_token`, `unk_token`."""
-    names = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            content: Any = json.loads(read_text(folder / file))
-        except (OSError, ValueError, RecursionError):
-            continue
-        for role in ("pad_token", "eos_token", "unk_token"):
-            token = content.get(role) if isinstance(content, dict) else None
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                names[role] = token
-    return names
+    named = special_tokens(folder)
+    return {role: named[role] for role in ("pad_token", "eos_token", "unk_token") if role in named}
 
 
 def special(token: str) -> AddedToken:
