@@ -223,7 +223,7 @@ class TrainConfig:
     )
     metric_for_best: str = setting(
         "loss", "number of an evaluation that decides which checkpoint is the best: loss, or a score of answers",
-        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "char_bleu", "identical"),
+        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "rouge_lsum", "char_bleu", "identical"),
     )  # fmt: skip
 
 
@@ -499,7 +499,7 @@ class MetricsConfig:
     """How answers are scored."""
 
     metrics: str = setting(
-        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, char_bleu, identical; auto: all",
+        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, rouge_lsum, char_bleu, identical; auto: all",
         kind=str, auto=True,
     )  # fmt: skip
     eval_generate_rows: int | str = setting(
