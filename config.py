@@ -426,7 +426,9 @@ class ConvertConfig:
     dtype: str = setting("keep", "of the weights", kind=str, choices=("keep", "fp32", "bf16", "fp16"))
     shard_size: int | None = setting(None, "largest file of weights; none: one file", kind="size", optional=True)
     allow_pickle: bool = setting(
-        False, "read pytorch_model.bin or adapter_model.bin where there are no safetensors (torch's weights-only loader)", kind=bool
+        False,
+        "read pytorch_model.bin or adapter_model.bin where there are no safetensors (torch's weights-only loader)",
+        kind=bool,
     )
 
 

@@ -69,7 +69,8 @@ def convert(config: Config) -> Conversion | None:
     """
     source = find_model(config)
     if (source / adapter_folder.PICKLE_FILE).is_file() and not (source / adapter_folder.WEIGHTS_FILE).is_file():
-        return _convert_adapter(config, source)
+        _convert_adapter(config, source)
+        return None
     done = convert_folder(config, source)
     rows = [
         (say("folder"), f"{done.output}, {format_size(done.size)}"),

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
@@ -37,7 +37,7 @@ START = f"import sys; sys.path.insert(0, {ROOT!r}); from data.text.jinja_sandbox
 class Generation(Extension):
     """`{% generation %}` marks what the assistant says, for programs that learn that alone; its text stays as it is."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
         """The block as a call of `_said`, whose scope is its own as in transformers."""
