@@ -223,7 +223,7 @@ class TrainConfig:
     )
     metric_for_best: str = setting(
         "loss", "number of an evaluation that decides which checkpoint is the best: loss, or a score of answers",
-        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "char_bleu", "identical"),
+        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "rouge_lsum", "char_bleu", "identical"),
     )  # fmt: skip
 
 
@@ -426,7 +426,9 @@ class ConvertConfig:
     dtype: str = setting("keep", "of the weights", kind=str, choices=("keep", "fp32", "bf16", "fp16"))
     shard_size: int | None = setting(None, "largest file of weights; none: one file", kind="size", optional=True)
     allow_pickle: bool = setting(
-        False, "read pytorch_model.bin where there are no safetensors (torch's weights-only loader)", kind=bool
+        False,
+        "read pytorch_model.bin or adapter_model.bin where there are no safetensors (torch's weights-only loader)",
+        kind=bool,
     )
 
 
@@ -499,7 +501,7 @@ class MetricsConfig:
     """How answers are scored."""
 
     metrics: str = setting(
-        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, char_bleu, identical; auto: all",
+        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, rouge_lsum, char_bleu, identical; auto: all",
         kind=str, auto=True,
     )  # fmt: skip
     eval_generate_rows: int | str = setting(

@@ -9,6 +9,7 @@ does the folder appear under its name. Our runs are such folders themselves, so 
 from __future__ import annotations
 
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,10 @@ from language import say
 from memory.cost.precision import COMPUTE_DTYPES, WORDS
 from model import hf_format
 from model.decoding.kv_cache import Decoding
+from model.formats import adapter_folder
 from model.formats.checksums import refuse_damaged
+from model.formats.pickle_files import PickleFile
+from model.formats.tensor_files import write_safetensors
 from model.t5 import T5
 from settings.program import program
 from training.report.progress import Progress
@@ -53,15 +57,21 @@ class Conversion:
     tokenizer: int | None
 
 
-def convert(config: Config) -> Conversion:
-    """Write `--model` as a plain Hugging Face folder `--output`, and tell how equal both are.
+def convert(config: Config) -> Conversion | None:
+    """Write `--model` as a plain Hugging Face folder `--output`, and show how equal both are.
 
+    Returns:
+        what was done; None for an adapter, whose tensors stay as they are.
     Raises:
         UserError: the checkpoint is not usable, its numbers do not survive `--dtype`, or the folder cannot be written.
     Memory:
         the larger of both models, and a chunk of one tensor.
     """
-    done = convert_folder(config, find_model(config))
+    source = find_model(config)
+    if (source / adapter_folder.PICKLE_FILE).is_file() and not (source / adapter_folder.WEIGHTS_FILE).is_file():
+        _convert_adapter(config, source)
+        return None
+    done = convert_folder(config, source)
     rows = [
         (say("folder"), f"{done.output}, {format_size(done.size)}"),
         (say("weights"), str(done.dtype).removeprefix("torch.")),
@@ -74,6 +84,22 @@ def convert(config: Config) -> Conversion:
     ]
     Progress(1).table(say("converted"), rows)
     return done
+
+
+def _convert_adapter(config: Config, source: Path) -> None:
+    """Write a pickled adapter of PEFT as safetensors."""
+    if not config.convert.allow_pickle:
+        adapter_folder.open_weights(source)  # which says what to do
+    if config.convert.dtype != "keep" or config.convert.shard_size is not None:
+        raise UserError(f"--dtype and --shard_size, are for models, and {source} is an adapter; leave them out")
+    with new_folder(config.answer.output, config.run.overwrite, source) as partial:
+        stored = PickleFile(source / adapter_folder.PICKLE_FILE)
+        tensors = {name: stored.get_slice(name)[slice(None)] for name in stored.keys()}  # noqa: SIM118
+        write_safetensors(tensors, partial / adapter_folder.WEIGHTS_FILE)
+        shutil.copyfile(source / adapter_folder.CONFIG_FILE, partial / adapter_folder.CONFIG_FILE)
+        adapter_folder.read_info(partial)
+    merging = f"{program()} merge --adapter={shlex.quote(str(config.answer.output))} --output=FOLDER"
+    Progress(1).table(say("converted"), [(say("folder"), str(config.answer.output)), (say("next"), merging)])
 
 
 def convert_folder(config: Config, source: Path) -> Conversion:

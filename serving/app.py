@@ -1,4 +1,4 @@
-"""Which addresses does the API have? Each is a few lines: `asking` reads, `engine` writes, `replies` tells."""
+"""The addresses of the API. Each is a few lines: `asking` reads, `engine` writes, `replies` gives the form."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from config import GenerateConfig
+from language import say
 from model.decoding.choosing import Choice, Penalties
 from serving.answers import Answer, Prompt, Told
 from serving.asking import Asked, Refused, Texts, read_chat, read_completion, read_question
@@ -33,6 +34,7 @@ READING_BYTES = 2 * READ_BYTES + PARSED * BODY_BYTES  # a body stands twice wher
 LEFT = 499  # the client closed the request; nobody reads it
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
+MOST_REPORTED = 50  # fields that are ignored; more are not listed
 Read = Callable[[dict[str, Any], Texts, GenerateConfig], Asked]
 
 
@@ -63,14 +65,15 @@ class Api:
     defaults: GenerateConfig = field(default_factory=GenerateConfig)
     seconds: float = 600.0
     seed: int | None = None
+    unknown: set[str] = field(default_factory=set)  # fields of requests that were ignored and reported
     room: Room = field(default_factory=lambda: Room(READ_BYTES))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def asked(self, request: Request, read: Read, names_model: bool = True) -> Asked:
+    async def asked(self, request: Request, read: Read) -> Asked:
         """What a request asks for; behind that nothing of its body is held.
 
         Args:
-            read: reads a body of this address. names_model: whether `model` in it is to be this one.
+            read: reads a body of this address.
         Raises:
             Refused, HTTPException: it is wrong, or too many bodies are being read (429).
         Memory: `READING_BYTES`, for all requests together.
@@ -78,20 +81,20 @@ class Api:
         with self.room.taken(announced_bytes(request, BODY_BYTES)):
             held = await read_body(request, BODY_BYTES)
             async with self.parsing:
-                return await asyncio.to_thread(self._understood, held, read, names_model)
+                return await asyncio.to_thread(self._understood, held, read)
 
-    def _understood(self, held: bytes, read: Read, names_model: bool) -> Asked:
-        body = object_of(held)
-        if names_model:
-            self.check_model(body)
-        return read(body, self.texts, self.defaults)
-
-    def check_model(self, body: dict[str, Any]) -> None:
-        """Refuse what is asked of another model."""
-        asked = body.get("model")
-        if asked not in (None, self.name):
-            text = f"The model {str(asked)[:100]!r} does not exist here; there is {self.name!r}"
-            raise Refused(404, text, "model", "model_not_found")
+    def _understood(self, held: bytes, read: Read) -> Asked:
+        asked = read(object_of(held), self.texts, self.defaults)
+        new = {name[:100] for name in asked.unknown} - self.unknown
+        if new and len(self.unknown) < MOST_REPORTED:
+            self.unknown |= new
+            print(
+                say(
+                    "requests have fields that mean nothing here and are ignored: {names}", names=", ".join(sorted(new))
+                ),
+                flush=True,
+            )
+        return asked
 
     def begin(self, asked: Asked) -> Flow:
         """Hand a request to the engine.
@@ -236,7 +239,7 @@ async def _completion(api: Api, request: Request) -> Response:
 
 async def _question(api: Api, request: Request) -> Response:
     """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
-    asked = await api.asked(request, read_question, names_model=False)
+    asked = await api.asked(request, read_question)
     finished = await _whole(api, request, api.begin(asked))
     return Response(status_code=LEFT) if finished is None else JSONResponse({"response": finished[0].text})
 
@@ -338,7 +341,11 @@ async def _models(api: Api, request: Request) -> Response:
 
 
 async def _model(api: Api, request: Request) -> Response:
-    api.check_model({"model": request.path_params["name"]})
+    name = request.path_params["name"]
+    if name != api.name:
+        raise Refused(
+            404, f"The model {name[:100]!r} does not exist here; there is {api.name!r}", "model", "model_not_found"
+        )
     return JSONResponse(_about(api))
 
 

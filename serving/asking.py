@@ -1,7 +1,9 @@
-"""What does a request ask for? Bodies in OpenAI's words become prompts and settings; what is wrong is named by its field.
+"""Requests in OpenAI's words become prompts and settings; what is wrong is named by its field.
 
-What would change an answer and is not done here is refused rather than passed over; fields that change nothing are let be.
-Source: OpenAI's API reference, chat completions and completions.
+What would change an answer and is not done here is refused; what changes none is ignored, and so are fields of other servers and
+clients that are not known here, which are reported.
+
+Source: OpenAI's API reference, chat completions and completions; the extra parameters of vLLM, llama.cpp and Ollama.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from commands.chat import newest_turns
@@ -16,19 +19,37 @@ from config import GenerateConfig
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 
-MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS = 4, 200, 16, 16
+MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS = 16, 200, 16, 16
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
-# fields that change no answer here
-LET_BE = {
-    "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
+# fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has none of
+IGNORED = {
+    "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "parallel_tool_calls", "prediction", "verbosity", "priority", "request_id", "provider", "usage",
+    "reasoning_effort", "reasoning", "include_reasoning", "separate_reasoning", "enable_thinking", "thinking", "thinking_budget",
+    "think", "keep_alive", "num_ctx", "num_thread", "num_gpu", "num_batch", "cache_prompt", "id_slot", "session_id", "chat_id",
+    "timings_per_token", "return_progress", "return_token_ids", "spaces_between_special_tokens", "detokenize",
 }  # fmt: skip
-# field -> the values that ask for nothing
+# field -> the values that ask for nothing; any other would change the answer
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "logprobs": (False,), "top_logprobs": (0,),
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "echo": (False,), "suffix": ("",), "best_of": (1,),
+    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({}, []), "logprobs": (False, 0), "top_logprobs": (0,),
+    "prompt_logprobs": (False, 0), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
+    "web_search_options": (), "moderation": (), "echo": (False,), "suffix": ("",), "best_of": (1,), "min_p": (0,), "typical_p": (1,),
+    "tfs_z": (1,), "top_a": (0,), "mirostat": (0,), "repeat_penalty": (1,), "length_penalty": (1,), "use_beam_search": (False,),
+    "num_beams": (1,), "early_stopping": (False,), "do_sample": (), "min_tokens": (0,), "n_predict": (-1,), "num_predict": (-1,),
+    "ignore_eos": (False,), "stop_token_ids": ([],), "bad_words": ([],), "allowed_token_ids": ([],), "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,), "add_generation_prompt": (True,), "continue_final_message": (False,), "documents": ([],),
+    "chat_template": (), "truncate_prompt_tokens": (), "grammar": ("",), "json_schema": ({},), "structured_outputs": ({},),
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "options": ({},), "images": ([],),
+    "files": ([],), "dry_multiplier": (0,), "xtc_probability": (0,), "dynatemp_range": (0,),
 }  # fmt: skip
+TAKEN = (
+    "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "repetition_penalty",
+    "no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "seed", "input_txt", "history",
+)  # fmt: skip
+# tables that hold further fields
+HOLDERS = ("extra_body", "chat_template_kwargs")
 
 
 class Refused(Exception):
@@ -50,6 +71,7 @@ class Asked:
     Args:
         prompts: token ids, with the end token. count: answers to each. how: how their tokens are chosen.
         seed: of the first answer to a prompt; the next has the next. None: the request names none.
+        unknown: names of fields that mean nothing here and were ignored.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -59,6 +81,7 @@ class Asked:
     stops: tuple[str, ...] = ()
     is_streamed: bool = False
     with_usage: bool = False
+    unknown: tuple[str, ...] = ()
 
 
 class Texts:
@@ -125,7 +148,7 @@ class Texts:
 
 
 class _Fields:
-    """A body whose fields are taken one by one; what is left in the end is not understood."""
+    """A body whose fields are taken one by one; what is left in the end is ignored or refused."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
@@ -144,19 +167,51 @@ class _Fields:
         )
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
-        return int(self.take(name, default, lambda x: type(x) is int and low <= x <= high, f"{low} to {high}"))
+        return int(self.take(name, default, lambda x: _is_whole(x) and low <= x <= high, f"{low} to {high}"))
 
     def switch(self, name: str) -> bool:
         return bool(self.take(name, False, lambda x: type(x) is bool, "true or false"))
 
-    def end(self) -> None:
-        for name, value in self._left.items():
-            if name in LET_BE or any(type(value) is type(one) and value == one for one in NEUTRAL.get(name, ())):
+    def end(self) -> tuple[str, ...]:
+        """Refuse what would change the answer; names of what is not known.
+
+        Raises:
+            Refused: of a field that is known, or nearly so.
+        """
+        left = self._left
+        for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
+            if left.get(choice) == "none":
+                left.pop(tools, None)
+        for holder in HOLDERS:
+            if isinstance(left.get(holder), dict):
+                left |= {name: value for name, value in left.pop(holder).items() if value is not None}
+        for name, value in left.items():
+            if name in IGNORED:
                 continue
-            if name in NEUTRAL and type(value) in (int, float) and value in NEUTRAL[name]:
-                continue
-            known = "is not supported here; leave it out" if name in NEUTRAL else "is no field of this request"
-            raise Refused(400, f"{name[:100]}, {known}", name[:100], "unsupported_parameter")
+            if name in HOLDERS or (name in NEUTRAL and not _is_neutral(value, NEUTRAL[name])) or name in TAKEN:
+                raise Refused(
+                    400,
+                    f"{name} = {str(value)[:100]!r}, is not supported here; leave it out",
+                    name,
+                    "unsupported_parameter",
+                )
+            if name not in NEUTRAL and (near := get_close_matches(name, TAKEN, 1, 0.8)):
+                text = f"{name[:100]}, is no field of this request; is {near[0]} meant?"
+                raise Refused(400, text, name[:100], "unsupported_parameter")
+        return tuple(name for name in left if name not in IGNORED and name not in NEUTRAL)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a number is whole; clients with one type for all numbers send 100.0."""
+    return type(value) is int or (type(value) is float and value.is_integer())
+
+
+def _is_limit(value: Any) -> bool:
+    return _is_whole(value) and (value > 0 or value == -1)
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(value == one and (type(value) is bool) == (type(one) is bool) for one in neutral)
 
 
 def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
@@ -235,9 +290,9 @@ def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) 
     if not text:
         raise Refused(406, "input_txt, is empty; send a question", "input_txt")
     history = fields.take("history", [], _is_history, "a list of [question, answer]")
-    fields.end()
+    unknown = fields.end()
     turns = [turn for question, answer in history for turn in ((USER, question), (ASSISTANT, answer))]
-    return Asked((texts.conversation([*turns, (USER, text)], "input_txt"),), defaults)
+    return Asked((texts.conversation([*turns, (USER, text)], "input_txt"),), defaults, unknown=unknown)
 
 
 def _is_history(value: Any) -> bool:
@@ -248,33 +303,31 @@ def _is_history(value: Any) -> bool:
 
 def _settings(fields: _Fields, defaults: GenerateConfig) -> Asked:
     """What both kinds of requests may set; the prompts are missing yet."""
-    most = defaults.max_new_tokens
-    limit = fields.whole("max_tokens", most, 1, most)
+    limit = fields.take("max_tokens", -1, _is_limit, "1 or more")
+    limit = int(fields.take("max_completion_tokens", limit, _is_limit, "1 or more"))
     how = replace(
         defaults,
-        max_new_tokens=fields.whole("max_completion_tokens", limit, 1, most),
+        # -1 is how some clients leave it open; longer answers than the model writes here end with finish_reason "length"
+        max_new_tokens=min(limit, defaults.max_new_tokens) if limit > 0 else defaults.max_new_tokens,
         temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
         top_p=max(fields.number("top_p", defaults.top_p, 0.0, 1.0), 1e-6),  # 0 asks for the likeliest alone
-        top_k=fields.whole("top_k", defaults.top_k, 0, 2**31),
+        top_k=max(fields.whole("top_k", defaults.top_k, -1, 2**31), 0),  # -1 and 0: of all tokens
         repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
         no_repeat_ngram_size=fields.whole("no_repeat_ngram_size", defaults.no_repeat_ngram_size, 0, 65536),
     )
     stop = fields.take("stop", [], _is_stop, f"a text, or up to {MOST_STOPS}, of 1 to {LONGEST_STOP} characters")
-    is_streamed = fields.switch("stream")
-    options = fields.take("stream_options", {}, lambda x: isinstance(x, dict) and is_streamed, "a table, with stream")
-    asked = Asked(
+    options = fields.take("stream_options", {}, lambda x: isinstance(x, dict), "a table")
+    seed = fields.whole("seed", -1, -(2**63), 2**63 - 1)
+    return Asked(
         (),
         how,
         count=fields.whole("n", 1, 1, MOST_CHOICES),
-        seed=fields.take(
-            "seed", None, lambda x: type(x) is int and -(2**63) <= x < 2**63, f"{-(2**63)} to {2**63 - 1}"
-        ),
+        seed=None if seed == -1 else seed,  # -1 asks for any, as in vLLM and llama.cpp
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
-        is_streamed=is_streamed,
+        is_streamed=fields.switch("stream"),
         with_usage=options.get("include_usage") is True,
+        unknown=fields.end(),
     )
-    fields.end()
-    return asked
 
 
 def _is_stop(value: Any) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from config import Config
 
 PREFERENCES = "preferences"  # the objective of the command dpo
-ROUGE = ("rouge_1", "rouge_2", "rouge_l")  # what `rouge` means in --metrics
+ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
 SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name computes
 
 
@@ -145,7 +145,7 @@ def _adapters(config: Config) -> list[str]:
 
 
 def score_words(metrics: str) -> list[str]:
-    """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its three."""
+    """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its four."""
     words = [word.strip().lower() for word in metrics.split(",") if word.strip()]
     return [name for word in words for name in (ROUGE if word == "rouge" else (word,))]
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
-LONGER_FILES = {"config.py": 770}
+LONGER_FILES = {"config.py": 780}
 # wing -> the wings it may import
 GROUND = {
     "leaving",
@@ -360,6 +360,7 @@ def test_no_clock_that_can_be_set_decides_anything(path: Path) -> None:
         "training/report/heartbeat.py",
         "training/report/journal.py",
         "serving/replies.py",  # when an answer was made
+        "data/text/jinja_sandbox.py",  # templates may show the date
     )
     if title(path) not in ("training/checkpoints/runs.py", "training/checkpoints/ownership.py", *read_elsewhere):
         assert "time.time(" not in path.read_text(encoding="utf8") and "datetime.now(" not in path.read_text(

@@ -1,17 +1,16 @@
-"""How are the chat templates of published tokenizers read, rendered and written? As Jinja, in a sandbox.
+"""The chat templates of tokenizers, in Jinja: read, rendered as transformers renders them, and written.
 
-A tokenizer's `chat_template` turns messages into the text that a model was trained with. It is code of strangers: it is run in
-Jinja's sandbox, which lets it neither import nor reach into Python, and what it does is counted (`jinja_bounds`). Templates of our own are written the same way, so that
-`AutoTokenizer.apply_chat_template` says the words that training used.
+A tokenizer's `chat_template` turns messages into the text that a model was trained with. It may use the tokenizer's special
+tokens by their names. It is code of strangers and is run in a sandbox (`jinja_sandbox`). Templates of our own are written the
+same way, so that `AutoTokenizer.apply_chat_template` says the words that training used.
 
-Source: Hugging Face, "Chat templates"; Jinja, "Sandbox".
+Source: Hugging Face, "Chat templates"; transformers, `PreTrainedTokenizerBase.special_tokens_map`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +19,61 @@ from settings.fields import UserError
 
 FILES = ("chat_template.jinja", "tokenizer_config.json")
 KEY = "chat_template"
+NAMES_FILES = ("tokenizer_config.json", "special_tokens_map.json")  # the second is read where the first is an old one
+T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # where a folder names none
 Messages = Sequence[Mapping[str, str]]
+_tried: set[str] = set()  # templates that have rendered once in a child process
 
 
-def render(source: str, messages: Messages) -> str:
+def render(source: str, messages: Messages, tokens: Mapping[str, str] | None = None) -> str:
     """The encoder's text for messages with `role` and `content`, the last of which is to be answered.
 
+    Args:
+        tokens: special tokens by name, such as `bos_token`, as `special_tokens` reads them; None: T5's.
     Raises:
-        UserError: the template is broken, or refuses these messages.
+        UserError: the template is broken, takes too much, or refuses these messages.
     """
+    from data.text.jinja_sandbox import rendered, try_in_child
+
+    given = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        **(T5_TOKENS if tokens is None else tokens),
+    }
     try:
-        text = _compiled(source)(
-            messages=list(messages),
-            add_generation_prompt=True,
-            bos_token="",
-            eos_token="</s>",
-            tools=None,
-            documents=None,
-        )
+        if source not in _tried:
+            few = [{**message, "content": message["content"][:4096]} for message in messages[:64]]
+            try_in_child(source, {"messages": few, **given})
+            _tried.add(source)
+        return rendered(source, {"messages": list(messages), **given})
     except Exception as error:  # it is the template that fails, in whatever way its writer thought of
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"chat_template: cannot word these turns ({reason}); name another with --prompt_template=plain"
         ) from None
-    return str(text)
 
 
-@cache
-def _compiled(source: str) -> Any:
-    from jinja2 import TemplateError
+def special_tokens(folder: str | Path) -> dict[str, str]:
+    """The special tokens that a tokenizer's folder names, such as `eos_token`, as transformers takes them.
 
-    from data.text.jinja_bounds import BoundedEnvironment, bounded
-
-    def refuse(message: str) -> str:
-        raise TemplateError(message)
-
-    environment = BoundedEnvironment()
-    environment.globals["raise_exception"] = refuse
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
-    return bounded(environment, source)
+    `special_tokens_map.json` counts where `tokenizer_config.json` is of a version that lists no `added_tokens_decoder`.
+    """
+    found: dict[str, Any] = {}
+    for file in NAMES_FILES:
+        try:
+            content: Any = json.loads(read_text(Path(folder) / file))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if not isinstance(content, dict):
+            continue
+        found |= {name: token for name, token in content.items() if name.endswith("_token")}
+        if isinstance(extra := content.get("extra_special_tokens"), dict):
+            found |= extra
+        if "added_tokens_decoder" in content:
+            break
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def is_jinja(text: str) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bounded import read_text
 from config import DataConfig
-from data.text.chat_templates import as_jinja, is_jinja, read_chat_template, render
+from data.text.chat_templates import T5_TOKENS, as_jinja, is_jinja, read_chat_template, render, special_tokens
 from settings.fields import AUTO, UserError
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
@@ -52,11 +53,16 @@ class Template:
     name: str = PLAIN
     turns: bool = field(default=False, compare=False)  # whether prompts with turns before them were learnt
     jinja: str = ""  # a chat template, which says all the words but for the prefix; text is not used then
+    tokens: dict[str, str] = field(
+        default_factory=dict, hash=False
+    )  # the tokenizer's special tokens, for a chat template
 
     @classmethod
-    def load(cls, name_or_text: str, prefix: str = "") -> Template:
+    def load(cls, name_or_text: str, prefix: str = "", tokens: Mapping[str, str] | None = None) -> Template:
         """Find a template by name, or take a text as one; in a text, backslash and n are a line end.
 
+        Args:
+            tokens: the special tokens that a chat template may name; None: T5's.
         Raises:
             UserError: no such name, or a text without {prompt} or with an unknown place.
         """
@@ -64,7 +70,13 @@ class Template:
         if asked in TEMPLATES:
             return cls(TEMPLATES[asked], _unescaped(prefix), asked)
         if is_jinja(name_or_text):
-            return cls("", _unescaped(prefix), name_or_text, jinja=name_or_text)
+            return cls(
+                "",
+                _unescaped(prefix),
+                name_or_text,
+                jinja=name_or_text,
+                tokens=dict(T5_TOKENS if tokens is None else tokens),
+            )
         text = _unescaped(name_or_text)
         places = _PLACE.findall(text)
         problem = ""
@@ -88,7 +100,8 @@ class Template:
         path = Path(folder) / FILE_NAME
         try:
             content = json.loads(read_text(path))
-            found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]))
+            tokens = content.get("special_tokens", T5_TOKENS | special_tokens(folder))
+            found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]), dict(tokens))
             return replace(found, turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -104,9 +117,10 @@ class Template:
         text = json.dumps({**self.facts(), **({"turns": True} if self.turns else {})}, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf8")
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         """What `read` needs, and what shards are known by."""
-        return {"prompt_template": self.name, "source_prefix": self.prefix}
+        tokens = {"special_tokens": self.tokens} if self.jinja else {}
+        return {"prompt_template": self.name, "source_prefix": self.prefix, **tokens}
 
     def prompt(self, turns: Sequence[Turn], system: str | None = None) -> str:
         """Write turns for the encoder.
@@ -125,7 +139,9 @@ class Template:
             raise ValueError("the last turn must be the user's")
         if self.jinja:
             said = [*([(SYSTEM, rules)] if rules else []), *spoken]
-            return self.prefix + render(self.jinja, [{"role": role, "content": text} for role, text in said])
+            return self.prefix + render(
+                self.jinja, [{"role": role, "content": text} for role, text in said], self.tokens
+            )
         written = self.prefix
         for role, text in spoken:
             if role == USER:
@@ -154,7 +170,7 @@ class Template:
         if not self.jinja:
             before, after = self._filled("\0", "").split("\0")
             return before, after
-        before, _, after = render(self.jinja, [{"role": USER, "content": "\0"}]).partition("\0")
+        before, _, after = render(self.jinja, [{"role": USER, "content": "\0"}], self.tokens).partition("\0")
         return before, after
 
     def chat_template(self) -> str | None:
@@ -190,6 +206,7 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
     """
     found = Template.read(tokenizer_dir)
     theirs = read_chat_template(tokenizer_dir) if found is None or data.prompt_template == CHAT_TEMPLATE else None
+    tokens = (found.tokens if found else {}) or T5_TOKENS | special_tokens(tokenizer_dir)
     found = found or replace(Template.load(theirs or PLAIN), turns=theirs is not None)
     name = found.name if data.prompt_template == AUTO else data.prompt_template
     if name == CHAT_TEMPLATE:
@@ -199,7 +216,7 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
                 "{prompt}"
             )
         name = theirs
-    made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "")
+    made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "", tokens)
     return replace(made, turns=found.turns)  # what was learnt stays learnt
 
 

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from bounded import MOST_TABLE_BYTES, read_bytes, read_text
+from data.text.chat_templates import special_tokens
 from data.tokenizers.backends import TOKENIZER_FILE, Backend, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
 from settings.fields import UserError
@@ -30,12 +31,10 @@ CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens
 COMPANIONS = (CONFIG_FILE, SPECIAL_FILE, ADDED_FILE, "chat_template.jinja")
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 MODEL_FILE = "config.json"  # the first published ones say there which class their tokenizer has
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NUM_SENTINELS = 100  # of T5, which follow the pieces of its SentencePiece model, <extra_id_0> last
 NUM_BYTE_SENTINELS = 125  # ByT5 fills its vocabulary up to 384
-LAST_BYTE = (
-    258  # ByT5 was pretrained with masks that count down from it: 258, 257, ...; transformers names 259, 260, ...
-)
+# ByT5 was pretrained with masks that count down from its last byte: 258, 257, ...; transformers names 259, 260, ...
+LAST_BYTE = 258
 
 
 @dataclass
@@ -115,18 +114,16 @@ class _Stated:
         config, special = (_read_object(folder / name) for name in (CONFIG_FILE, SPECIAL_FILE))
         self.config = config
         self.is_legacy = config.get("legacy") is not False
+        self.names = special_tokens(folder)
         self.special: dict[str, AddedToken] = {}
-        self.names: dict[str, str] = {}
         for content in (config, special):
-            for role in ROLES:
-                if (token := _token(content.get(role), special=True)) is not None:
-                    self.special[token.content] = token
-                    self.names[role] = token.content
+            entries = [value for key, value in content.items() if key.endswith("_token")]
             for key in ("additional_special_tokens", "extra_special_tokens"):
                 listed = content.get(key) or []
-                for entry in listed.values() if isinstance(listed, dict) else listed:
-                    if (token := _token(entry, special=True)) is not None:
-                        self.special[token.content] = token
+                entries += listed.values() if isinstance(listed, dict) else listed
+            for token in (_token(entry, special=True) for entry in entries):
+                if token is not None:
+                    self.special[token.content] = token
         self.by_id: dict[int, AddedToken] = {}
         for text, number in _read_object(folder / ADDED_FILE).items():
             if isinstance(number, int):
@@ -179,11 +176,11 @@ class _Stated:
                 token = AddedToken(f"<extra_id_{number}>", lstrip=True, rstrip=True, special=True, normalized=False)
                 added[last - number] = self.special.get(token.content, token)
         for text in dict.fromkeys([*roles.values(), *self.special]):
-            number = number_of(text)
-            if number is None and text in self.special:
-                number = max([size - 1, *added]) + 1
-            if number is not None:
-                added[number] = self.special.get(text) or special(text)
+            known = number_of(text)
+            if known is None and text in self.special:
+                known = max([size - 1, *added]) + 1
+            if known is not None:
+                added[known] = self.special.get(text) or special(text)
         return added
 
 
@@ -265,11 +262,6 @@ def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
     stated.add_to(backend)
     end_with(backend, stated.names.get("eos_token", EOS))
     return backend
-
-
-def token_names(folder: Path) -> dict[str, str]:
-    """Names of special tokens where a folder gives them: `pad_token`, `eos_token`, ..."""
-    return _Stated(folder).names
 
 
 def special(token: str) -> AddedToken:

@@ -15,7 +15,7 @@ from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
 from settings.fields import UserError
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 FINGERPRINT = "base_fingerprint"
 # how PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base
 BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false")
@@ -107,6 +107,12 @@ def open_weights(folder: Path, framework: str = "numpy") -> Any:
     try:
         return safe_open(folder / WEIGHTS_FILE, framework=framework)
     except FileNotFoundError:
+        if (folder / PICKLE_FILE).is_file():
+            raise UserError(
+                f"{folder}, holds {PICKLE_FILE}, a pickle as older PEFT wrote adapters, and no {WEIGHTS_FILE}; it is not read here, because "
+                f"a pickle can run code: where you trust it, convert it once by python train_low_mem.py convert --model={folder} "
+                "--output=FOLDER --allow_pickle=True"
+            ) from None
         raise UserError(f"{folder}, holds no {WEIGHTS_FILE}; copy the adapter again") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{folder / WEIGHTS_FILE}, is cut off or broken ({error}); copy it again") from None

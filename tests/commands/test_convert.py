@@ -14,6 +14,7 @@ from data.text.templates import Template
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
+from model.formats.adapter_folder import read_info
 from model.formats.checksums import CHECKSUMS_FILE
 from settings.fields import UserError
 from tests.measuring import in_child
@@ -89,6 +90,27 @@ def test_a_pickle_that_is_a_program_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds more than tensors and is not read"):
         convert(settings(old, tmp_path / "new", allow_pickle=True))
     assert not (tmp_path / "harm").exists() and not (tmp_path / "new").exists()
+
+
+def test_pickled_adapters_are_written_anew_where_that_is_allowed(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q"]}
+    (old / "adapter_config.json").write_text(json.dumps(about))
+    weights = {
+        "base_model.model.q.lora_A.weight": torch.randn(2, 8),
+        "base_model.model.q.lora_B.weight": torch.randn(8, 2),
+    }
+    torch.save(weights, old / "adapter_model.bin")
+    for refused in (lambda: read_info(old), lambda: convert(settings(old, new))):
+        with pytest.raises(UserError, match=r"adapter_model\.bin.*convert --model=.*--allow_pickle=True"):
+            refused()
+    with pytest.raises(UserError, match="--dtype"):
+        convert(settings(old, new, allow_pickle=True, dtype="fp16"))
+    convert(settings(old, new, allow_pickle=True))
+    written = load_file(new / "adapter_model.safetensors")
+    assert written.keys() == weights.keys() and all(torch.equal(written[name], weights[name]) for name in weights)
+    assert read_info(new).settings.rank == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])

@@ -158,10 +158,17 @@ def test_unknown_addresses_are_told_in_the_same_form(client: TestClient, method:
     assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-def test_another_model_is_not_there(client: TestClient) -> None:
-    answer = chat(client, model="gpt-5")
-    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
-    assert [chat(client, model=name).status_code for name in (NAME, None)] == [200, 200], "null says nothing"
+def test_the_model_that_is_there_answers_whatever_name_is_given(client: TestClient) -> None:
+    for name in ("gpt-5", NAME, None):
+        answer = chat(client, model=name)
+        assert answer.status_code == 200 and answer.json()["model"] == NAME
+    missing = client.get("/v1/models/gpt-5")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_unknown_fields_are_reported_once(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [chat(client, oddity=1).status_code for _ in range(2)] == [200, 200]
+    assert capsys.readouterr().out.count("oddity") == 1
 
 
 def test_markup_comes_back_as_json_alone(client: TestClient) -> None:

@@ -105,7 +105,7 @@ def test_clients_at_once_get_what_they_would_get_alone(client: openai.OpenAI) ->
 
 @pytest.mark.parametrize(
     ("how", "error", "param"),
-    [({"max_tokens": 999}, openai.BadRequestError, "max_tokens"), ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "nonsense"),
+    [({"max_tokens": 0}, openai.BadRequestError, "max_tokens"), ({"extra_body": {"min_p": 0.5}}, openai.BadRequestError, "min_p"),
      ({"logprobs": True}, openai.BadRequestError, "logprobs")],
 )  # fmt: skip
 def test_errors_are_the_clients_own(client: openai.OpenAI, how: dict[str, Any], error: type, param: str) -> None:
@@ -114,11 +114,17 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, how: dict[str, Any], 
     assert raised.value.param == param and raised.value.type == "invalid_request_error"
 
 
+def test_another_models_name_and_a_longer_answer_are_answered_by_the_model_that_is_there(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="gpt-4o", messages=QUESTION, max_tokens=4096)  # type: ignore[call-overload]
+    assert answer.model == NAME and answer.choices[0].message.content == alone(prompt_ids("hello"))
+    assert answer.choices[0].finish_reason == ("length" if answer.usage.completion_tokens == 24 else "stop")
+
+
 def test_a_wrong_key_and_a_wrong_model(served: Served, client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         chat(served.client("wrong"))
     with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="other", messages=QUESTION)  # type: ignore[arg-type]
+        client.models.retrieve("other")
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

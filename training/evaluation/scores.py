@@ -114,14 +114,14 @@ class _RougeTokens:
 
 
 class _Rouge:
-    """ROUGE-1, -2 and -L: mean F over rows."""
+    """ROUGE-1, -2, -L and -Lsum: mean F over rows. For -Lsum the lines of a text are its sentences, as in rouge_score itself."""
 
     names: tuple[str, ...] = ROUGE
 
     def __init__(self) -> None:
         from rouge_score.rouge_scorer import RougeScorer
 
-        self._scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=_RougeTokens())
+        self._scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], tokenizer=_RougeTokens())
 
     def count(self, answer: str, reference: str) -> Sequence[float]:
         return [score.fmeasure for score in self._scorer.score(reference, answer).values()]
@@ -140,12 +140,12 @@ def _make(name: str) -> Metric:
 # word of --metrics -> what computes it
 _WORDS = {
     "exact_match": "squad", "f1": "squad", "bleu": "bleu", "chrf": "chrf", "rouge_1": "rouge", "rouge_2": "rouge",
-    "rouge_l": "rouge", "char_bleu": "char_bleu", "identical": "identical",
+    "rouge_l": "rouge", "rouge_lsum": "rouge", "char_bleu": "char_bleu", "identical": "identical",
 }  # fmt: skip
 
 
 def metric_names(asked: str) -> list[str]:
-    """The scores that `--metrics` asks for, in the order of the table above; auto: all. `rouge` means its three.
+    """The scores that `--metrics` asks for, in the order of the table above; auto: all. `rouge` means its four.
 
     Raises:
         UserError: unknown names, all of them.

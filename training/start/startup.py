@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from config import Config, UserError
 from data.batches.loader import StepLoader
@@ -67,6 +68,9 @@ def start(begun: Begun, available_bytes: int) -> Start:
     config, base, run_dir, prepared, notes = begun.config, begun.base, begun.run_dir, begun.prepared, begun.notes
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     config = _with_vocabulary(config, tokenizer, base, notes)
+    if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
+        told = "spans are masked by ids {first}, {second}, ... as in ByT5's pretraining; transformers calls other ids <extra_id_0>"
+        notes.append(say(told, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
     asked = config.memory.ultra_low_mem
     reopen = available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
     splits = prepared.train_dir, prepared.validation_dir
@@ -149,7 +153,7 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 f"--tokenizer_dir = {config.data.tokenizer_dir}, has pad {tokenizer.pad_id} and eos {tokenizer.eos_id}, the model "
                 f"{model.pad_token_id} and {model.eos_token_id}: it does not match; use the model's own tokenizer"
             )
-        ids = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
+        ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
         if named := [name for name in ids if config.origin(name) == "flag" and getattr(model, name) != ids[name]]:
             told = "--{name} = {asked}, the tokenizer has {found}; leave it out"
             raise UserError(*(say(told, name=name, asked=getattr(model, name), found=ids[name]) for name in named))

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from config import load
-from data.text import jinja_bounds
-from data.text.chat_templates import read_chat_template, render
+from data.text import jinja_sandbox
+from data.text.chat_templates import read_chat_template, render, special_tokens
 from data.text.templates import ASSISTANT, SYSTEM, TEMPLATES, USER, Template, Turn, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer
@@ -86,67 +85,56 @@ def test_a_plain_tokenizer_gets_none(tmp_path: Path) -> None:
         template_of(load("train", {"prompt_template": "chat_template", "train_file": "x"}).data, tmp_path)
 
 
+# template -> what is said of it
+HOSTILE = {
+    "{{ messages.__class__.__mro__ }}": "unsafe",
+    "{{ ''.__class__.__base__.__subclasses__() }}": "unsafe",
+    "{% set n = namespace(__class__=1) %}": "underscore",
+    "{{ dict.__class__.__mro__ }}": "unsafe",
+    "{% set _ = messages.append(1) %}": "unsafe",
+    "{% for x in range(10**9) %}{% endfor %}": "Range too big",
+    "{% for x in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}": "recursion",
+    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}": "recursion",
+    "{{ 'a' * 10**10 }}": "takes more",
+    "{{ '%999999999d' % 1 }}": "takes more",
+    "{{ 'a'.center(10**10) }}": "takes more",
+    "{{ [1, 2]|tojson(indent=10**9) }}": "takes more",
+    "{{ ('b' * 99999)|join('a' * 9999) }}": "takes more",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}": "takes more",
+    "{% for i in [1] %}" * 30 + "{% endfor %}" * 30: "nested",
+    "{{ a }}" * 2**20: "longer than",
+    "{{ raise_exception('no system turns') }}": "no system turns",
+    "{% if %}": "Expected an expression",
+    "{% break %}": "outside",
+    "{% generation %}": "endgeneration",
+    "{{ sep_token + 'a' }}": "undefined",
+}
+ENDLESS = [
+    "{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+    "{{ 7 ** 99999999 }}",
+    "{{ 1.5|round(10**8, 'ceil') }}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "{% set x = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' in x or x.find('b') %}{% endif %}{% endfor %}",
+]
+
+
 @pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{% for x in range(10**9) %}{% endfor %}",
-        "{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for x in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
-        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
-        "{{ 'a' * 10**10 }}",
-        "{{ 10**10 * ['a'] }}",
-        "{{ 7 ** 99999999 }}",
-        "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
-        "{{ '%999999999d' % 1 }}",
-        "{{ '%(a)s' * 9999 % {'a': 'a' * 99999} }}",
-        "{{ 'a'.center(10**10) }}",
-        "{{ '{:>9999999999}'.format(1) }}",
-        "{{ 'a'|center(10**10) }}",
-        "{{ lipsum(n=10**6) }}",
-        "{{ [1, 2]|tojson(indent=10**9) }}",
-        "{{ '\\n'|indent(10**9) }}",
-        "{{ 1.5|round(10**8, 'ceil') }}",
-        "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
-        "{{ ('a' * 9999)|replace('a', 'b' * 9999) }}",
-        "{{ ('a' * 9999).join('b' * 9999) }}",
-        "{{ ('b' * 9999)|join('a' * 9999) }}",
-        "{{ ['a' * 9999] * 9999 }}",
-        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = namespace(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
-        "{% set x = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' in x or x[1:] or x.find('b') %}{% endif %}{% endfor %}",
-        "{{ (1).to_bytes(10**9, 'big') }}",
-        "{{ 'a\\t'.encode().expandtabs(10**9) }}",
-        "{{ 'a'.encode().ljust(10**9, 'b'.encode()) }}",
-        "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,
-        "{{ a }}" * 2**20,
-        "{{ raise_exception('no system turns') }}",
-        "{% if %}",
-    ],
-)
-def test_strangers_reach_nothing_and_do_not_last(source: str) -> None:
-    with pytest.raises(UserError, match="cannot word these turns"):
-        text = render(source, [{"role": "user", "content": "x"}])
-        assert text == "never"
-
-
-def test_values_in_lists_cost_what_looking_at_them_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, turns = "{{ [0] * 20000 == [0] * 20000 }}", [{"role": "user", "content": "x"}]
-    assert render(source, turns) == "True"
-    monkeypatch.setattr(jinja_bounds, "MOST_WORK", 200_000)
-    with pytest.raises(UserError, match="does more than a template"):
-        render(source, turns)
+    ("source", "reason"),
+    [*HOSTILE.items(), *(pytest.param(one, "takes more", marks=pytest.mark.slow) for one in ENDLESS[1:]), (ENDLESS[0], "takes more")],
+)  # fmt: skip
+def test_strangers_reach_nothing_and_do_not_last(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jinja_sandbox, "TRIAL_SECONDS", 0)
+    with pytest.raises(UserError, match="cannot word these turns") as error:
+        render(source, [{"role": "user", "content": "x"}])
+    assert reason in str(error.value)
 
 
 def test_long_conversations_are_no_strangers_tricks() -> None:
     turns = [{"role": role, "content": "some words " * 90} for role in ("user", "assistant") * 200]
     source = "{% for m in messages %}{{ '<' ~ m.role ~ '> ' + m['content']|trim + '\n' }}{% endfor %}{{ messages|length ~ 1.5 ~ none }}"
     assert render(source, turns) == "".join(f"<{m['role']}> {m['content'].strip()}\n" for m in turns) + "4001.5None"
-    assert len(render("{{ messages[0].content * 2000 }}", turns)) == 1024 * 1024, "no more is believed"
+    assert len(render("{{ messages[0].content * 2000 }}", turns)) == 1024 * 1024, "no more is read"
 
 
 # of published models, in parts: slices, tests, calls of texts, macros, filters of lists
@@ -202,9 +190,106 @@ TURNS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_what_is_counted_says_what_jinja_says(name: str) -> None:
-    given = {"add_generation_prompt": True, "bos_token": "", "eos_token": "</s>", "tools": None, "documents": None}
-    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(PUBLISHED[name])
-    for turns in (TURNS, TURNS[1:], TURNS[1:2]):
-        assert render(PUBLISHED[name], turns) == plain.render(messages=turns, **given)
+TALK = [
+    {"role": "user", "content": "how <far> é"},
+    {"role": "assistant", "content": "a mile"},
+    {"role": "user", "content": "and back"},
+]
+TOKENS = {
+    "eos_token": "<end>",
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "image_token": "<image>",
+}
+# template -> its words for TALK, as transformers 5.23 gives them
+TRANSFORMERS = {
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}A: {{ m['content'] }}\n{% endgeneration %}{% else %}"
+    "Q: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}":
+        "Q: how <far> é\nA: a mile\nQ: and back\nA:",
+    "{% for m in messages %}\n  {%- generation -%}\n  {{ m.role }}\n  {%- endgeneration %}\n{% endfor %}": "userassistantuser",
+    "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}": "21",
+    "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m['content'] }} | {% endfor %}":
+        "how <far> é | a mile | ",
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% continue %}{% endif %}{{ m['content'] }} | {% endfor %}":
+        "how <far> é | and back | ",
+    "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}": "how <far> é<end>a mile<end>and back<end>",
+    "{{ bos_token }}{{ image_token }}{{ sep_token }}{{ pad_token ~ unk_token }}{{ mask_token is defined }}": "<s><image><pad><unk>False",
+    "  {% if true %}\n  a\n  {% endif %}\nb": "  a\nb",
+    "{{ messages[0] | tojson }}": '{"role": "user", "content": "how <far> é"}',
+    "{{ {'b': '</a>', 'a': [1, none]} | tojson(indent=2, sort_keys=true) }}":
+        '{\n  "a": [\n    1,\n    null\n  ],\n  "b": "</a>"\n}',
+    "{{ {'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}": '{"a":"\\u00e9"}',
+    "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}": "TrueTrueTrueFalse",
+    "{{ strftime_now('%%') }}": "%",
+    "{% set ns = namespace(n=0, self=1) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n + ns.self }}": "4",
+    "{{ dict(a=1).a }}{{ dict.fromkeys('ab', 1)|length }}": "12",
+    "{{ '%s-%d' % ('a', 2) }}{{ '{:>3}'.format('b') }}{{ 'c'.center(3) }}{{ 'd'|center(3) }}": "a-2  b c  d ",
+    "{{ messages[:2]|map(attribute='role')|join('+') }}{% for m in messages|reverse %}{{ loop.index }}{% endfor %}": "user+assistant123",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", TRANSFORMERS)
+def test_templates_are_rendered_as_transformers_renders_them(source: str) -> None:
+    assert render(source, TALK, TOKENS) == TRANSFORMERS[source]
+
+
+@pytest.mark.slow
+def test_transformers_renders_so() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def theirs(source: str, turns: list[dict[str, str]]) -> str:
+        texts, _ = render_jinja_template([turns], chat_template=source, add_generation_prompt=True, **TOKENS)
+        return str(texts[0])
+
+    assert {source: theirs(source, TALK) for source in TRANSFORMERS} == TRANSFORMERS
+    for source in PUBLISHED.values():
+        for turns in (TURNS, TURNS[1:], TURNS[1:2]):
+            assert render(source, turns, TOKENS) == theirs(source, turns)
+
+
+ADDED = {"added_tokens_decoder": {}}
+
+
+@pytest.mark.parametrize(
+    ("config", "mapped", "expected"),
+    [
+        ({}, {}, {}),
+        ({"eos_token": "<a>", "pad_token": None, "add_eos_token": True}, {}, {"eos_token": "<a>"}),
+        ({"eos_token": {"content": "<a>", "lstrip": False}}, {}, {"eos_token": "<a>"}),
+        ({"eos_token": "<a>"}, {"eos_token": "<b>", "cls_token": {"content": "<c>"}}, {"eos_token": "<b>", "cls_token": "<c>"}),
+        ({"eos_token": "<a>", **ADDED}, {"eos_token": "<b>", "cls_token": "<c>"}, {"eos_token": "<a>"}),
+        ({"image_token": "<i>", "extra_special_tokens": {"boa": "<o>"}}, {}, {"image_token": "<i>", "boa": "<o>"}),
+        ({"extra_special_tokens": ["<x>"], "additional_special_tokens": ["<y>"]}, {}, {}),
+        ([], "text", {}),
+    ],
+)  # fmt: skip
+def test_special_tokens_are_those_that_a_folder_names(
+    tmp_path: Path, config: object, mapped: object, expected: dict[str, str]
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(mapped))
+    assert special_tokens(tmp_path) == expected
+
+
+def test_a_folders_template_has_the_folders_tokens_wherever_it_is_copied(tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    names = {
+        "bos_token": "<s>",
+        "sep_token": "<sep>",
+        "chat_template": "{{ bos_token ~ messages[0].content ~ sep_token ~ eos_token }}",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    settings = load("train", {"train_file": "x"}).data
+    template = template_of(settings, tmp_path)
+    assert template.prompt([(USER, "a")]) == "<s>a<sep></s>" and template.around() == ("<s>", "<sep></s>")
+    (tmp_path / "next").mkdir()
+    template.save(tmp_path / "next")
+    for again in (template_of(settings, tmp_path / "next"), Template.read(tmp_path / "next")):
+        assert again == template
+    own = load("train", {"train_file": "x", "prompt_template": "{{ messages[0].content ~ bos_token }}"}).data
+    assert (
+        template_of(own, tmp_path).prompt([(USER, "a")])
+        == template_of(own, tmp_path / "next").prompt([(USER, "a")])
+        == "a<s>"
+    )

@@ -45,17 +45,24 @@ def test_rouge_is_that_of_rouge_score() -> None:
 
     english = [place for place, text in enumerate(REFERENCES) if text.isascii()]
     answers, references = ([texts[place] for place in english] for texts in (ANSWERS, REFERENCES))
-    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    answers += ["the cat sat.\nIt was on a mat\n\nand slept", "a b\nc d", ""]
+    references += ["It was a mat.\nThe cat slept on it.", "c d a b", "x\ny"]
+    names = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL", "rouge_lsum": "rougeLsum"}
+    scorer = RougeScorer(list(names.values()))
     rows = [scorer.score(reference, answer) for answer, reference in zip(answers, references, strict=True)]
-    ours = scored(["rouge_1", "rouge_2", "rouge_l"], answers, references)
-    for name, theirs in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
+    ours = scored(list(names), answers, references)
+    assert ours["rouge_lsum"] != ours["rouge_l"]
+    for name, theirs in names.items():
         assert ours[name] == pytest.approx(100 * np.mean([row[theirs].fmeasure for row in rows])), name
 
 
 def test_rouge_counts_chinese_letters() -> None:
     # 今天去公园 against 昨天去公园: 天去公园 of five letters each
-    scores = scored(["rouge_1", "rouge_l"], ["今天去公园"], ["昨天去公园"])
-    assert scores == pytest.approx({"rouge_1": 80.0, "rouge_l": 80.0})
+    scores = scored(["rouge_1", "rouge_l", "rouge_lsum"], ["今天去公园"], ["昨天去公园"])
+    assert scores == pytest.approx({"rouge_1": 80.0, "rouge_l": 80.0, "rouge_lsum": 80.0})
+    # 今天 and 公园 in another order: one of the two in the longest common run, both of them line by line
+    lines = scored(["rouge_l", "rouge_lsum"], ["今天\n公园"], ["公园\n今天"])
+    assert lines == pytest.approx({"rouge_l": 50.0, "rouge_lsum": 100.0})
 
 
 @pytest.mark.parametrize(
@@ -101,8 +108,8 @@ def test_nothing_counted_has_no_score() -> None:
 
 
 def test_names() -> None:
-    assert metric_names("rouge, F1") == ["f1", "rouge_1", "rouge_2", "rouge_l"]
-    assert len(metric_names("auto")) == 9
+    assert metric_names("rouge, F1") == ["f1", "rouge_1", "rouge_2", "rouge_l", "rouge_lsum"]
+    assert len(metric_names("auto")) == 10
     with pytest.raises(
         UserError, match=r"--metrics = bleu,meteor,x, meteor, x is not known; allowed: auto, exact_match"
     ):

@@ -1,0 +1,160 @@
+"""Jinja as transformers sets it up for chat templates, with bounds on what a template may take.
+
+A template comes from whoever published the tokenizer. The sandbox lets it neither import nor reach into Python; its length and
+that of its text are limited; and before it runs here it has rendered once in a child process whose processor time and memory
+the system bounds.
+
+Source: transformers, `utils/chat_template_utils.py`; Jinja, "Sandbox".
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+LONGEST_TEMPLATE = 64 * 1024  # letters
+LONGEST_TEXT = 1024 * 1024  # letters of what is rendered; more is cut off, as no model reads so much
+TRIAL_SECONDS = 5  # of processor time; the templates of published models take 0.1 to 0.3
+TRIAL_BYTES = 64 * 1024**2
+ROOT = str(Path(__file__).resolve().parent.parent.parent)
+START = f"import sys; sys.path.insert(0, {ROOT!r}); from data.text.jinja_sandbox import trial; trial()"
+
+
+class Generation(Extension):
+    """`{% generation %}` marks what the assistant says, for programs that learn that alone; its text stays as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a call of `_said`, whose scope is its own as in transformers."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+    def _said(self, caller: Macro) -> str:
+        return caller()
+
+
+class PlainNamespace(Namespace):
+    """A namespace without names that begin with an underscore."""
+
+    def __init__(*args: Any, **named: Any) -> None:
+        self, *given = args  # `namespace(self=...)` is allowed
+        attributes = dict(*given, **named)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace holds no names that begin with an underscore: {name!r}")
+
+
+class DictMaker:
+    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of the type."""
+
+    def __call__(self, *args: Any, **named: Any) -> dict[Any, Any]:
+        """`dict(...)`."""
+        return dict(*args, **named)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """`dict.fromkeys(...)`."""
+        return dict.fromkeys(*args)
+
+
+def _raise(message: str) -> str:
+    raise TemplateError(message)
+
+
+def _json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+@cache
+def _compiled(source: str) -> Template:
+    if len(source) > LONGEST_TEMPLATE:
+        raise TemplateError(f"it is longer than {LONGEST_TEMPLATE:,} letters")
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals |= {
+        "raise_exception": _raise, "strftime_now": _now, "dict": DictMaker(), "namespace": PlainNamespace,
+    }  # fmt: skip
+    return environment.from_string(source)
+
+
+def rendered(source: str, values: Mapping[str, Any]) -> str:
+    """The text of a template, at most `LONGEST_TEXT` of it. Raises whatever the template does."""
+    parts: list[str] = []
+    left = LONGEST_TEXT
+    for part in _compiled(source).generate(**values):
+        parts.append(part[:left])
+        left -= len(parts[-1])
+        if not left:
+            break
+    return "".join(parts)
+
+
+def try_in_child(source: str, values: Mapping[str, Any]) -> None:
+    """Render a template in a child process.
+
+    Raises:
+        TemplateError: it takes too much time or memory. What else it raises there, it raises here too.
+    """
+    too_much = f"it takes more than {TRIAL_SECONDS} s or {TRIAL_BYTES // 1024**2} MiB"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", START], input=json.dumps([source, values, TRIAL_SECONDS, TRIAL_BYTES]).encode(),
+            capture_output=True, check=False, timeout=10 + 5 * TRIAL_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TemplateError(too_much) from None
+    if done.returncode:
+        raise TemplateError(too_much)
+
+
+def trial() -> None:
+    """The child: the template, its values and its bounds come from standard input; only the exit code counts."""
+    source, values, most_seconds, most_bytes = json.load(sys.stdin)
+    try:
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = int(used.ru_utime + used.ru_stime) + 1 + most_seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    except (ImportError, ValueError, OSError):  # where the system has no such limits the parent's patience is one
+        pass
+    try:
+        rendered(source, values)
+    except MemoryError:
+        sys.exit(1)
+    except Exception:  # the template refuses these messages: it does so in the parent too, which says why
+        pass
