@@ -132,6 +132,8 @@ class _Stated:
         for number, entry in decoder.items() if isinstance(decoder, dict) else ():
             if str(number).isdecimal() and (token := _token(entry, special=False)) is not None:
                 self.by_id[int(number)] = token
+                if token.special:  # where a text has it, this says more than a list of names
+                    self.special[token.content] = token
 
     def num_sentinels(self, default: int) -> int:
         """How many <extra_id_N> there are: as many as are listed, else `extra_ids`."""
@@ -164,8 +166,9 @@ class _Stated:
         added = dict(self.by_id)
 
         def number_of(text: str) -> int | None:
-            found: int = next((n for n, token in added.items() if token.content == text), model.piece_to_id(text))
-            return found if found in added or model.id_to_piece(found) == text else None
+            found = next((number for number, token in added.items() if token.content == text), None)
+            piece: int = model.piece_to_id(text)
+            return piece if found is None and model.id_to_piece(piece) == text else found
 
         if number_of("<extra_id_0>") is None and number_of("▁<extra_id_0>") is None:
             is_t5 = str(self.config.get("tokenizer_class", "T5Tokenizer")).startswith(("T5", "MT5", "UMT5"))
@@ -174,12 +177,12 @@ class _Stated:
             last = size - 1 + (asked if isinstance(asked, int) else count)
             for number in range(count):
                 token = AddedToken(f"<extra_id_{number}>", lstrip=True, rstrip=True, special=True, normalized=False)
-                added[last - number] = self.special.get(token.content, token)
+                added[last - number] = token
         for text in dict.fromkeys([*roles.values(), *self.special]):
             known = number_of(text)
             if known is None and text in self.special:
                 known = max([size - 1, *added]) + 1
-            if known is not None:
+            if known is not None and known not in added:
                 added[known] = self.special.get(text) or special(text)
         return added
 
@@ -218,15 +221,11 @@ def _read_json(path: Path) -> LibraryTokenizer:
 
 
 def _read_sentencepiece(path: Path, stated: _Stated, files: dict[str, bytes]) -> Published:
-    import sentencepiece
-
-    from data.tokenizers.spiece import SentencePieceBackend
+    from data.tokenizers.spiece import SentencePieceBackend, load_model
 
     try:
         proto = read_bytes(path, MOST_TABLE_BYTES)
-        model = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        if not model.get_piece_size():
-            raise ValueError("it holds no pieces")
+        model = load_model(proto, stated.is_legacy)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: is no SentencePiece model ({reason}); fetch it again") from None
@@ -237,7 +236,7 @@ def _read_sentencepiece(path: Path, stated: _Stated, files: dict[str, bytes]) ->
     own = {"pad_token": model.pad_id(), "eos_token": model.eos_id(), "unk_token": model.unk_id()}
     names = {role: str(model.id_to_piece(number)) for role, number in own.items() if number >= 0} | stated.names
     with failure_is_user_error(f"{path}: no tokenizer can be made of it"):
-        backend = SentencePieceBackend(proto, stated.added_to(model, names), stated.is_legacy)
+        backend = SentencePieceBackend(model, proto, stated.added_to(model, names), stated.is_legacy)
     return Published(backend, path, names, files)
 
 

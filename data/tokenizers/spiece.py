@@ -22,22 +22,33 @@ NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: fal
 Ids = NDArray[np.int32]
 
 
+def load_model(proto: bytes, legacy: bool) -> sentencepiece.SentencePieceProcessor:
+    """The model in a `*.model` file; RuntimeError or ValueError where it is none."""
+    model = sentencepiece.SentencePieceProcessor(model_proto=proto if legacy else proto + NO_DUMMY_PREFIX)
+    if not model.get_piece_size():
+        raise ValueError("it holds no pieces")
+    return model
+
+
 class SentencePieceBackend:
     """A SentencePiece model with added tokens; see `data.tokenizers.backends.Backend`.
 
     Args:
-        proto: the content of a `*.model` file.
+        model: as `load_model` returns it; proto: the content of its file.
         added: id -> token; of pieces of the model those that are special.
         legacy: False where `tokenizer_config.json` says so: no blank is put before the parts that follow an added token.
-    Raises:
-        RuntimeError: not such a model.
     """
 
     file_name = SPIECE_FILE
 
-    def __init__(self, proto: bytes, added: Mapping[int, AddedToken], legacy: bool = True) -> None:
-        self._model = sentencepiece.SentencePieceProcessor(model_proto=proto if legacy else proto + NO_DUMMY_PREFIX)
-        self._proto, self._legacy = proto, legacy
+    def __init__(
+        self,
+        model: sentencepiece.SentencePieceProcessor,
+        proto: bytes,
+        added: Mapping[int, AddedToken],
+        legacy: bool,
+    ) -> None:
+        self._model, self._proto, self._legacy = model, proto, legacy
         self._added = {number: token.content for number, token in added.items()}
         self._ids = {text: number for number, text in self._added.items()}
         self.special_ids = frozenset(number for number, token in added.items() if token.special)

