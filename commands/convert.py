@@ -2,7 +2,7 @@
 
 Read whatever it is (one file or shards, safetensors or, where allowed, pickles, old configurations, a SentencePiece
 tokenizer, a run of this program), written as one plain Hugging Face folder: safetensors, configuration, generation
-settings, `tokenizer.json`. What was written is loaded again, and both must give the same logits for fixed ids; only then
+settings, the tokenizer's files. What was written is loaded again, and both must give the same logits for fixed ids; only then
 does the folder appear under its name. Our runs are such folders themselves, so one direction serves both ways.
 """
 

@@ -27,7 +27,23 @@ SCRIPTS = (
 )  # fmt: skip
 FORMS = ("NFC", "NFD", "NFKC", "NFKD", "")
 BETWEEN = (" ", " ", " ", "  ", "    ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u200d", "\u200f", "\u2028", "", ", ")
-ODD = ("😀", "👨\u200d👩\u200d👧", "🇩🇪", "é", "e\u0301", "ﬁ", "①", "½", "ａ", "\ufeff", "▁", "<0x41>", "&amp;", "\x00", "\ufffd")
+ODD = (
+    "😀",
+    "👨\u200d👩\u200d👧",
+    "🇩🇪",
+    "é",
+    "e\u0301",
+    "ﬁ",
+    "①",
+    "½",
+    "ａ",
+    "\ufeff",
+    "▁",
+    "<0x41>",
+    "&amp;",
+    "\x00",
+    "\ufffd",
+)
 NAMES = ("<extra_id_0>", "<extra_id_1>", "</s>", "<pad>", "<unk>", "<extra_id_99>")
 LONG, LONG_LETTERS = 1000, 200_000
 
@@ -53,7 +69,9 @@ def texts(count: int, seed: int, names: Sequence[str] = (), long_letters: int = 
         parts = []
         for _ in range(draw.randrange(1, 9)):
             word = "".join(draw.choices(alphabet, k=draw.randrange(1, 7)))
-            odd = draw.choice(ODD) if draw.random() < 0.1 else draw.choice(names) if names and draw.random() < 0.1 else ""
+            odd = (
+                draw.choice(ODD) if draw.random() < 0.1 else draw.choice(names) if names and draw.random() < 0.1 else ""
+            )
             parts += [word, odd, draw.choice(BETWEEN)]
         text = draw.choice(("", "", " ", "    ", "\n")) + "".join(parts)
         form = draw.choice(FORMS)
@@ -94,7 +112,9 @@ def transformers_folder(folder: Path, kind: str) -> Callable[[str], list[int]]:
             library.train_from_iterator(sample, vocab_size=4000, special_tokens=special, show_progress=False)
             library.save_model(str(folder))
             size = library.get_vocab_size()
-            (folder / "added_tokens.json").write_text(json.dumps({f"<extra_id_{n}>": size + 99 - n for n in range(100)}))
+            (folder / "added_tokens.json").write_text(
+                json.dumps({f"<extra_id_{n}>": size + 99 - n for n in range(100)})
+            )
             about |= {"bos_token": "<s>", "mask_token": "<mask>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(about))
     theirs = getattr(transformers, f"{kind}Tokenizer").from_pretrained(folder)

@@ -33,6 +33,10 @@ class Backend(Protocol):
     @property
     def special_ids(self) -> Collection[int]: ...
 
+    @property
+    def prefix_ids(self) -> Sequence[int]:
+        """What it puts before a prompt or an answer, such as CodeT5's <s>."""
+
     def token_to_id(self, token: str) -> int | None: ...
 
     def id_to_token(self, number: int) -> str | None: ...
@@ -70,6 +74,12 @@ class LibraryBackend:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         return frozenset(number for number, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def prefix_ids(self) -> Sequence[int]:
+        encoding = self._backend.encode("a")
+        text_begins = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
+        return encoding.ids[:text_begins]
 
     def token_to_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)

@@ -260,6 +260,13 @@ def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
             _add(backend, stated.special.get(text) or special(text))
     stated.add_to(backend)
     end_with(backend, stated.names.get("eos_token", EOS))
+    begin, end = "<s>", stated.names.get("eos_token", EOS)
+    if "Roberta" in str(stated.config.get("tokenizer_class")) and begin in vocabulary:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A {end}",
+            pair=f"{begin} $A {end} {end} $B {end}",
+            special_tokens=[(token, backend.token_to_id(token)) for token in (begin, end)],
+        )
     return backend
 
 

@@ -40,6 +40,7 @@ class SentencePieceBackend:
     """
 
     file_name = SPIECE_FILE
+    prefix_ids = ()
 
     def __init__(
         self,

@@ -72,6 +72,8 @@ class Tokenizer:
         self._special = self._roles | frozenset(self._backend.special_ids) | frozenset(named)
         self._role_name = re.compile("|".join(map(re.escape, self.names.values())))
         self.unk_id = ids["unk_token"]
+        with failure_is_user_error(self._failing):
+            self._prefix = np.array(self._backend.prefix_ids, np.int32)
         missing = [role for role in ("pad_token", "eos_token") if ids[role] is None]
         missing += ["unk_token"] if self.unk_id is None and not self._spells_all else []
         if missing:
@@ -189,11 +191,14 @@ class Tokenizer:
         Args:
             is_chat: whether a chat template has worded the texts: it may write those too, as in transformers.
         Returns:
-            one (N,) int32 array per text.
+            one (N,) int32 array per text, begun by what the tokenizer puts before every text, such as CodeT5's `<s>`.
         """
         plain = [is_chat or self._role_name.search(text) is None for text in texts]
         encoded = iter(self.encode_batch([text for text, kept in zip(texts, plain, strict=True) if kept], special=True))
-        return [next(encoded) if kept else self._without_roles(text) for text, kept in zip(texts, plain, strict=True)]
+        found = [next(encoded) if kept else self._without_roles(text) for text, kept in zip(texts, plain, strict=True)]
+        if not self._prefix.size:
+            return found
+        return [np.concatenate([self._prefix, ids]) for ids in found]
 
     def _without_roles(self, text: str) -> Ids:
         names = [self._backend.id_to_token(number) or "" for number in self._special - self._roles]

@@ -51,6 +51,14 @@ pieces = tokenizer.encode("...", add_special_tokens=False).tokens
 answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
 print(tokenizer.decode([tokenizer.token_to_id(piece) for piece in answer]))
 ```''',
+    "ctranslate2 with spiece.model": '''```python
+import ctranslate2, sentencepiece
+
+translator = ctranslate2.Translator("FOLDER", compute_type="int8")
+tokenizer = sentencepiece.SentencePieceProcessor(model_file="FOLDER/spiece.model")
+answer = translator.translate_batch([tokenizer.encode("...", out_type=str)], max_decoding_length=64)[0].hypotheses[0]
+print(tokenizer.decode(answer))
+```''',
     "onnx": '''```python
 import onnxruntime
 
@@ -78,7 +86,8 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
         return False
     fresh = path.with_name(f".tmp-{CARD_FILE}")  # a name that somebody has made a link is replaced, not written through
     fresh.unlink(missing_ok=True)
-    fresh.write_text(card(model, form), encoding="utf8")
+    has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
+    fresh.write_text(card(model, form, has_spiece), encoding="utf8")
     put_in_place(fresh, path)
     return True
 
@@ -89,10 +98,11 @@ def push_command(folder: Path) -> str:
     return f"hf upload YOUR_NAME/{shlex.quote(folder.name)} {shlex.quote(str(folder))} .{left_out}"
 
 
-def card(model: Path, form: str = "transformers") -> str:
+def card(model: Path, form: str = "transformers", has_spiece: bool = False) -> str:
     """The text of a model's card.
 
     Args:
+        has_spiece: whether the tokenizer beside it is `spiece.model` alone.
         model: a run's folder, whose log folder its settings name; of any other folder little is known.
     Memory: one event at a time.
     """
@@ -100,6 +110,7 @@ def card(model: Path, form: str = "transformers") -> str:
     log = Path(str(settings.get("log_dir", "")), model.name, "metrics.jsonl")
     events = _events(log, str(settings.get("metric_for_best", LOSS))) if settings else {}
     library = "transformers" if form == "transformers" else form
+    use = f"{form} with spiece.model" if has_spiece and form == "ctranslate2" else form
     head = [
         "---",
         f"library_name: {library}",
@@ -112,7 +123,7 @@ def card(model: Path, form: str = "transformers") -> str:
     ]
     parts = [
         "\n".join(head), f"# {model.name}", _about(_shape(model, settings), settings), *_data(settings),
-        *_training(settings, events), *_scores(events), f"## Use\n\n{_USE[form].replace('FOLDER', model.name)}",
+        *_training(settings, events), *_scores(events), f"## Use\n\n{_USE[use].replace('FOLDER', model.name)}",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 

@@ -59,11 +59,11 @@ def test_codet5_gives_the_ids_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = codet5_folder(tmp_path / "codet5")
     theirs, ours = transformers.RobertaTokenizer.from_pretrained(folder), Tokenizer.load(folder)
-    for text, ids in zip(CODE, ours.encode_batch(CODE), strict=True):
-        assert theirs(text).input_ids == [1, *ids.tolist(), 2]
-    ours.save(tmp_path / "json")
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "json")
-    assert again("return a").input_ids == [*ours.encode_batch(["return a"])[0].tolist(), 2]
+    for text, ids in zip(CODE, ours.encode_prompts(CODE), strict=True):
+        assert theirs(text).input_ids == [*ids.tolist(), 2]
+    ours.save(tmp_path / "run")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert again("return a").input_ids == [*ours.encode_prompts(["return a"])[0].tolist(), 2]
 
 
 def test_gaps_between_added_ids_are_refused(tmp_path: Path) -> None:

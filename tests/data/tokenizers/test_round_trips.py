@@ -12,8 +12,16 @@ from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 
-LINES = ["the river runs under a stone bridge", "    return a + b\n\tif x:\n", "春天的河水从石桥下流过", "AA1 B  K", "0x41 </s> <pad>"]
-TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(alphabet=" \t\nab春<>/s0x41", max_size=40)
+LINES = [
+    "the river runs under a stone bridge",
+    "    return a + b\n\tif x:\n",
+    "春天的河水从石桥下流过",
+    "AA1 B  K",
+    "0x41 </s> <pad>",
+]
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(
+    alphabet=" \t\nab春<>/s0x41", max_size=40
+)
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,9 @@ def test_a_bare_model_gets_the_files_that_transformers_needs(tmp_path: Path, pro
 
 def test_without_legacy_no_blank_follows_an_added_token(tmp_path: Path, proto: bytes) -> None:
     pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    letter = next(text for number in range(len(pieces)) if len(text := pieces.id_to_piece(number)) == 1 and text.isalpha())
+    letter = next(
+        text for number in range(len(pieces)) if len(text := pieces.id_to_piece(number)) == 1 and text.isalpha()
+    )
     for legacy in (True, False):
         tokenizer = Tokenizer.load(folder_of(tmp_path / str(legacy), proto, {"legacy": legacy}))
         ids = tokenizer.encode_prompts([f"<extra_id_0>{letter}"])[0].tolist()
