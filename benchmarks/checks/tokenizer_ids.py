@@ -25,7 +25,7 @@ SCRIPTS = (
     "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "THAI", "LAO", "TIBETAN", "MYANMAR", "GEORGIAN", "HANGUL", "ETHIOPIC",
     "CHEROKEE", "KHMER", "MONGOLIAN", "HIRAGANA", "KATAKANA", "CJK", "HALFWIDTH",
 )  # fmt: skip
-FORMS = ("NFC", "NFD", "NFKC", "NFKD", "")
+FORMS: tuple[Any, ...] = ("NFC", "NFD", "NFKC", "NFKD", "")
 BETWEEN = (" ", " ", " ", "  ", "    ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u200d", "\u200f", "\u2028", "", ", ")
 ODD = (
     "😀",

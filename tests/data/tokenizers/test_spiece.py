@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 
 from benchmarks.checks.tokenizer_ids import KINDS, differing, texts
+from data.tokenizers.pieces import pieces as as_they_come
 from data.tokenizers.tokenizer import Tokenizer, quality
 from settings.fields import UserError
 
@@ -132,6 +133,7 @@ def test_decoded_text_is_sentencepieces(tmp_path: Path, proto: bytes) -> None:
     for text in texts(200, 5, long_letters=500):
         ids = pieces.encode(text)
         assert tokenizer.decode(ids) == pieces.decode(ids)
+        assert "".join(as_they_come(tokenizer, iter(ids))) == tokenizer.decode_answer(ids)
     asked = tokenizer.encode_prompts(["a <extra_id_1> b"])[0].tolist()
     assert tokenizer.decode_answer([0, *asked, 1]) == "a<extra_id_1> b" and tokenizer.decode(asked) == "a b"
 
