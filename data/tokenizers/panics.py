@@ -30,10 +30,7 @@ def failure_is_user_error(what: str) -> Iterator[None]:
 
 def _is_the_librarys(error: BaseException) -> bool:
     # the class of a panic can be imported from nowhere
-    return type(error).__name__ == "PanicException" or type(error) in (
-        Exception,
-        ValueError,
-        TypeError,
-        OverflowError,
-        RuntimeError,
-    )
+    return type(error).__name__ == "PanicException" or type(error) in _OF_LIBRARIES
+
+
+_OF_LIBRARIES = (Exception, ValueError, TypeError, OverflowError, RuntimeError, IndexError, UnicodeDecodeError)

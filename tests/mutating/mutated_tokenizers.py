@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
+import sentencepiece
 
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
@@ -45,38 +47,14 @@ def regex_folder(folder: Path) -> None:
 
 
 def spiece_folder(folder: Path) -> None:
-    """A small SentencePiece model, written by hand."""
+    """A small SentencePiece model, with bytes."""
     folder.mkdir()
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2), ("▁", -2.0, 1)]
-    pieces += [(letter, -3.0 - place / 10, 1) for place, letter in enumerate(letters)]
-    pieces += [("▁so", -4.0, 1), ("me", -4.1, 1), ("wo", -4.2, 1), ("wor", -4.5, 1)]
-    pieces += [(f"<0x{byte:02X}>", -9.0, 6) for byte in range(256)]
-    content = b"".join(field_of(1, piece_of(*piece)) for piece in pieces)
-    content += field_of(2, bytes([3 << 3, 1]) + varint(35 << 3) + b"\1")
-    content += field_of(3, field_of(2, charsmap()) + bytes([3 << 3, 1, 4 << 3, 1]))
-    (folder / "spiece.model").write_bytes(content)
-
-
-def charsmap() -> bytes:
-    """An empty double array with no replacements."""
-    return (1024).to_bytes(4, "little") + bytes(1024) + b"\0"
-
-
-def varint(number: int) -> bytes:
-    written = b""
-    while number >= 128:
-        written += bytes([number & 127 | 128])
-        number >>= 7
-    return written + bytes([number])
-
-
-def field_of(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def piece_of(text: str, score: float, kind: int) -> bytes:
-    return field_of(1, text.encode()) + bytes([2 << 3 | 5]) + np.float32(score).tobytes() + bytes([3 << 3, kind])
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=out, vocab_size=300, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        byte_fallback=True, normalization_rule_name="nfkc", hard_vocab_limit=False, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    (folder / "spiece.model").write_bytes(out.getvalue())
 
 
 def byte_bpe_folder(folder: Path) -> None:
