@@ -24,10 +24,19 @@ from data.prepare.child import call_in_child
 from data.prepare.encoding import Job, Writing, clear
 from data.prepare.pace import noted_in
 from data.prepare.room import most_in_child, most_workers
-from data.prepare.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
+from data.prepare.task import (
+    Task,
+    check_heeded,
+    columns_of,
+    decide,
+    examples_of,
+    file_problems,
+    held_out_sources,
+    tokenizer_folder,
+)
 from data.shards import store as shards
 from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
-from data.sources.files import Source, find, source_facts, sources_fingerprint
+from data.sources.files import Source, source_facts, sources_fingerprint
 from data.text.duplicates import NEAR
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
@@ -179,7 +188,7 @@ def _inputs(config: Config, once: Once) -> tuple[Task, Place | None, list[Source
         if task.shards is None:  # of shards their loader reads the parts
             named_weights(config.data.mixture_weights, task.parts)
         given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
-        raw = find(validation_file, "--validation_file") if validation_file and not given else []
+        raw = [] if given else held_out_sources(config.data)
     except UserError as error:
         raise UserError(*dict.fromkeys([*error.problems, *file_problems(config.data)])) from None
     return task, given, raw
@@ -226,7 +235,7 @@ def _make_shards(
         raise UserError(
             f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
         )
-    columns = task.columns or columns_of(data, task.kind, validation)
+    columns = task.columns if task.shards is None else columns_of(data, task.kind, validation)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
     tokenizer.template = replace(examples.template or tokenizer.template, turns=examples.form != "plain")
     job = Job(
@@ -310,7 +319,7 @@ def _workers(config: Config, job: Job) -> int:
 def _settings(job: Job) -> dict[str, object]:
     """Everything that shapes the shards, but for the tokenizer."""
     facts: dict[str, object] = {
-        "format": FORMAT, "kind": job.kind, "columns": list(job.columns), "train": sources_fingerprint(job.train),
+        "format": FORMAT, "kind": job.kind, "columns": job.columns.sides(), "train": sources_fingerprint(job.train),
         "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
         "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,

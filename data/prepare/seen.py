@@ -5,7 +5,7 @@ From token shards where there are any; else from the files themselves, with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -20,15 +20,17 @@ from data.cache import Once, make_once
 from data.prepare.encoder import make_encoder
 from data.prepare.encoding import Job, limited
 from data.prepare.preparing import Prepared
-from data.prepare.task import Task, decide, examples_of, tokenizer_folder
+from data.prepare.task import Task, columns_of, decide, examples_of, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest, is_shards
-from data.sources.files import left_out
+from data.sources.files import Source, detect, listing, parts_of
 from data.sources.lines import BadRows
-from data.sources.reading import read_rows
+from data.sources.places import Place
+from data.sources.reading import all_names, is_quoted, read_rows
 from data.tokenizers.published import EOS
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
-from settings.fields import UserError, counted
+from formats import TEXT
+from language import join, say
+from settings.fields import UserError, counted, listed
 
 LETTERS = 240  # of a text that are shown
 TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read
@@ -108,6 +110,7 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
     table: Rows = []
     if columns and columns[0] not in ("prompt", "text", "messages", "conversations"):
         flags = "--prompt_column, --response_column" if len(columns) > 1 else "--text_column"
+        flags = "--prompt_column, --chosen_column, --rejected_column" if len(columns) > 2 else flags
         table.append((say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})"))
     for row in rows:
         for place, text in enumerate(row.texts):
@@ -118,27 +121,65 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
     return table
 
 
-def passed_over(config: Config) -> Rows:
-    """Files of the named folders that may hold rows and are not read, for a table; none where that cannot be told."""
+def passed_over(config: Config, kind: str) -> Rows:
+    """Files and columns of the data that are not read, and how files were taken, for a table; none where that cannot be told."""
     table: Rows = []
-    for spec in (config.data.train_file, config.data.validation_file):
+    for name in ("train_file", "validation_file"):
+        spec = getattr(config.data, name)
         with suppress(UserError, OSError):
-            if spec and not is_shards(spec) and (files := left_out(spec)):
-                told_files = "{count} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows"
-                table.append((say("not read"), say(told_files, count=len(files), file=files[0])))
-    return table
+            if spec and not is_shards(spec):
+                parts = [listing(part, f"--{name}") for part in parts_of(spec)]
+                taken = {file for part in parts for file in part.taken}
+                found = {
+                    group: [file for part in parts for file in getattr(part, group) if file not in taken]
+                    for group in ("descriptions", "validation", "test", "others")
+                } | {"unheeded": [file for part in parts for file in part.unheeded]}
+                told_files = {
+                    "descriptions": "{count} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows",
+                    "test": "{count} for testing by their names, the first {file}",
+                    "others": "{count} whose names say no split, the first {file}",
+                }
+                splits = {**told_files, "validation": "{count} for validation by their names, the first {file}"}
+                is_held_out = name == "train_file" and config.data.validation_file is None
+                table += _files(say("not read"), told_files if is_held_out else splits, found)
+                if is_held_out:
+                    table += _files(say("held out"), {"validation": splits["validation"]}, found)
+                told_read = "{count} that say validation or test by their names, as none says train, the first {file}"
+                table += _files(say("read too"), {"unheeded": told_read}, found)
+                firsts = [detect(part.taken[0], f"--{name}") for part in parts if part.taken]
+                table += _of_columns(config, kind, firsts)
+    return list(dict.fromkeys(table))
+
+
+def _files(title: str, told_files: Mapping[str, str], found: Mapping[str, Sequence[Place]]) -> Rows:
+    said = [
+        say(words, count=len(found[group]), file=found[group][0]) for group, words in told_files.items() if found[group]
+    ]
+    return [(title, join("; ", said))] if said else []
+
+
+def _of_columns(config: Config, kind: str, firsts: Sequence[Source]) -> Rows:
+    """Columns that are not used, of the first file of each part; and of TSV whether its cells are quoted."""
+    columns, unused = columns_of(config.data, kind, firsts), dict[str, None]()
+    for source in firsts:
+        names = [] if source.kind == TEXT else all_names(source)
+        unused |= dict.fromkeys(name for name in names if name not in columns.kinds(names))
+    table = [(say("not used"), listed(unused))] if unused else []
+    quoted = [source.path for source in firsts if is_quoted(source)]
+    told_quotes = "{file}: cells in quotes are read as in CSV"
+    return [*table, *((say("quotes"), say(told_quotes, file=file)) for file in quoted)]
 
 
 def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Rows:
     """The first `count` rows of shards, what of the data was cut, left out or is never read, and files that are not read."""
     seen = told(rows_of_shards(loader, tokenizer, count), columns_of_shards(prepared))
-    return [*seen, *lost_of_shards(config, prepared), *passed_over(config)]
+    return [*seen, *lost_of_shards(config, prepared), *passed_over(config, Manifest.of(prepared.train_dir).kind)]
 
 
 def table_of_files(config: Config, count: int, once: Once = make_once, worded: Path | None = None) -> tuple[Task, Rows]:
     """The task, and a table of the first rows of the files. Args, and what is raised: as of `rows_of_files`."""
     task, rows, cut = rows_of_files(config, count, once, worded)
-    return task, [*told(rows, task.columns), *_cut_row(cut), *passed_over(config)]
+    return task, [*told(rows, task.columns.sides()), *_cut_row(cut), *passed_over(config, task.kind)]
 
 
 def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
