@@ -91,7 +91,7 @@ def generate(config: Config) -> None:
         told = "{file}: {answers}"
         Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
     for note in encoder.notes(bad_rows):
-        Progress(1).note(note)
+        Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
 
 
 def answers(

@@ -44,7 +44,7 @@ from devices.cores import usable_cores
 from language import say
 from settings.fields import AUTO, UserError, at_home
 
-FORMAT = 2  # raise it when the same text would give other shards
+FORMAT = 3  # raise it when the same text would give other shards
 IDENTITY = "identity"
 SMALL_BYTES = 8 * 1024**2  # less text than this is encoded before a process has started
 Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits

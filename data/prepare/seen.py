@@ -5,7 +5,7 @@ From token shards where there are any; else from the files themselves, with the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -22,9 +22,8 @@ from data.prepare.encoding import Job, limited
 from data.prepare.preparing import Prepared
 from data.prepare.task import Task, columns_of, decide, examples_of, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest, is_shards
-from data.sources.files import Source, detect, listing, parts_of
+from data.sources.files import Listing, Source, detect, listing, parts_of
 from data.sources.lines import BadRows
-from data.sources.places import Place
 from data.sources.reading import all_names, is_quoted, read_rows
 from data.tokenizers.published import EOS
 from data.tokenizers.tokenizer import Tokenizer
@@ -109,8 +108,8 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
     """
     table: Rows = []
     if columns and columns[0] not in ("prompt", "text", "messages", "conversations"):
-        flags = "--prompt_column, --response_column" if len(columns) > 1 else "--text_column"
-        flags = "--prompt_column, --chosen_column, --rejected_column" if len(columns) > 2 else flags
+        names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages").split()
+        flags = ", ".join(f"--{name}_column" for name in names)
         table.append((say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})"))
     for row in rows:
         for place, text in enumerate(row.texts):
@@ -129,33 +128,32 @@ def passed_over(config: Config, kind: str) -> Rows:
         with suppress(UserError, OSError):
             if spec and not is_shards(spec):
                 parts = [listing(part, f"--{name}") for part in parts_of(spec)]
-                taken = {file for part in parts for file in part.taken}
-                found = {
-                    group: [file for part in parts for file in getattr(part, group) if file not in taken]
-                    for group in ("descriptions", "validation", "test", "others")
-                } | {"unheeded": [file for part in parts for file in part.unheeded]}
-                told_files = {
-                    "descriptions": "{count} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows",
-                    "test": "{count} for testing by their names, the first {file}",
-                    "others": "{count} whose names say no split, the first {file}",
-                }
-                splits = {**told_files, "validation": "{count} for validation by their names, the first {file}"}
-                is_held_out = name == "train_file" and config.data.validation_file is None
-                table += _files(say("not read"), told_files if is_held_out else splits, found)
-                if is_held_out:
-                    table += _files(say("held out"), {"validation": splits["validation"]}, found)
-                told_read = "{count} that say validation or test by their names, as none says train, the first {file}"
-                table += _files(say("read too"), {"unheeded": told_read}, found)
+                holds_out = name == "train_file" and config.data.validation_file is None
+                table += _of_files(parts, holds_out)
                 firsts = [detect(part.taken[0], f"--{name}") for part in parts if part.taken]
                 table += _of_columns(config, kind, firsts)
     return list(dict.fromkeys(table))
 
 
-def _files(title: str, told_files: Mapping[str, str], found: Mapping[str, Sequence[Place]]) -> Rows:
-    said = [
-        say(words, count=len(found[group]), file=found[group][0]) for group, words in told_files.items() if found[group]
-    ]
-    return [(title, join("; ", said))] if said else []
+def _of_files(parts: Sequence[Listing], holds_out: bool) -> Rows:
+    """What became of the files of folders whose names say something.
+
+    Args:
+        holds_out: whether those for validation are read.
+    """
+    taken, told_files = {file for part in parts for file in part.taken}, dict[str, list[str]]()
+    for title, group, words in (
+        ("not read", "descriptions", "{files} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows"),
+        ("not read", "test", "{files} for testing by name, the first {file}"),
+        ("held out" if holds_out else "not read", "validation", "{files} for validation by name, the first {file}"),
+        ("not read", "others", "{files} whose names say no split, the first {file}"),
+        ("read too", "unheeded", "{files} that say validation or test by name, as none says train, the first {file}"),
+    ):  # fmt: skip
+        found = [file for part in parts for file in getattr(part, group) if (file in taken) == (title == "read too")]
+        if found:
+            files = len(found) if group == "descriptions" else counted(len(found), "file")
+            told_files.setdefault(title, []).append(say(words, files=files, file=found[0]))
+    return [(say(title), join("; ", said)) for title, said in told_files.items()]
 
 
 def _of_columns(config: Config, kind: str, firsts: Sequence[Source]) -> Rows:

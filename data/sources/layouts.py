@@ -143,8 +143,9 @@ class Columns:
             before += [(USER, asked)] if isinstance(asked, str) else asked
         while before and before[-1][0] != USER:
             before.pop()
-        _check_words(self.texts[0] if self.texts else self.turns, before[-1][1] if before else "")
-        return [(role, text) for role, text in self._ruled(before, record)]
+        if not before or not before[-1][1].strip():
+            raise ValueError(f"{self.texts[0] if self.texts else self.turns} is empty, there is nothing to answer")
+        return self._ruled(before, record)
 
     def _may_count(self, place: int) -> bool:
         """Whether a text may be a number: a response, such as a label or a score."""
@@ -199,51 +200,40 @@ class Columns:
 
 
 def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
-    """The columns of pairs or preferences in a file, by the settings' names or by those of well-known shapes; None where it has none.
+    """The columns of a file by the settings' names, or by those of well-known shapes; None where it has neither.
 
     Args:
-        kind: "pairs", "preferences", or "prompts", which no answers need stand beside.
+        kind: "pairs", "preferences", or "prompts", which need no answers where they have the settings' name.
         first: columns of the first row. sample: of all columns, the first cell that is not null, or one of its type.
     """
-    answers = {"preferences": (data.chosen_column, data.rejected_column), "pairs": (data.response_column,)}.get(
+    answers = {"pairs": (data.response_column,), "preferences": (data.chosen_column, data.rejected_column)}.get(
         kind, ()
     )
-    if not all(_is_there(answer, first) for answer in answers) and kind == "preferences":
-        return None
+    defaults, history, prompt = DataConfig(), data.history_column or "", data.prompt_column
+    is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
     if kind == "pairs" and data.messages_column != AUTO:
         return Columns((), data.messages_column, _rules(sample), is_known=True)
-    history, defaults = data.history_column or "", DataConfig()
-    is_default = data.prompt_column == defaults.prompt_column
-    if _is_there(data.prompt_column, first if is_default else list(sample)) and all(
-        _is_there(name, first) for name in answers
-    ):
-        return _spoken(
-            Columns((data.prompt_column, *answers), history, is_known=not history or history in sample), sample
-        )
+    if has_answers and _is_there(prompt, first if is_default else list(sample)):
+        return _spoken(Columns((prompt, *answers), history, is_known=not history or history in sample), sample)
     messages = next((name for name in MESSAGES_COLUMNS if name in first and not history), "")
-    turns = messages or history or _turns_before(sample)
+    turns = messages or history or (HISTORY if isinstance(sample.get(HISTORY, ""), (list, type(None))) else "")
     before = Columns((), turns, _rules(sample), is_known=not history or history in sample)
     if kind == "preferences" or (
-        kind == "pairs" and data.response_column == data.chosen_column and answers[0] in first
-    ):
-        asked = (
-            "" if messages else next((_made(prompt, sample) for prompt in ASKED if prompt.split("+")[0] in first), "")
-        )
-        return _spoken(replace(before, texts=(asked, *answers)), sample)
+        has_answers and answers == (data.chosen_column,)
+    ):  # of which the better answers are measured
+        asked = next((_made(asked, sample) for asked in ASKED if asked.split("+")[0] in first and not messages), "")
+        return _spoken(replace(before, texts=(asked, *answers)), sample) if has_answers else None
     if messages:
         return before
     if not is_default or data.response_column != defaults.response_column:
         return None
-    for prompt, response in PAIRS:
-        needed = [prompt.split("+")[0].split(": ")[-1], *([response.split(".")[0]] if kind == "pairs" else [])]
-        if all(name in first for name in needed) and (
-            "." not in response or kind == "prompts" or _has_key(response, sample)
-        ):
-            texts = (_made(prompt, sample), response)[: len(needed)]
-            return _spoken(replace(before, texts=texts), sample)
-    if TRANSLATION in first and isinstance(table := sample[TRANSLATION], Mapping) and len(table) > 1:
-        texts = tuple(f"{TRANSLATION}.{key}" for key in list(table)[:2])
-        return Columns(texts[: 1 + len(answers)], is_known=True)
+    for asked, answer in PAIRS:
+        column, _, key = answer.partition(".")
+        if {asked.split("+")[0].split(": ")[-1], column} <= {*first} and (not key or _has(key, sample[column])):
+            return _spoken(replace(before, texts=(_made(asked, sample), answer)), sample)
+    table = sample.get(TRANSLATION)
+    if TRANSLATION in first and isinstance(table, Mapping) and len(table) > 1:
+        return Columns(tuple(f"{TRANSLATION}.{key}" for key in list(table)[:2]), is_known=True)
     return None
 
 
@@ -254,17 +244,12 @@ def _spoken(columns: Columns, sample: Mapping[str, Any]) -> Columns:
     return replace(columns, is_spoken=not asks or any(isinstance(text, (list, dict)) for text in texts))
 
 
-def _turns_before(sample: Mapping[str, Any]) -> str:
-    return HISTORY if HISTORY in sample and isinstance(sample[HISTORY], (list, type(None))) else ""
-
-
 def _rules(sample: Mapping[str, Any]) -> str:
     return RULES if RULES in sample and isinstance(sample[RULES], (str, type(None))) else ""
 
 
-def _has_key(expression: str, sample: Mapping[str, Any]) -> bool:
-    column, _, key = expression.partition(".")
-    return isinstance(table := sample.get(column), Mapping) and key in table
+def _has(key: str, cell: object) -> bool:
+    return isinstance(cell, Mapping) and key in cell
 
 
 def _made(prompt: str, names: Mapping[str, Any]) -> str:

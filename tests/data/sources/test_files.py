@@ -94,8 +94,7 @@ def test_json_of_a_folder_is_rows_where_there_is_nothing_else(tmp_path: Path) ->
     assert names(listing(str(tmp_path)).descriptions) == ["c.json.gz", "b.json"]
     also = f"{tmp_path},{tmp_path}/b*.json"
     assert names(source.path for source in find(also)) == ["d.jsonl", "b.json"]
-    assert names(listing(also).descriptions) == ["c.json.gz"]
-
+    
 
 def test_folders_of_programs_hold_no_rows_in_json(tmp_path: Path) -> None:
     """Neither a model, nor what stands beside the rows of a dataset on the hub."""
@@ -106,7 +105,7 @@ def test_folders_of_programs_hold_no_rows_in_json(tmp_path: Path) -> None:
     for name in ("dataset_infos.json", "data/train.csv", "README.md"):
         write(tmp_path / "snapshot" / name)
     assert names(source.path for source in find(f"{tmp_path}/snapshot")) == ["train.csv"]
-    assert listing(f"{tmp_path}/snapshot").descriptions == listing(f"{tmp_path}/model").descriptions == []
+    assert not [*listing(f"{tmp_path}/snapshot").descriptions, *listing(f"{tmp_path}/model").descriptions]
 
 
 def test_a_glob_may_stand_below_a_folder_whose_name_looks_like_one(tmp_path: Path) -> None:
@@ -211,7 +210,7 @@ def saved(folder: Path, texts: list[str], **state: object) -> Path:
 
 def test_a_saved_dataset_gives_the_files_that_it_lists_in_their_order(tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", ["1", "2", "3", "4"])
-    assert listing(str(folder)).descriptions == []
+    assert not listing(str(folder)).descriptions
     assert [source.path.name for source in find(str(folder))] == ["data-b.arrow", "data-a.arrow"]
     assert [row["text"] for row in LowMemDataset(folder)] == ["1", "2", "3", "4"]
     (folder / "data-a.arrow").unlink()

@@ -83,7 +83,7 @@ def test_other_names(tmp_path: Path, names: tuple[str, str]) -> None:
 
 def test_a_row_without_a_key_is_bad(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [*TRANSLATION, {"translation": {"en": "sea"}}])
-    with pytest.raises(UserError, match=r"readable row 3: translation has no text under zh"):
+    with pytest.raises(UserError, match=r"line 3: translation has no text under zh"):
         rows_of(path)
 
 
@@ -220,7 +220,6 @@ def test_a_header_that_is_not_utf8_names_its_columns_with_marks(tmp_path: Path) 
 def test_a_named_prompt_may_be_missing_in_the_first_row(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [{"text": "t"}, {"text": "u", "body": "b"}])
     bad = BadRows(skip=True)
-    assert [prompt.text for prompt in read_prompts(find(str(path)), DataConfig(prompt_column="body"), bad)] == [
-        "b"
-    ] and bad.count == 1
+    found = read_prompts(find(str(path)), DataConfig(prompt_column="body"), bad)
+    assert [prompt.text for prompt in found] == ["", "b"] and bad.count == 1
     assert [prompt.text for prompt in read_prompts(find(str(path)), DataConfig(), BadRows())] == ["t", "u"]
