@@ -145,8 +145,8 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Rows:
     for title, group, words in (
         ("not read", "descriptions", "{files} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows"),
         ("not read", "test", "{files} for testing by name, the first {file}"),
-        ("held out" if holds_out else "not read", "validation", "{files} for validation by name, the first {file}"),
         ("not read", "others", "{files} whose names say no split, the first {file}"),
+        ("held out" if holds_out else "not read", "validation", "{files} for validation by name, the first {file}"),
         ("read too", "unheeded", "{files} that say validation or test by name, as none says train, the first {file}"),
     ):  # fmt: skip
         found = [file for part in parts for file in getattr(part, group) if (file in taken) == (title == "read too")]

@@ -28,6 +28,7 @@ from units import MIB
 
 BIG = 64 * MIB
 CHILD = """
+from config import DataConfig
 from data.dataset import LowMemDataset
 from data.packed.room import keep_to
 from data.sources.files import find

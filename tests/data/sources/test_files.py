@@ -94,7 +94,7 @@ def test_json_of_a_folder_is_rows_where_there_is_nothing_else(tmp_path: Path) ->
     assert names(listing(str(tmp_path)).descriptions) == ["c.json.gz", "b.json"]
     also = f"{tmp_path},{tmp_path}/b*.json"
     assert names(source.path for source in find(also)) == ["d.jsonl", "b.json"]
-    
+
 
 def test_folders_of_programs_hold_no_rows_in_json(tmp_path: Path) -> None:
     """Neither a model, nor what stands beside the rows of a dataset on the hub."""
