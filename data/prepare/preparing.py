@@ -237,7 +237,9 @@ def _make_shards(
         )
     columns = task.columns if task.shards is None else columns_of(data, task.kind, validation)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
-    tokenizer.template = replace(examples.template or tokenizer.template, turns=examples.form != "plain")
+    tokenizer.template = replace(
+        examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken
+    )
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
         hold_out=wants_validation and not validation,

@@ -222,7 +222,11 @@ def listing(part: str, name: str = "--train_file") -> Listing:
     if path.is_dir():
         saved = _saved_dataset(path, name)
         if saved is not None:
-            return Listing(list(saved))
+            splits = _json(path / "dataset_dict.json").get("splits", ()) if name == "--train_file" else ()
+            others = {
+                split: _saved_dataset(path / split, name) or () for split in ("validation", "test") if split in splits
+            }
+            return Listing(saved, **others)
         below = ((file, file.relative_to(path)) for file in _below(path) if file.is_file())
         return Listing.of_folder(dict(sorted(each for each in below if _belongs_to_folder(each[1]))), name)
     if path.exists():

@@ -224,6 +224,7 @@ def test_a_saved_dictionary_gives_the_split_that_is_wanted(tmp_path: Path) -> No
     (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     for name, split in (("--train_file", "train"), ("--validation_file", "test")):
         assert {source.path.parent.name for source in find(str(tmp_path / "all"), name)} == {split}
+    assert {file.parent.name for file in listing(str(tmp_path / "all")).test} == {"test"}, "told as not read"
     (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["dev"]}')
     with pytest.raises(UserError, match="has the splits dev and no train"):
         find(str(tmp_path / "all"))
