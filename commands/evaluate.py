@@ -12,6 +12,7 @@ from config import Config, GenerateConfig, T5ModelConfig, UserError, load, place
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
 from data.prepare.seen import passed_over
+from data.prepare.task import kind_of
 from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.cost.generation import MOST_ROWS, Weights, Writing, predict_loss
@@ -69,7 +70,13 @@ def evaluate(config: Config) -> Evaluation:
             result.metrics.update(scores)
     unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
     table = _table(result, loader, prepared, min(answered, loader.num_rows), unknown)
-    _show(trained, [*table, *passed_over(config)], samples, monitor.peak_bytes, accelerator.is_main_process)
+    _show(
+        trained,
+        [*table, *passed_over(config, kind_of(prepared.objective))],
+        samples,
+        monitor.peak_bytes,
+        accelerator.is_main_process,
+    )
     if monitor.peak_bytes > trained.room.budget.host_bytes:
         raise OverBudget(
             f"--memory_budget = {format_size(trained.room.budget.host_bytes)}, was exceeded: the peak was "

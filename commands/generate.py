@@ -48,6 +48,7 @@ from training.start.adapted import base_of, learnt_last
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
 STANDARD_INPUT = "-"
+FORMAT = 2  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 
@@ -90,13 +91,13 @@ def generate(config: Config) -> None:
         told = "{file}: {answers}"
         Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
     for note in encoder.notes(bad_rows):
-        Progress(1).note(note)
+        Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
 
 
 def answers(
     trained: Trained, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
 ) -> Iterator[tuple[Prompt, str]]:
-    """Answer prompts in windows: prompt and answer, in their order.
+    """Answer prompts in windows: prompt and answer, in their order; a blank one has a blank answer.
 
     Memory: one window of prompts, and one batch of answers being written.
     """
@@ -105,8 +106,8 @@ def answers(
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
-        inputs = [encoder.encode(prompt) for prompt in window]
-        yield from zip(window, answer_all(trained, config, inputs), strict=True)
+        written = iter(answer_all(trained, config, [encoder.encode(prompt) for prompt in window if prompt.text]))
+        yield from ((prompt, next(written) if prompt.text else "") for prompt in window)
 
 
 def answer_all(trained: Trained, config: Config, inputs: list[list[int]]) -> list[str]:
@@ -138,7 +139,7 @@ class Encoder:
         Raises:
             UserError: it is too long, and `long_prompts` refuses such.
         """
-        text = self.trained.template.prompt([(USER, prompt.text)])
+        text = self.trained.template.prompt([*prompt.before, (USER, prompt.text)])
         return self.encode_text(text, prompt.place)
 
     def encode_text(self, text: str, place: str) -> list[int]:
@@ -168,30 +169,32 @@ class Encoder:
             )
         if bad_rows.count:
             example, rows = bad_rows.examples[0], counted(bad_rows.count, "row")
-            notes.append(say("passed over: {rows}, such as {example}", rows=rows, example=example))
+            notes.append(say("not answered: {rows}, such as {example}", rows=rows, example=example))
         return notes
 
 
 def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     """The prompts of a file, the lines of standard input, or the text itself where no such file exists."""
     if given == STANDARD_INPUT:
-        return _typed(sys.stdin)
+        return _typed(sys.stdin, bad_rows)
     if not is_file(given):
         if names_file(given):
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     keep_to(config.memory.memory_budget)
-    return read_prompts(find(given, "--input"), data.prompt_column, data.text_column, bad_rows)
+    return read_prompts(find(given, "--input"), data, bad_rows)
 
 
-def _typed(lines: TextIO) -> Iterator[Prompt]:
-    """A prompt a line, as they come; blank lines are passed over."""
+def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
+    """A prompt a line, as they come."""
     try:
         for number, line in enumerate(lines, 1):
             line.encode("utf8")  # in the locale C, bytes that are not UTF-8 come as halves of surrogate pairs
-            if text := line.strip():
-                yield Prompt(f"standard input, line {number}", text, {PROMPT: text})
+            text, place = line.strip(), f"line {number}"
+            if not text:
+                bad_rows.note(Path("standard input"), place, "is empty, there is nothing to answer")
+            yield Prompt(f"standard input, {place}", text, {PROMPT: text})
     except UnicodeError:
         raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
 
@@ -286,4 +289,4 @@ def _identity(config: Config, folders: list[Path], given: str) -> str:
         source = secrets.token_hex(8)
     data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
-    return fingerprint([weights, source, settings, [data.prompt_column, data.text_column]])
+    return fingerprint([FORMAT, weights, source, settings, [data.prompt_column, data.text_column]])

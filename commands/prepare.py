@@ -39,7 +39,7 @@ def prepare(config: Config) -> None:
         if facts["longest_uncut"] > facts["longest"]:
             told_lengths = say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
         rows.append((say("tokens of {column}", column=column), told_lengths))
-    rows += [*lost_of_shards(config, prepared), *passed_over(config)]
+    rows += [*lost_of_shards(config, prepared), *passed_over(config, manifest.kind)]
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     tunes = " --is_finetune=True" if config.train.is_finetune else ""
     next_line = f"{program()} {command} --train_file={shlex.quote(str(folder))}{tunes}"

@@ -31,6 +31,7 @@ from data.prepare.workers import in_order
 from data.shards.store import COLUMNS, PAIRS, PREFERENCES, TRAIN, VALIDATION
 from data.sources.chunks import Chunk, Point, chunks
 from data.sources.files import Source
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import Row, check_columns
 from data.text.clean import Dropped
@@ -54,7 +55,7 @@ class Job:
     """What is to be encoded.
 
     Args:
-        kind: stream, pairs or preferences; columns: the text columns.
+        kind: stream, pairs or preferences; columns: what rows are made of.
         train: sources, all of them for training, or with `hold_out` one row in a hundred for validation; may be none.
         validation: sources of the validation split; may be none.
         lengths: pairs and preferences are cut to these.
@@ -65,7 +66,7 @@ class Job:
     """
 
     kind: str
-    columns: Sequence[str]
+    columns: Columns
     train: Sequence[Source]
     validation: Sequence[Source]
     hold_out: bool

@@ -24,10 +24,19 @@ from data.prepare.child import call_in_child
 from data.prepare.encoding import Job, Writing, clear
 from data.prepare.pace import noted_in
 from data.prepare.room import most_in_child, most_workers
-from data.prepare.task import Task, check_heeded, columns_of, decide, examples_of, file_problems, tokenizer_folder
+from data.prepare.task import (
+    Task,
+    check_heeded,
+    columns_of,
+    decide,
+    examples_of,
+    file_problems,
+    held_out_sources,
+    tokenizer_folder,
+)
 from data.shards import store as shards
 from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
-from data.sources.files import Source, find, source_facts, sources_fingerprint
+from data.sources.files import Source, source_facts, sources_fingerprint
 from data.text.duplicates import NEAR
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
@@ -35,7 +44,7 @@ from devices.cores import usable_cores
 from language import say
 from settings.fields import AUTO, UserError, at_home
 
-FORMAT = 2  # raise it when the same text would give other shards
+FORMAT = 3  # raise it when the same text would give other shards
 IDENTITY = "identity"
 SMALL_BYTES = 8 * 1024**2  # less text than this is encoded before a process has started
 Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
@@ -179,7 +188,7 @@ def _inputs(config: Config, once: Once) -> tuple[Task, Place | None, list[Source
         if task.shards is None:  # of shards their loader reads the parts
             named_weights(config.data.mixture_weights, task.parts)
         given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
-        raw = find(validation_file, "--validation_file") if validation_file and not given else []
+        raw = [] if given else held_out_sources(config.data)
     except UserError as error:
         raise UserError(*dict.fromkeys([*error.problems, *file_problems(config.data)])) from None
     return task, given, raw
@@ -226,9 +235,11 @@ def _make_shards(
         raise UserError(
             f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
         )
-    columns = task.columns or columns_of(data, task.kind, validation)
+    columns = task.columns if task.shards is None else columns_of(data, task.kind, validation)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
-    tokenizer.template = replace(examples.template or tokenizer.template, turns=examples.form != "plain")
+    tokenizer.template = replace(
+        examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken
+    )
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
         hold_out=wants_validation and not validation,
@@ -310,7 +321,7 @@ def _workers(config: Config, job: Job) -> int:
 def _settings(job: Job) -> dict[str, object]:
     """Everything that shapes the shards, but for the tokenizer."""
     facts: dict[str, object] = {
-        "format": FORMAT, "kind": job.kind, "columns": list(job.columns), "train": sources_fingerprint(job.train),
+        "format": FORMAT, "kind": job.kind, "columns": job.columns.sides(), "train": sources_fingerprint(job.train),
         "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
         "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,

@@ -17,10 +17,9 @@ from config import Config
 from data.batches.objectives import lengths_of
 from data.cache import NotMade, only_if_made
 from data.prepare.encoder import Encoder
-from data.prepare.task import Task, decide, examples_of, tokenizer_folder
-from data.shards.store import COLUMNS, STREAM, is_shards
+from data.prepare.task import Task, decide, examples_of, held_out_sources, tokenizer_folder
+from data.shards.store import COLUMNS, STREAM
 from data.sources.counting import EVERYWHERE, about_rows, some_rows
-from data.sources.files import find
 from data.sources.reading import Row, check_columns
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
@@ -76,12 +75,11 @@ def sampled_lengths(config: Config) -> SampledLengths | None:
         UserError: the data cannot be read, or lack a column. NotMade: the built-in sample is not there.
     Memory: up to 4 MiB of text, its tokens, and where no tokenizer is known what one learns from 256 KiB.
     """
-    task, held_out = decide(config, only_if_made), config.data.validation_file
+    task = decide(config, only_if_made)
     if task.shards is not None:
         return None
-    beside = find(held_out, "--validation_file") if held_out and not is_shards(held_out) else []
     here = [
-        source for source in (*task.sources, *beside) if isinstance(source.path, Path)
+        source for source in (*task.sources, *held_out_sources(config.data)) if isinstance(source.path, Path)
     ]  # elsewhere each costs a journey
     check_columns(here, task.columns)
     if task.kind == STREAM:

@@ -20,14 +20,15 @@ from data.cache import Once, make_once
 from data.prepare.encoder import make_encoder
 from data.prepare.encoding import Job, limited
 from data.prepare.preparing import Prepared
-from data.prepare.task import Task, decide, examples_of, tokenizer_folder
+from data.prepare.task import Task, columns_of, decide, examples_of, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest, is_shards
-from data.sources.files import left_out
+from data.sources.files import Listing, Source, detect, listing, parts_of
 from data.sources.lines import BadRows
-from data.sources.reading import read_rows
+from data.sources.reading import all_names, is_quoted, read_rows
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
-from settings.fields import UserError, counted
+from formats import TEXT
+from language import join, say
+from settings.fields import UserError, counted, listed
 
 LETTERS = 240  # of a text that are shown
 TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read
@@ -109,7 +110,8 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
     """
     table: Rows = []
     if columns and columns[0] not in ("prompt", "text", "messages", "conversations"):
-        flags = "--prompt_column, --response_column" if len(columns) > 1 else "--text_column"
+        names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages").split()
+        flags = ", ".join(f"--{name}_column" for name in names)
         table.append((say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})"))
     for row in rows:
         for place, text in enumerate(row.texts):
@@ -120,27 +122,64 @@ def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
     return table
 
 
-def passed_over(config: Config) -> Rows:
-    """Files of the named folders that may hold rows and are not read, for a table; none where that cannot be told."""
+def passed_over(config: Config, kind: str) -> Rows:
+    """Files and columns of the data that are not read, and how files were taken, for a table; none where that cannot be told."""
     table: Rows = []
-    for spec in (config.data.train_file, config.data.validation_file):
+    for name in ("train_file", "validation_file"):
+        spec = getattr(config.data, name)
         with suppress(UserError, OSError):
-            if spec and not is_shards(spec) and (files := left_out(spec)):
-                told_files = "{count} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows"
-                table.append((say("not read"), say(told_files, count=len(files), file=files[0])))
-    return table
+            if spec and not is_shards(spec):
+                parts = [listing(part, f"--{name}") for part in parts_of(spec)]
+                holds_out = name == "train_file" and config.data.validation_file is None
+                table += _of_files(parts, holds_out)
+                firsts = [detect(part.taken[0], f"--{name}") for part in parts if part.taken]
+                table += _of_columns(config, kind, firsts)
+    return list(dict.fromkeys(table))
+
+
+def _of_files(parts: Sequence[Listing], holds_out: bool) -> Rows:
+    """What became of the files of folders whose names say something.
+
+    Args:
+        holds_out: whether those for validation are read.
+    """
+    taken, told_files = {file for part in parts for file in part.taken}, dict[str, list[str]]()
+    for title, group, words in (
+        ("not read", "descriptions", "{files} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows"),
+        ("not read", "test", "{files} for testing by name, the first {file}"),
+        ("not read", "others", "{files} whose names say no split, the first {file}"),
+        ("held out" if holds_out else "not read", "validation", "{files} for validation by name, the first {file}"),
+        ("read too", "unheeded", "{files} that say validation or test by name, as none says train, the first {file}"),
+    ):  # fmt: skip
+        found = [file for part in parts for file in getattr(part, group) if (file in taken) == (title == "read too")]
+        if found:
+            files = len(found) if group == "descriptions" else counted(len(found), "file")
+            told_files.setdefault(title, []).append(say(words, files=files, file=found[0]))
+    return [(say(title), join("; ", said)) for title, said in told_files.items()]
+
+
+def _of_columns(config: Config, kind: str, firsts: Sequence[Source]) -> Rows:
+    """Columns that are not used, of the first file of each part; and of TSV whether its cells are quoted."""
+    columns, unused = columns_of(config.data, kind, firsts), dict[str, None]()
+    for source in firsts:
+        names = [] if source.kind == TEXT else all_names(source)
+        unused |= dict.fromkeys(name for name in names if name not in columns.kinds(names))
+    table = [(say("not used"), listed(unused))] if unused else []
+    quoted = [source.path for source in firsts if is_quoted(source)]
+    told_quotes = "{file}: cells in quotes are read as in CSV"
+    return [*table, *((say("quotes"), say(told_quotes, file=file)) for file in quoted)]
 
 
 def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Rows:
     """The first `count` rows of shards, what of the data was cut, left out or is never read, and files that are not read."""
     seen = told(rows_of_shards(loader, tokenizer, count), columns_of_shards(prepared))
-    return [*seen, *lost_of_shards(config, prepared), *passed_over(config)]
+    return [*seen, *lost_of_shards(config, prepared), *passed_over(config, Manifest.of(prepared.train_dir).kind)]
 
 
 def table_of_files(config: Config, count: int, once: Once = make_once, worded: Path | None = None) -> tuple[Task, Rows]:
     """The task, and a table of the first rows of the files. Args, and what is raised: as of `rows_of_files`."""
     task, rows, cut = rows_of_files(config, count, once, worded)
-    return task, [*told(rows, task.columns), *_cut_row(cut), *passed_over(config)]
+    return task, [*told(rows, task.columns.sides()), *_cut_row(cut), *passed_over(config, task.kind)]
 
 
 def lost_of_shards(config: Config, prepared: Prepared) -> Rows:

@@ -16,13 +16,13 @@ from data.prepare.pace import Pace
 from data.prepare.room import tokenizer_room
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import SampleCorpus, build_sample_corpus
-from data.sources.files import Source, find, parts_of, sources_fingerprint
-from data.sources.layouts import are_there
+from data.sources.files import Source, find, held_out, parts_of, sources_fingerprint
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.places import public
 from data.sources.reading import Row, column_names, read_rows, recognised_columns
 from data.text.clean import Cleaning
-from data.text.conversations import MESSAGES_COLUMNS, Examples, TurnsColumn, form_of
+from data.text.conversations import Examples
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import check_vocabulary, train_tokenizer
@@ -40,14 +40,14 @@ class Task:
 
     Args:
         objective: span, ul2, prefix, pairs or preferences.
-        sources, columns: the text to train on; none where shards are given.
+        sources, columns: the rows to train on; none where shards are given.
         shards: a shards folder, or one split of it.
         parts: what the user named, separated by commas; `Source.part` counts these.
     """
 
     objective: str
     sources: list[Source]
-    columns: list[str]
+    columns: Columns
     shards: Path | None = None
     parts: Sequence[str] = ("",)
 
@@ -83,22 +83,35 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
     if is_shards(data.train_file):
         return _shards_task(data, asked)
     sources = find(data.train_file, flag)
-    pair = {data.prompt_column, data.response_column}
-    objective = asked
-    if asked == AUTO:
-        names = set(column_names(sources[0], data.text_column))
-        is_pairs = (
-            are_there(sorted(pair), sorted(names)) or _messages_column(data, sources) or _known_pair(data, sources)
-        )
-        objective = "pairs" if is_pairs else "span"
-        if objective == "span" and {data.prompt_column, data.chosen_column, data.rejected_column} <= names:
-            raise _for_dpo(data)
+    objective = _objective(data, sources[0]) if asked == AUTO else asked
     return Task(
         objective,
         sources,
         columns_of(data, kind_of(objective), sources),
         parts=[public(part) for part in parts_of(data.train_file)],
     )
+
+
+def _objective(data: DataConfig, source: Source) -> str:
+    """What the columns of a file are for: pairs, or text that is masked."""
+    names, pairs = column_names(source, data.text_column), recognised_columns(data, PAIRS, source)
+    if pairs is not None and pairs.texts == (data.prompt_column, data.response_column):
+        return PAIRS
+    is_text = data.text_column in names
+    if {data.chosen_column, data.rejected_column} <= {*names} and (data.prompt_column in names or not is_text):
+        raise _for_dpo(data)
+    return PAIRS if pairs is not None and (not pairs.texts or not is_text) else "span"
+
+
+def held_out_sources(data: DataConfig) -> list[Source]:
+    """The files to validate with: those named, or those of the training folders whose names say so; none: rows are held out.
+
+    Raises:
+        UserError: a file is missing, empty or broken.
+    """
+    if data.validation_file is not None:
+        return [] if is_shards(data.validation_file) else find(data.validation_file, "--validation_file")
+    return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
 
 
 def file_problems(data: DataConfig) -> list[str]:
@@ -126,7 +139,7 @@ def _for_dpo(data: DataConfig) -> UserError:
     )
 
 
-def check_heeded(data: DataConfig, kind: str, columns: Sequence[str] | None) -> None:
+def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
     """Refuse settings that rows of this kind do not heed.
 
     Args:
@@ -143,54 +156,29 @@ def check_heeded(data: DataConfig, kind: str, columns: Sequence[str] | None) -> 
         problems += [f"--history_column = {data.history_column}, "] if data.history_column is not None else []
     elif data.messages_column != AUTO and data.history_column is not None:
         problems += [f"--history_column = {data.history_column}, "]
-    if data.expand_turns and columns is not None and form_of(columns) == "plain":
+    if data.expand_turns and columns is not None and (kind != PAIRS or columns.form == "plain"):
         problems += ["--expand_turns = True, "]
     if problems:
         what = {STREAM: "text for pretraining", PAIRS: "these pairs"}.get(kind, "preferences")
         raise UserError(*(f"{problem}has no effect on {what}; leave it out" for problem in problems))
 
 
-def columns_of(data: DataConfig, kind: str, sources: Sequence[Source] = ()) -> list[str]:
+def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:
     """The columns that shards of a kind are made of.
 
     Args:
-        sources: whose columns decide whether pairs come from conversations, where the settings do not.
+        sources: the first decides where the settings do not.
     """
     if kind == STREAM:
-        return [data.text_column]
-    if kind != PAIRS:
-        return [data.prompt_column, data.chosen_column, data.rejected_column]
-    if messages := _messages_column(data, sources):
-        return [TurnsColumn(messages)]
-    history = [] if data.history_column is None else [TurnsColumn(data.history_column)]
-    pair = _known_pair(data, sources) or (data.prompt_column, data.response_column)
-    return [*pair, *history]
+        return Columns((data.text_column,))
+    if sources and (known := recognised_columns(data, kind, sources[0])) is not None:
+        return known
+    if kind == PREFERENCES:
+        return Columns((data.prompt_column, data.chosen_column, data.rejected_column))
+    return Columns((data.prompt_column, data.response_column), data.history_column or "")
 
 
-def _known_pair(data: DataConfig, sources: Sequence[Source]) -> tuple[str, str] | None:
-    """The columns of a file of a well-known shape, where it has neither those that are asked for nor a text."""
-    defaults = DataConfig()
-    if not sources or (data.prompt_column, data.response_column) != (defaults.prompt_column, defaults.response_column):
-        return None
-    names = column_names(sources[0], data.text_column)
-    if {data.prompt_column, data.response_column, data.text_column, data.chosen_column} & set(names):
-        return None
-    return recognised_columns(sources[0])
-
-
-def _messages_column(data: DataConfig, sources: Sequence[Source]) -> str | None:
-    """The column with whole conversations; None where rows are pairs."""
-    if data.messages_column != AUTO:
-        return data.messages_column
-    if not sources or data.history_column is not None:
-        return None
-    names = column_names(sources[0], data.text_column)
-    if data.prompt_column in names and data.response_column in names:
-        return None
-    return next((name for name in MESSAGES_COLUMNS if name in names), None)
-
-
-def examples_of(config: Config, kind: str, columns: Sequence[str], tokenizer_dir: Path | None) -> Examples:
+def examples_of(config: Config, kind: str, columns: Columns, tokenizer_dir: Path | None) -> Examples:
     """How the rows of these columns become texts, by the settings.
 
     Args:
@@ -201,13 +189,13 @@ def examples_of(config: Config, kind: str, columns: Sequence[str], tokenizer_dir
     chosen = config.cleaning
     cleaning = Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
     template = None if kind == STREAM or tokenizer_dir is None else template_of(config.data, tokenizer_dir)
-    return Examples(cleaning, template, form_of(columns), config.data.expand_turns)
+    return Examples(cleaning, template, columns.form, config.data.expand_turns)
 
 
 def _sample_task(objective: str, sample: SampleCorpus) -> Task:
     if objective == "pairs":
-        return Task(objective, [Source(sample.pairs, JSONL)], ["prompt", "response"])
-    return Task(objective, [Source(sample.text, JSONL)], ["text"])
+        return Task(objective, [Source(sample.pairs, JSONL)], Columns(("prompt", "response")))
+    return Task(objective, [Source(sample.text, JSONL)], Columns(("text",)))
 
 
 def _shards_task(data: DataConfig, asked: str) -> Task:
@@ -216,7 +204,7 @@ def _shards_task(data: DataConfig, asked: str) -> Task:
     if kind == PREFERENCES != asked:
         raise _for_dpo(data)
     objective = ("span" if kind == STREAM else kind) if asked == AUTO else asked
-    task = Task(objective, [], [], path)
+    task = Task(objective, [], Columns(), path)
     if task.kind != kind:
         raise UserError(
             f"--train_file = {path}, holds {kind} shards, which {objective} does not read; prepare the text again"
@@ -235,7 +223,7 @@ def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path
         return Path(data.tokenizer_dir)
     check_vocabulary(config.tokenizer.tokenizer_type, config.model.vocab_size)
     facts = {
-        "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns,
+        "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
         "type": config.tokenizer.tokenizer_type, "vocab_size": config.model.vocab_size,
         "sample": config.tokenizer.tokenizer_sample, "max_samples": data.max_samples, "skip": data.skip_bad_rows,
     }  # fmt: skip

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.sources.files import Source
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import Row, read_source
 
@@ -49,7 +50,7 @@ class Chunk:
 
 
 def chunks(
-    sources: Sequence[Source], columns: Sequence[str], bad_rows: BadRows, max_rows: int | None, start: Point
+    sources: Sequence[Source], columns: Columns | Sequence[str], bad_rows: BadRows, max_rows: int | None, start: Point
 ) -> Iterator[Chunk]:
     """Read sources from a point on.
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from data.sources.files import TABLES, Source
-from data.sources.layouts import stored
+from data.sources.layouts import Columns
 from data.sources.lines import LONGEST_LINE_BYTES, TEXT_PART_BYTES, BadRows, blocks
 from data.sources.reading import Row, all_names, column_names, read_rows
 from data.sources.tables import open_parquet, some_batches
@@ -67,7 +67,7 @@ def _rows(source: Source) -> int:
 
 
 def some_rows(
-    sources: Sequence[Source], columns: Sequence[str], most: int, max_rows: int | None = None
+    sources: Sequence[Source], columns: Columns | Sequence[str], most: int, max_rows: int | None = None
 ) -> tuple[list[Row], str, bool]:
     """Some rows of all files; those that are broken are left out.
 
@@ -97,7 +97,7 @@ def some_rows(
     return rows, where, False
 
 
-def _readable(sources: Sequence[Source], columns: Sequence[str]) -> Iterator[list[Row]]:
+def _readable(sources: Sequence[Source], columns: Columns | Sequence[str]) -> Iterator[list[Row]]:
     return read_rows(sources, columns, BadRows(skip=True))
 
 
@@ -115,7 +115,7 @@ def _even(items: Sequence[Item], most: int) -> list[Item]:
     return [items[at * len(items) // most] for at in range(most)] if len(items) > most else list(items)
 
 
-def _part(source: Source, columns: Sequence[str], folder: Path) -> Source | None:
+def _part(source: Source, columns: Columns | Sequence[str], folder: Path) -> Source | None:
     """A small file with pieces from everywhere of a large one; None where its format or its place allows no reading from its middle."""
     if not isinstance(source.path, Path) or source.compression:
         return None
@@ -126,7 +126,8 @@ def _part(source: Source, columns: Sequence[str], folder: Path) -> Source | None
         return Source(part, JSONL)
     if source.kind not in TABLES or source.kind == ARROW_STREAM:
         return None
-    batches = list(some_batches(source, stored(columns, all_names(source)), PIECES, PIECE_BYTES // ROW_BYTES))
+    wanted = list(Columns.of(columns).kinds(all_names(source)))
+    batches = list(some_batches(source, wanted, PIECES, PIECE_BYTES // ROW_BYTES))
     if len(batches) < PIECES:
         return None
     part = folder / "part.arrow"

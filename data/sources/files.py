@@ -13,7 +13,8 @@ import difflib
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -46,6 +47,14 @@ NO_ROWS = {  # what these describe is a dataset, prepared rows or a model
     "config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
     "special_tokens_map.json", "added_tokens.json", "prompt_template.json", "model.safetensors.index.json",
 }  # fmt: skip
+# words in names of folders and files that say to which split a file belongs, and what parts words: as Hugging Face `datasets` has them
+SPLIT_WORDS = {
+    "train": {"train", "training"}, "validation": {"validation", "valid", "dev", "val"},
+    "test": {"test", "testing", "eval", "evaluation"},
+}  # fmt: skip
+# setting -> the splits of a folder that it means, the first that is there
+SPLITS_OF = {"--train_file": ("train",), "--validation_file": ("validation", "test")}
+_BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
 COMPRESSION_BY_MAGIC = {
     b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
     **{bytes([number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(0x50, 0x60)},  # a frame to skip comes first: pzstd's sizes
@@ -91,8 +100,8 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     """Find the files that a user means.
 
     Args:
-        spec: a file, a folder (all data files below it, in the order of their names, but for those of `left_out`), a glob,
-        an address of these, or several separated by commas. name: what messages call it.
+        spec: a file, a folder (the data files below it, in the order of their names, as `listing` sorts them), a glob, an
+        address of these, or several separated by commas. name: what messages call it.
     Returns:
         one or more sources, without repetition.
     Raises:
@@ -102,7 +111,7 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     places: dict[Place, int] = {}
     for number, part in enumerate(parts_of(spec)):
         try:
-            found = _listed(part, name).taken
+            found = listing(part, name).taken
         except UserError as error:
             problems += error.problems
             continue
@@ -115,29 +124,34 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
             problems.append(_nothing_found(part, name))
         for place in found:
             places.setdefault(place, number)
-    sources = []
-    for place, number in places.items():
-        try:
-            sources.append(_detect(place, name, number))
-        except UserError as error:
-            problems += error.problems
+    sources = _detected(places, name, problems)
     if problems or not sources:
         raise UserError(*(problems or [f"{name} = {spec}, names no file; name a file, a folder or a glob"]))
     return sources
 
 
-def left_out(spec: str) -> list[Place]:
-    """The files of folders that `find` passes over although they may hold rows: `.json` beside other data files, where it mostly
-    describes them. Those that never hold rows are not among them, nor those that are also named alone.
+def held_out(spec: str) -> list[Source]:
+    """The files for validation in the folders of `--train_file`; none where their names say nothing of it.
 
-    Args:
-        spec: as of `find`, which takes it.
     Raises:
         UserError: as `find`.
     """
-    parts = [_listed(part) for part in parts_of(spec)]
-    taken = {file for part in parts for file in part.taken}
-    return [file for part in parts for file in part.left_out if file not in taken]
+    problems: list[str] = []
+    places = {file: number for number, part in enumerate(parts_of(spec)) for file in listing(part).validation}
+    sources = _detected(places, "--train_file", problems)
+    if problems:
+        raise UserError(*problems)
+    return sources
+
+
+def _detected(places: Mapping[Place, int], name: str, problems: list[str]) -> list[Source]:
+    sources = []
+    for place, number in places.items():
+        try:
+            sources.append(detect(place, name, number))
+        except UserError as error:
+            problems += error.problems
+    return sources
 
 
 def parts_of(spec: str) -> list[str]:
@@ -149,19 +163,51 @@ def parts_of(spec: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Listing:
-    """Files that are read, and `.json` of a folder that are left out."""
+    """The files of one part of what the user named.
+
+    Args:
+        taken: are read. descriptions: `.json` of a folder beside other data files, which it mostly describes: left out. Those that
+            never hold rows are not among them.
+        validation, test, others: of a folder in which names of files say train, those that say something else, or nothing.
+        unheeded: those that say validation or test and are read all the same, as no other says train.
+    """
 
     taken: Sequence[Place]
-    left_out: Sequence[Place] = ()
+    descriptions: Sequence[Place] = ()
+    validation: Sequence[Place] = ()
+    test: Sequence[Place] = ()
+    others: Sequence[Place] = ()
+    unheeded: Sequence[Place] = ()
 
     @classmethod
-    def of_folder(cls, files: Sequence[Place]) -> Listing:
-        """Sort out the data files of a folder."""
-        others = [file for file in files if _data_suffix(file) != ".json"]
-        return cls(others, [file for file in files if _data_suffix(file) == ".json"]) if others else cls(files)
+    def of_folder(cls, files: Mapping[Place, PurePath], name: str) -> Listing:
+        """Sort out the data files of a folder.
+
+        Args:
+            files: each with its path inside the folder. name: of the setting, which decides which split is meant.
+        """
+        described = [file for file in files if _data_suffix(file) == ".json"]
+        kept = [file for file in files if _data_suffix(file) != ".json"] or described
+        descriptions = described if kept is not described else []
+        if name not in SPLITS_OF:
+            return cls(kept, descriptions)
+        in_folders = {file: _split_of(files[file].parent.parts) for file in kept}
+        splits = in_folders if any(in_folders.values()) else {file: _split_of(files[file].parts[-1:]) for file in kept}
+        by_split = {split: [file for file in kept if splits[file] == split] for split in (*SPLIT_WORDS, "")}
+        wanted = next((split for split in SPLITS_OF[name] if by_split[split]), None)
+        if wanted is None:
+            return cls(kept, descriptions, unheeded=[*by_split["validation"], *by_split["test"]])
+        others = {split: found for split, found in by_split.items() if split != wanted}
+        return cls(by_split[wanted], descriptions, others.get("validation", ()), others.get("test", ()), others[""])
 
 
-def _listed(part: str, name: str = "--train_file") -> Listing:
+def _split_of(names: Sequence[str]) -> str:
+    """The split that a word of these names says; empty where none does."""
+    words = {word for name in names for word in _BETWEEN_WORDS.split(name.lower())}
+    return next((split for split, known in SPLIT_WORDS.items() if known & words), "")
+
+
+def listing(part: str, name: str = "--train_file") -> Listing:
     """The files that one part of what the user named stands for."""
     if is_address(part):
         path = local_path(part)
@@ -170,15 +216,19 @@ def _listed(part: str, name: str = "--train_file") -> Listing:
             is_glob = any(letter in part.partition("?")[0] for letter in "*[")
             if is_glob or not all(inside.name for _, inside in remote):
                 return Listing([file for file, _ in remote])
-            return Listing.of_folder([file for file, inside in remote if _belongs_to_folder(inside)])
+            return Listing.of_folder({file: inside for file, inside in remote if _belongs_to_folder(inside)}, name)
     else:
         path = Path(at_home(part))
     if path.is_dir():
         saved = _saved_dataset(path, name)
         if saved is not None:
-            return Listing(list(saved))
-        below = (file for file in _below(path) if file.is_file() and _belongs_to_folder(file.relative_to(path)))
-        return Listing.of_folder(sorted(below))
+            splits = _json(path / "dataset_dict.json").get("splits", ()) if name == "--train_file" else ()
+            others = {
+                split: _saved_dataset(path / split, name) or () for split in ("validation", "test") if split in splits
+            }
+            return Listing(saved, **others)
+        below = ((file, file.relative_to(path)) for file in _below(path) if file.is_file())
+        return Listing.of_folder(dict(sorted(each for each in below if _belongs_to_folder(each[1]))), name)
     if path.exists():
         return Listing([path])
     base = next(parent for parent in path.parents if parent.is_dir())  # a folder that is there may be named `[1]`
@@ -210,7 +260,7 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
     """The files of a dataset that `save_to_disk` of Hugging Face `datasets` wrote; None if it is no such folder."""
     splits = _json(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
-        wanted = ("validation", "test") if "validation" in name else ("train",)
+        wanted = SPLITS_OF.get(name, ("train",))
         split = next((split for split in wanted if split in splits), None)
         if split is None:
             raise UserError(
@@ -271,7 +321,14 @@ def _beside(part: str) -> list[Path]:
     return []
 
 
-def _detect(path: Place, name: str, part: int = 0) -> Source:
+def detect(path: Place, name: str, part: int = 0) -> Source:
+    """What is in a file.
+
+    Args:
+        name: of the setting, for messages. part: of which it is.
+    Raises:
+        UserError: it cannot be read, is empty, or no data.
+    """
     if isinstance(path, Path):
         if not path.is_file():  # a pipe or a device has no end, or cannot be read twice
             raise UserError(f"{name} = {path}, is no ordinary file; write what it gives into one, and name that")
@@ -333,8 +390,8 @@ def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
             {"path": str(source.path.resolve()), "kind": source.kind, "bytes": state.st_size,
              "modified_ns": state.st_mtime_ns, "part": source.part}
         )  # fmt: skip
-        if source.kind == TSV:  # what was made of it while quotes counted is made anew
-            facts[-1]["quoted"] = False
+        if source.kind == TSV:  # what was made of it by another rule is made anew
+            facts[-1]["quotes"] = "where cells have them"
     return facts
 
 

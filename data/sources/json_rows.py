@@ -27,6 +27,7 @@ from settings.fields import UserError
 
 Objects = Iterator[tuple[str, dict[str, Any]]]
 _BLANK = " \t\r\n"
+GLUED = "holds several objects; write one object a line"
 
 
 def objects(source: Source, bad_rows: BadRows) -> Objects:
@@ -64,7 +65,9 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
         except UnicodeDecodeError as error:
             bad_rows.add(source.path, place, not_utf8(error))
         except (ValueError, RecursionError) as error:
-            bad_rows.add(source.path, place, say("is not JSON ({error})", error=_where(error)))
+            is_glued = isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].startswith("{")
+            told = say(GLUED) if is_glued else say("is not JSON ({error})", error=_where(error))
+            bad_rows.add(source.path, place, told)
         else:
             yield place, value
 

@@ -1,147 +1,336 @@
-"""Which columns are prompt and response, where a file calls them otherwise? And what is a column made of several?
+"""Which columns of a file make a row, and how?
 
 A column can be written as an expression: `instruction+input` is both texts, one below the other (the second may be missing
-in a row), `translation.en` is the text under a key of a cell that holds a table. Files of well-known shapes need no flag:
-their columns are recognised by name, and told.
+in a row), `prefix: input_text` both in one line, `translation.en` the text under a key of a cell that holds a table, of a
+list there the first. Files of well-known shapes need no flag: their columns are recognised by name, and told.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
-from data.text.conversations import check_pair
+from config import DataConfig
+from data.text.conversations import MESSAGES_COLUMNS, turns_of
+from data.text.preferences import dialogue, parted
+from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
+from settings.fields import AUTO, listed
 
+TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
+RULES, HISTORY = "system", "history"
+# prompt and response; of a prompt, what is behind + or before : may be missing in a file
 PAIRS = (
-    ("instruction+input", "output"),  # Alpaca, LLaMA-Factory
-    ("instruction", "output"),
-    ("instruction+input", "response"),
-    ("instruction", "response"),
-    ("question", "answer"),
-    ("query", "response"),
+    ("instruction+input+context", "output"),  # Alpaca, LLaMA-Factory
+    ("instruction+input+context", "response"),  # Dolly has a context
+    ("question+context", "answers.text"),  # SQuAD
+    ("question+context", "answer"),
+    ("query", "response"),  # ms-swift
+    ("prefix: input_text", "target_text"),  # simpletransformers
+    ("prompt", "completion"),  # TRL
     ("source", "target"),
     ("document", "summary"),
     ("article", "highlights"),
     ("dialogue", "summary"),
     ("input", "output"),
 )
-TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
-FEWEST_KEYS = 2
+ASKED = ("instruction+input", "question", "query", "input")  # prompts of preferences
+TEXT, NUMBER, TURNS, TABLE = "text", "number", "turns", "table"  # what a cell may hold
+RowOf = Callable[[Mapping[str, Any]], tuple[str, ...]]
 
 
-class Optional(str):
-    """The name of a column whose cells may be missing or null."""
-
-
-class Table(str):
-    """The name of a column whose cells are tables; read as JSON text."""
-
-
-def recognised(names: Sequence[str], keys: Sequence[str] = ()) -> tuple[str, str] | None:
-    """The columns of prompt and response in a file of these columns; None where its shape is not known.
+@dataclass(frozen=True)
+class Columns:
+    """The columns that make the rows of files, and how.
 
     Args:
-        keys: of the cells of `translation`, in their order.
+        texts: columns or expressions: (text,), (prompt, response) or (prompt, chosen, rejected); none: `turns` says all. An empty
+            name of a prompt: it is what the answers begin with.
+        turns, system: columns with the turns before the prompt, and with rules; none: empty.
+        is_spoken: whether texts may be messages or lists of them. is_known: whether the shape was recognised, so that a file may
+            lack what need not be there, and a response may be a number.
     """
-    for prompt, response in PAIRS:
-        if all(name in names for name in (*prompt.split("+"), response)):
-            return prompt, response
-    if TRANSLATION in names and len(keys) >= FEWEST_KEYS:
-        return f"{TRANSLATION}.{keys[0]}", f"{TRANSLATION}.{keys[1]}"
+
+    texts: tuple[str, ...] = ()
+    turns: str = ""
+    system: str = ""
+    is_spoken: bool = False
+    is_known: bool = False
+
+    @classmethod
+    def of(cls, columns: Columns | Sequence[str]) -> Columns:
+        """Names of text columns as `Columns`."""
+        return columns if isinstance(columns, Columns) else cls(tuple(columns))
+
+    @property
+    def form(self) -> str:
+        """Which form of `data.text.conversations.Examples` the rows have; all but "plain" end with a cell of turns."""
+        if not self.texts:
+            return "messages"
+        return "history" if self.turns or self.system or self.is_spoken else "plain"
+
+    def sides(self) -> list[str]:
+        """What the encoder's text is made of, and each of the decoder's, for people."""
+        asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
+        return [", ".join(asked) or f"what {' and '.join(self.texts[1:])} begin with", *self.texts[1:]]
+
+    def cells(self) -> list[str]:
+        """A name for each cell of a row."""
+        texts = [text or "prompt" for text in self.texts]
+        return texts if self.form == "plain" else [*texts, self.turns or self.system or "turns"]
+
+    def kinds(self, names: Sequence[str]) -> dict[str, set[str]]:
+        """What the cells may hold of those columns of a file that are read, each once; as they were asked for if not there.
+
+        Args:
+            names: the file's columns.
+        """
+        found: dict[str, set[str]] = {}
+        for place, text in enumerate(self.texts):
+            parts = _parts(text, names, self.is_known)[1] if text else []
+            for column, key in parts:
+                may = found.setdefault(column, set())
+                may |= {TABLE} if key else {TEXT}
+                may |= {TURNS} if self.is_spoken and len(parts) == 1 and not key else set()
+                may |= {NUMBER} if self._may_count(place) else set()
+        for name, may in ((self.turns, {TURNS, TEXT}), (self.system, {TEXT})):
+            if name and (name in names or not self.is_known or (name == self.turns and not self.texts)):
+                found[name] = found.get(name, set()) | may
+        return found
+
+    def row_of(self, names: Sequence[str]) -> RowOf:
+        """What makes a row of a record of a file, column -> cell: texts, and but for plain ones JSON of the turns before.
+
+        Args:
+            names: the file's columns.
+        Returns:
+            a function that raises ValueError, with what is wrong, for a bad record.
+        """
+        texts = [self._reader(place, text, names) for place, text in enumerate(self.texts) if text]
+        if self.form == "plain":
+            pair = self.texts if len(self.texts) == 2 else ()
+
+            def plain(record: Mapping[str, Any]) -> tuple[str, ...]:
+                row = tuple(read(record) for read in texts)
+                for name, text in zip(pair, row, strict=False):
+                    _check_words(name, text)
+                return row
+
+            return plain
+
+        def with_turns(record: Mapping[str, Any]) -> tuple[str, ...]:
+            before, cells = self._before(record), [read(record) for read in texts]
+            if self.is_spoken:
+                before, cells = self._asked(before, cells)
+            for name, text in zip(self.texts, cells, strict=True) if len(cells) == 2 else ():
+                _check_words(name or "prompt", text)
+            return (*cells, json.dumps(self._ruled(before, record), ensure_ascii=False))
+
+        return with_turns
+
+    def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
+        """The turns of a record up to its last question, to be answered.
+
+        Raises:
+            ValueError: with what is wrong.
+        """
+        before = self._before(record)
+        if self.texts:
+            asked = self._reader(0, self.texts[0], names)(record)
+            before += [(USER, asked)] if isinstance(asked, str) else asked
+        while before and before[-1][0] != USER:
+            before.pop()
+        if not before or not before[-1][1].strip():
+            raise ValueError(f"{self.texts[0] if self.texts else self.turns} is empty, there is nothing to answer")
+        return self._ruled(before, record)
+
+    def _may_count(self, place: int) -> bool:
+        """Whether a text may be a number: a response, such as a label or a score."""
+        return self.is_known and place == 1 and len(self.texts) == 2
+
+    def _reader(self, place: int, text: str, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
+        """What reads a text of a record; turns where it may hold some and does."""
+        may_count = self._may_count(place)
+        joint, parts = _parts(text, names, self.is_known)
+        if len(parts) > 1:
+            needed = parts[-1] if joint != "\n" else parts[0]
+            return lambda record: joint.join(
+                cell
+                for part in parts
+                if (part == needed or record.get(part[0]) is not None)
+                and (cell := _text(record, *part, may_count)).strip()
+            )
+        column, key = parts[0]
+        if self.is_spoken and not key:
+            return lambda record: (
+                _turns(record, column)
+                if isinstance(record.get(column), (list, dict))
+                else _text(record, column, "", may_count)
+            )
+        return lambda record: _text(record, column, key, may_count)
+
+    def _before(self, record: Mapping[str, Any]) -> list[Turn]:
+        if not self.turns or (self.texts and self.turns not in record):
+            return []
+        return _turns(record, self.turns)
+
+    def _ruled(self, turns: list[Turn], record: Mapping[str, Any]) -> list[Turn]:
+        """With the rules of their column, unless the turns have some."""
+        if not self.system or record.get(self.system) is None or any(role == SYSTEM for role, _ in turns):
+            return turns
+        rules = _text(record, self.system)
+        return [(SYSTEM, rules), *turns] if rules.strip() else turns
+
+    def _asked(self, before: list[Turn], cells: Sequence[str | list[Turn]]) -> tuple[list[Turn], list[str]]:
+        """The turns before the question of a row whose cells may be turns; and its texts."""
+        prompt, answers = (cells[0], cells[1:]) if self.texts[0] else ([], cells)
+        before += [(USER, prompt)] if isinstance(prompt, str) else prompt
+        try:
+            said = [
+                answer if isinstance(answer, list) else [(ASSISTANT, answer)] if before else dialogue(answer)
+                for answer in answers
+            ]
+            asked, texts = parted(before, said)
+        except ValueError as error:
+            raise ValueError(f"{' and '.join(self.texts[1:])} {error}") from None
+        return asked[:-1], [asked[-1][1], *texts]
+
+
+def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
+    """The columns of a file by the settings' names, or by those of well-known shapes; None where it has neither.
+
+    Args:
+        kind: "pairs", "preferences", or "prompts", which need no answers where they have the settings' name.
+        first: columns of the first row. sample: of all columns, the first cell that is not null, or one of its type.
+    """
+    answers = {"pairs": (data.response_column,), "preferences": (data.chosen_column, data.rejected_column)}.get(
+        kind, ()
+    )
+    defaults, history, prompt = DataConfig(), data.history_column or "", data.prompt_column
+    is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
+    if kind == "pairs" and data.messages_column != AUTO:
+        return Columns((), data.messages_column, _rules(sample), is_known=True)
+    if has_answers and _is_there(prompt, first if is_default else list(sample)):
+        return _spoken(Columns((prompt, *answers), history, is_known=not history or history in sample), sample)
+    messages = next((name for name in MESSAGES_COLUMNS if name in first and not history), "")
+    turns = messages or history or (HISTORY if isinstance(sample.get(HISTORY, ""), (list, type(None))) else "")
+    before = Columns((), turns, _rules(sample), is_known=not history or history in sample)
+    if kind == "preferences" or (
+        has_answers and answers == (data.chosen_column,)
+    ):  # of which the better answers are measured
+        asked = next((_made(asked, sample) for asked in ASKED if asked.split("+")[0] in first and not messages), "")
+        return _spoken(replace(before, texts=(asked, *answers)), sample) if has_answers else None
+    if messages:
+        return before
+    if not is_default or data.response_column != defaults.response_column:
+        return None
+    for asked, answer in PAIRS:
+        column, _, key = answer.partition(".")
+        if {asked.split("+")[0].split(": ")[-1], column} <= {*first} and (not key or _has(key, sample[column])):
+            return _spoken(replace(before, texts=(_made(asked, sample), answer)), sample)
+    table = sample.get(TRANSLATION)
+    if TRANSLATION in first and isinstance(table, Mapping) and len(table) > 1:
+        return Columns(tuple(f"{TRANSLATION}.{key}" for key in list(table)[:2]), is_known=True)
     return None
 
 
-def widened(pair: tuple[str, str], names: Sequence[str]) -> tuple[str, str]:
-    """A recognised pair with the column besides that its first row lacks, where others have it."""
-    for prompt, response in PAIRS:
-        parts = prompt.split("+")
-        if (parts[0], response) == pair and all(part in names for part in parts):
-            return prompt, response
-    return pair
+def _spoken(columns: Columns, sample: Mapping[str, Any]) -> Columns:
+    """The same, of texts that may be messages where they are."""
+    texts = [sample.get(text) for text in columns.texts]
+    asks = len(columns.texts) == 1 or columns.texts[0]
+    return replace(columns, is_spoken=not asks or any(isinstance(text, (list, dict)) for text in texts))
 
 
-def stored(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The columns of a file that such columns are made of, each once; those that are not there as they were asked for."""
-    found: dict[str, str] = {}
-    for column in columns:
-        for part in _parts(column, names):
-            if part not in found or isinstance(found[part], Optional):
-                found[part] = part
-    return list(found.values())
+def _rules(sample: Mapping[str, Any]) -> str:
+    return RULES if RULES in sample and isinstance(sample[RULES], (str, type(None))) else ""
 
 
-def are_there(columns: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether a file has all that such columns are made of."""
-    return all(part in names for part in stored(columns, names))
+def _has(key: str, cell: object) -> bool:
+    return isinstance(cell, Mapping) and key in cell
 
 
-def is_made(columns: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether any of these columns is an expression."""
-    return any(column not in names and _parts(column, names) != [column] for column in columns)
+def _made(prompt: str, names: Mapping[str, Any]) -> str:
+    """An expression without those parts that a file has not."""
+    sign = "+" if "+" in prompt else ": "
+    return sign.join(part for part in prompt.split(sign) if part in names)
 
 
-def check_stored(columns: Sequence[str], row: Sequence[Any]) -> None:
-    """`check_pair` of a row as it lies in its file; columns that are made of others are checked when they are made.
+def _is_there(expression: str, names: Sequence[str]) -> bool:
+    return all(column in names for column, _ in _parts(expression, names)[1])
 
-    Raises:
-        ValueError: names the column.
+
+def _parts(expression: str, names: Sequence[str], may_lack: bool = False) -> tuple[str, list[tuple[str, str]]]:
+    """What stands between the parts of an expression, and of each the column and a key in its tables.
+
+    Args:
+        may_lack: whether parts that a file has not are left out, but for the one that is needed.
     """
-    if not any(isinstance(name, Optional) for name in columns):
-        check_pair(columns, tuple(row))
+    if expression in names:
+        return "", [(expression, "")]
+    for sign, joint, needed in (("+", "\n", 0), (": ", ": ", -1)):
+        pieces = expression.split(sign)
+        there = [piece for piece in pieces if piece in names or piece.partition(".")[0] in names]
+        if len(pieces) > 1 and (len(there) == len(pieces) or (may_lack and pieces[needed] in there)):
+            return joint, [_keyed(piece, names) for piece in there]
+    return "", [_keyed(expression, names)]
 
 
-def made(columns: Sequence[str], names: Sequence[str], row: Sequence[str | None]) -> tuple[str, ...]:
-    """The cells of columns from those of `stored`.
-
-    Raises:
-        ValueError: a table lacks a key, with what is wrong.
-    """
-    cells = dict(zip(stored(columns, names), row, strict=True))
-    return tuple(_cell(column, names, cells) for column in columns)
+def _keyed(expression: str, names: Sequence[str]) -> tuple[str, str]:
+    column, _, key = expression.partition(".")
+    return (column, key) if key and expression not in names and column in names else (expression, "")
 
 
-def _cell(column: str, names: Sequence[str], cells: dict[str, Any]) -> str:
-    parts = _parts(column, names)
-    if len(parts) == 1 and isinstance(parts[0], Table):
-        key = column.partition(".")[2]
-        text = json.loads(cells[parts[0]]).get(key)
-        if not isinstance(text, str):
-            raise ValueError(f"{parts[0]} has no text under {key}")
-        return text
-    return (
-        "\n".join(text for part in parts if (text := cells[part]) and not text.isspace())
-        if len(parts) > 1
-        else cells[parts[0]]
-    )
+def _check_words(name: str, text: str) -> None:
+    """Refuse a blank text in a pair: a prompt without a response teaches nothing. Preferences are checked as a whole."""
+    if not text or text.isspace():
+        raise ValueError(f"{name} is empty")
 
 
-def _parts(column: str, names: Sequence[str]) -> list[str]:
-    if column in names:
-        return [column]
-    joined, head = column.split("+"), column.partition(".")[0]
-    if len(joined) > 1 and all(name in names for name in joined):
-        return [joined[0], *(Optional(name) for name in joined[1:])]
-    if head != column and head in names:
-        return [Table(head)]
-    return [column]
+def _turns(record: Mapping[str, Any], name: str) -> list[Turn]:
+    if name not in record:
+        raise ValueError(f"has no {name}; it has {listed(record) or 'nothing'}")
+    cell = record[name]
+    try:
+        if isinstance(cell, ValueError):
+            raise cell
+        return turns_of(cell)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
-def table_text(cell: object) -> str:
-    """Bring a cell that holds a table into one form: JSON text.
+def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool = False) -> str:
+    """The text of a cell, or under a key of a cell with a table."""
+    if name not in record:
+        raise ValueError(f"has no {name}; it has {listed(record) or 'nothing'}")
+    cell = record[name]
+    if isinstance(cell, str) and not key:
+        return cell
+    if isinstance(cell, ValueError):  # what a reader found wrong with it
+        raise ValueError(f"{name} {cell}")
+    if key:
+        cell = _table(name, cell).get(key)
+        cell = cell[0] if isinstance(cell, list) and cell else cell
+    if may_count and isinstance(cell, (bool, int, float, Decimal)) and isfinite(cell):
+        return str(cell).lower() if isinstance(cell, bool) else format(Decimal(str(cell)), "f")
+    if key and not isinstance(cell, str):
+        raise ValueError(f"{name} has no text under {key}")
+    if not isinstance(cell, str):
+        raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
+    return cell
 
-    Raises:
-        ValueError: it holds something else, with what.
-    """
+
+def _table(name: str, cell: object) -> Mapping[str, Any]:
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"holds no table ({error})") from None
+            raise ValueError(f"{name} holds no table ({error})") from None
     if isinstance(cell, list) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in cell):
         cell = dict(cell)  # a map of Arrow
     if not isinstance(cell, dict):
-        raise ValueError(f'holds {"null" if cell is None else type(cell).__name__}, not a table such as {{"en": ...}}')
-    text = json.dumps(cell, ensure_ascii=False, default=str)
-    text.encode("utf8")  # UnicodeEncodeError, a ValueError, for half of a surrogate pair
-    return text
+        held = "null" if cell is None else type(cell).__name__
+        raise ValueError(f'{name} holds {held}, not a table such as {{"en": ...}}')
+    return cell

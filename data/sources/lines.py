@@ -55,9 +55,13 @@ class BadRows:
         if not self.skip:
             remedy = say("repair it, or use --skip_bad_rows=True to count such rows and go on")
             raise UserError(sentence if say(GBK_REMEDY) in problem else join("; ", [sentence, remedy]))
+        self.note(path, place, problem)
+
+    def note(self, path: Place, place: str, problem: str) -> None:
+        """Count a row that nothing comes of, and go on."""
         self.count += 1
         if len(self.examples) < 3:
-            self.examples.append(sentence)
+            self.examples.append(say("{file}, {place}: {problem}", file=path, place=place, problem=problem))
 
 
 @contextmanager

@@ -11,21 +11,16 @@ import sys
 from itertools import islice
 from typing import Any
 
+from config import DataConfig
 from data.sources.files import Source, find
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import column_names, read_source, recognised_columns
-from data.text.conversations import MESSAGES_COLUMNS, TurnsColumn
 from settings.fields import UserError
 
 COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
 BARS = 24
-CONVERSATIONS = "conversations"
-# what a file teaches -> the columns that say so
-TASKS = {
-    "preferences": ("prompt", "chosen", "rejected"),
-    "pairs": ("prompt", "response"),
-    "text": ("text",),
-}
+CONVERSATIONS, PREFERENCES, PAIRS, TEXT = "conversations", "preferences", "pairs", "text"
 
 
 def preview(spec: str) -> dict[str, Any]:
@@ -42,32 +37,32 @@ def preview(spec: str) -> dict[str, Any]:
     """
     source = find(spec)[0]
     columns = column_names(source)
-    task, bad = _task(set(columns)), BadRows(skip=True)
-    known = recognised_columns(source) if task is None else None
-    task = "pairs" if known else task
-    wanted = list(known or _wanted(task, columns)) or [name for name in columns if _is_text(source, name)]
-    batches = read_source(source, wanted, bad) if wanted else iter(())
+    (task, known), bad = _task(source, columns), BadRows(skip=True)
+    wanted = known or Columns(tuple(name for name in columns if _is_text(source, name)))
+    batches = read_source(source, wanted, bad) if wanted.kinds(columns) else iter(())
     rows = list(islice((row for batch in batches for row in batch), COUNTED_ROWS))
     return {
         "file": str(source.path), "kind": source.kind, "columns": columns,
-        "task": task, "shown": wanted,
+        "task": task, "shown": wanted.cells(),
         "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in rows[:SHOWN_ROWS]],
         "counted": len(rows), "is_whole": len(rows) < COUNTED_ROWS, "broken": bad.count,
-        "lengths": {name: _lengths([len(row[place]) for row in rows]) for place, name in enumerate(wanted)},
+        "lengths": {name: _lengths([len(row[place]) for row in rows]) for place, name in enumerate(wanted.cells())},
     }  # fmt: skip
 
 
-def _task(names: set[str]) -> str | None:
-    if names & set(MESSAGES_COLUMNS) and not set(TASKS["pairs"]) <= names:
-        return CONVERSATIONS
-    return next((task for task, needed in TASKS.items() if set(needed) <= names), None)
-
-
-def _wanted(task: str | None, columns: list[str]) -> list[str]:
-    """The columns that a task reads."""
-    if task == CONVERSATIONS:
-        return [TurnsColumn(next(name for name in MESSAGES_COLUMNS if name in columns))]
-    return list(TASKS[task]) if task else []
+def _task(source: Source, names: list[str]) -> tuple[str | None, Columns | None]:
+    """What a file teaches, and the columns that say so."""
+    data = DataConfig()
+    pairs, preferences = (recognised_columns(data, kind, source) for kind in (PAIRS, PREFERENCES))
+    if pairs is not None and pairs.texts == (data.prompt_column, data.response_column):
+        return PAIRS, pairs
+    if preferences is not None:
+        return PREFERENCES, preferences
+    if pairs is not None and not pairs.texts:
+        return CONVERSATIONS, pairs
+    if data.text_column in names:
+        return TEXT, Columns((data.text_column,))
+    return (None, None) if pairs is None else (PAIRS, pairs)
 
 
 def _is_text(source: Source, column: str) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from config import DataConfig
 from data.sources.arrow_checks import unfolded_bytes
-from data.sources.files import OBJECTS, TABLES, Source
-from data.sources.json_rows import objects
-from data.sources.layouts import Table, is_made, made, stored, table_text
-from data.sources.lines import BadRows, too_long
-from data.sources.reading import all_names, column_names, read_source, recognised_columns
+from data.sources.files import TABLES, Source
+from data.sources.layouts import Columns
+from data.sources.lines import BadRows, decoded_lines, too_long
+from data.sources.reading import all_names, column_names, recognised_columns, records
 from data.sources.tables import (
     LARGEST_CELL_BYTES,
     broken_file_is_user_error,
@@ -27,12 +27,13 @@ from data.sources.tables import (
     record_batches,
     table_columns,
 )
+from data.text.templates import Turn
 from formats import TEXT
 from settings.fields import UserError, is_encodable, listed
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_ROWS = 256
-Columns = dict[str, Any]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,80 +41,74 @@ class Prompt:
     """One row.
 
     Args:
-        place: where it is, for messages. text: the prompt. columns: the whole row, the prompt among it.
+        place: where it is, for messages. text: the prompt; blank where there is nothing to answer. columns: the whole row, the
+            prompt among it. before: the turns before the prompt.
     """
 
     place: str
     text: str
-    columns: Columns
+    columns: Record
+    before: Sequence[Turn] = ()
 
 
-def read_prompts(sources: Iterable[Source], column: str, other: str, bad_rows: BadRows) -> Iterator[Prompt]:
-    """Read the prompts of files, in order.
+def read_prompts(sources: Iterable[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
+    """Read the prompts of files, in order, so that each row gives one: a blank one where it is bad, or a blank line.
 
     Args:
-        column: which holds the prompt; where a file has none of that name, `other`.
-        bad_rows: told about rows without a prompt, or with one that is empty or no UTF-8.
+        data: which columns hold the prompt; where a file has none of that name, a well-known shape tells, or the column of text.
+        bad_rows: told about rows without a prompt, or with one that is empty or no UTF-8. Blank lines are counted, and stop nothing.
     Raises:
-        UserError: a file is broken, or has neither column.
+        UserError: a file is broken, or has no such column.
     Memory: one batch of 256 rows.
     """
     for source in sources:
-        names = [PROMPT] if source.kind == TEXT else all_names(source)
-        name = PROMPT if source.kind == TEXT else _column_of(source, names, column, other)
-        for place, columns in _rows(source, name, bad_rows):
-            text = columns.get(name) if name in columns else _made(name, columns, names)
-            if not isinstance(text, str):
-                bad_rows.add(source.path, place, f"has no text in {name}")
-            elif not text.strip():
-                bad_rows.add(source.path, place, f"{name} is empty, there is nothing to answer")
-            elif not is_encodable(text):
-                bad_rows.add(source.path, place, f"{name} holds half of a surrogate pair")
-            else:
-                yield Prompt(f"{source.path}, {place}", text, columns)
+        known = bad_rows.count
+        rows = _lines(source, bad_rows) if source.kind == TEXT else _prompts(source, data, bad_rows)
+        for prompt in rows:
+            is_bad = not prompt.text
+            for _ in range(bad_rows.count - known - is_bad):  # rows that could not be read at all
+                yield Prompt(str(source.path), "", {})
+            known = bad_rows.count
+            yield prompt
+        for _ in range(bad_rows.count - known):
+            yield Prompt(str(source.path), "", {})
 
 
-def _column_of(source: Source, names: list[str], column: str, other: str) -> str:
-    first = column_names(source)  # of objects: what only some have tells no shape, where nobody has named it
-    there = ((column, first if column == PROMPT else names), (other, first))
-    found = next((name for name, known in there if name in known or is_made([name], names)), None)
-    if found is None and (known := recognised_columns(source)) is not None:
-        found = known[0]
+def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
+    for number, line in enumerate(decoded_lines(source, bad_rows), 1):
+        text = line if line.strip() else ""
+        if not text:
+            bad_rows.note(source.path, f"row {number}", "is empty, there is nothing to answer")
+        yield Prompt(f"{source.path}, row {number}", text, {PROMPT: line})
+
+
+def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
+    names = all_names(source)
+    columns = _columns_of(source, names, data)
+    _refuse_twice(source, column_names(source))
+    is_table = source.kind in TABLES
+    rows = _table_rows(source, columns, bad_rows) if is_table else records(source, names, bad_rows)
+    for place, record in rows:
+        try:
+            *before, (_, text) = columns.question(record, names)
+            if not all(is_encodable(said) for _, said in (*before, ("", text))):
+                raise ValueError(f"{columns.sides()[0]} holds half of a surrogate pair")
+        except ValueError as error:
+            bad_rows.add(source.path, place, str(error))
+            before, text = [], ""
+        yield Prompt(f"{source.path}, {place}", text, record, before)
+
+
+def _columns_of(source: Source, names: list[str], data: DataConfig) -> Columns:
+    found = recognised_columns(data, "prompts", source)
+    if found is None and data.text_column in column_names(source):
+        found = Columns((data.text_column,))
     if found is None:
         raise UserError(
-            f"{source.path}: has neither {column} nor {other}; its columns: {listed(first)}; name one with --prompt_column"
+            f"{source.path}: has neither {data.prompt_column} nor {data.text_column}; its columns: "
+            f"{listed(column_names(source))}; name one with --prompt_column"
         )
     return found
-
-
-def _made(expression: str, columns: Columns, of_file: list[str]) -> str | None:
-    """The text of a column that is made of others; None where it has none.
-
-    Args:
-        of_file: the columns of its file, of which a row may lack some.
-    """
-    names = list(dict.fromkeys([*columns, *of_file]))
-    try:
-        cells = [
-            table_text(columns[name]) if isinstance(name, Table) else columns.get(name)
-            for name in stored([expression], names)
-        ]
-        return made([expression], names, cells)[0]
-    except (KeyError, ValueError):
-        return None
-
-
-def _rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
-    """Every row with its place."""
-    if source.kind in OBJECTS:
-        return objects(source, bad_rows)
-    if source.kind in TABLES:
-        return _table_rows(source, name, bad_rows)
-    names = [PROMPT] if source.kind == TEXT else column_names(source)
-    _refuse_twice(source, names)
-    batches = read_source(source, names, bad_rows, text_unit="line")
-    rows = (row for batch in batches for row in batch)
-    return ((f"row {number}", dict(zip(names, row, strict=True))) for number, row in enumerate(rows, 1))
 
 
 def _refuse_twice(source: Source, names: Sequence[str]) -> None:
@@ -121,16 +116,14 @@ def _refuse_twice(source: Source, names: Sequence[str]) -> None:
         raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
 
 
-def _table_rows(source: Source, name: str, bad_rows: BadRows) -> Iterator[tuple[str, Columns]]:
+def _table_rows(source: Source, columns: Columns, bad_rows: BadRows) -> Iterator[tuple[str, Record]]:
     names = table_columns(source)
-    _refuse_twice(source, names)
-    check_types(source, stored([name], names))
+    wanted = columns.kinds(names)
+    check_types(source, wanted)
     number = 0
     with broken_file_is_user_error(source.path, source.kind):
         for batch in record_batches(source, names, BATCH_ROWS):
-            kept = [
-                field.name for field in batch.schema if _fits_json(field.type) or field.name in stored([name], names)
-            ]
+            kept = [field.name for field in batch.schema if _fits_json(field.type) or field.name in wanted]
             for part in parts(batch.select(kept)):
                 number += part.num_rows
                 if sum(map(unfolded_bytes, part.columns)) <= LARGEST_CELL_BYTES:

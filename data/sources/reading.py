@@ -9,25 +9,17 @@ A longer line or text is a bad row; a longer paragraph is split.
 from __future__ import annotations
 
 import csv
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
+from config import DataConfig
 from data.sources.files import OBJECTS, TABLES, Source
-from data.sources.json_rows import objects
-from data.sources.layouts import (
-    TRANSLATION,
-    Optional,
-    Table,
-    check_stored,
-    is_made,
-    made,
-    recognised,
-    stored,
-    table_text,
-    widened,
-)
+from data.sources.json_rows import GLUED, objects
+from data.sources.layouts import Columns, RowOf, recognised
 from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
@@ -41,20 +33,23 @@ from data.sources.lines import (
     paragraphs,
     too_long,
 )
-from data.sources.tables import check_types, table_batches, table_columns, table_keys
-from data.text.conversations import TurnsColumn, check_pair, turns_text
+from data.sources.tables import check_types, table_columns, table_rows, table_sample
 from formats import CSV, TEXT, TSV
 from language import join, say
 from settings.fields import UserError, counted, is_encodable, listed
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
-# of TSV no cell is quoted: a quote is a letter like others (the media type text/tab-separated-values)
+# of TSV a quote is a letter like others (the media type text/tab-separated-values), but where cells are quoted as CSV has it
 DIALECTS: dict[str, dict[str, Any]] = {
     CSV: {"delimiter": ",", "strict": True},
     TSV: {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
 }
+FIRST_BYTES = 4096  # of a file whose rows stand under a key
+_WRAPPED = re.compile(r'"(data|rows|examples|train)"\s*:\s*\[\s*\{')
 LOOKED_AT_OBJECTS = 256  # of a file, for columns that some lack
+UNQUOTED_BYTES = 16 * 1024**2  # of TSV in which a quoted cell is looked for, and
+QUOTED_BYTES = 1024**2  # from there on, in which all that begin with a quote have to be such cells
 OTHER_DELIMITERS = ";\t"  # of CSV as spreadsheets write it where the comma is the decimal sign
 Row = tuple[str, ...]
 
@@ -90,60 +85,86 @@ def _first_objects(source: Source) -> Iterator[dict[str, Any]]:
     """The first objects of a file, at least one and about 1 Mi characters; a column may be missing in some."""
     bad_rows = BadRows(skip=True)
     found = (value for _, value in objects(source, bad_rows))
-    first = next(found, None)
+    first, second = next(found, None), next(found, None)
     told = bad_rows.examples[0] if bad_rows.examples else ""
-    if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long(), crowded())):
+    if first is None and any(hint in told for hint in (say(GBK_REMEDY), too_long(), crowded(), say(GLUED))):
         raise UserError(bad_rows.examples[0])
     if first is None:
-        begin = next(iter(blocks(source)), b"").lstrip()[:1]
+        begin = next(iter(blocks(source)), b"").lstrip()
         hint = ""
-        if begin == b"[" and source.compression:
+        if begin[:1] == b"[" and source.compression:
             hint = "; an array is read unpacked alone: unpack the file"
-        elif begin == b"{":
+        elif begin[:1] == b"{" and (wrapped := _WRAPPED.search(begin[:FIRST_BYTES].decode("utf8", "replace"))):
+            raise UserError(_not_rows(source, wrapped[1]))
+        elif begin[:1] == b"{":
             hint = "; here an object goes on over lines"
         raise UserError(
             f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}'
         )
-    yield first
+    if second is None and (wrapped := _WRAPPED.search(json.dumps(first)[:FIRST_BYTES])):
+        raise UserError(_not_rows(source, wrapped[1]))
+    if second is None and _is_columns(first):
+        raise UserError(
+            f"{source.path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
+            "to_json(FILE, orient='records', lines=True))"
+        )
     chars = 0
-    for value in islice(found, LOOKED_AT_OBJECTS - 1):
+    for value in islice(chain((value for value in (first, second) if value is not None), found), LOOKED_AT_OBJECTS):
         chars += sum(len(cell) for cell in value.values() if isinstance(cell, str))
+        yield value
         if chars > BATCH_CHARS:
             return
-        yield value
 
 
-def recognised_columns(source: Source) -> tuple[str, str] | None:
-    """The columns of prompt and response in a file of a well-known shape; None where it has none.
+def _not_rows(source: Source, key: str) -> str:
+    return f"{source.path}: its rows stand under {key}; write that array alone (jq .{key} {source.path} > NEW.json)"
+
+
+def _is_columns(value: dict[str, Any]) -> bool:
+    """Whether an object holds columns, such as {"prompt": {"0": ...}, ...} or {"prompt": ["...", ...], ...}."""
+    cells = list(value.values())
+    if all(isinstance(cell, dict) and "0" in cell for cell in cells):
+        return bool(cells)
+    return len(cells) > 1 and all(
+        isinstance(cell, list) and len(cell) == len(cells[0]) and all(isinstance(entry, str) for entry in cell)
+        for cell in cells
+    )
+
+
+def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:
+    """The columns of pairs, preferences or prompts in a file, by the settings or a well-known shape; None where it has none.
 
     Raises:
         UserError: the file cannot be read.
     """
-    if source.kind == TEXT:
-        return None
-    names, keys = column_names(source), []
-    if TRANSLATION in names and source.kind in OBJECTS:
-        cell = next(_first_objects(source))[TRANSLATION]
-        keys = list(cell) if isinstance(cell, dict) else []
-    elif TRANSLATION in names and source.kind in TABLES:
-        keys = table_keys(source, TRANSLATION)
-    found = recognised(names, keys)
-    return found and widened(found, all_names(source))
+    return None if source.kind == TEXT else recognised(data, kind, column_names(source), _sample(source))
+
+
+def _sample(source: Source) -> dict[str, Any]:
+    """Column -> its first cell that is not null, or one of its type."""
+    if source.kind in TABLES:
+        return table_sample(source)
+    if source.kind not in OBJECTS:
+        return dict.fromkeys(column_names(source), "")
+    found: dict[str, Any] = {}
+    for value in _first_objects(source):
+        found |= {name: cell for name, cell in value.items() if found.get(name) is None}
+    return found
 
 
 def read_rows(
-    sources: Iterable[Source], columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
+    sources: Iterable[Source], columns: Columns | Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
 ) -> Iterator[list[Row]]:
     """Read the wanted columns of all rows, in order.
 
     Args:
         sources: files, read one after the other.
-        columns: names of text columns; plain text has one, whatever its name.
+        columns: what rows are made of, or names of text columns; plain text has one, whatever its name.
         bad_rows: told about each broken row.
         text_unit: "paragraph" or "line", the row of plain text.
     Returns:
-        batches of 1 .. 256 rows and of about 1 Mi characters at most, each row a tuple of strings in the order of
-        `columns`.
+        batches of 1 .. 256 rows and of about 1 Mi characters at most, each row a tuple of strings: the texts, and of columns with
+        turns JSON of these.
     Raises:
         UserError: a file is broken or lacks a column.
     Memory:
@@ -156,42 +177,40 @@ def read_rows(
 
 
 def read_source(
-    source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
+    source: Source, columns: Columns | Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
 ) -> Iterator[list[Row]]:
     """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
-    names = columns if source.kind == TEXT else all_names(source)
-    if is_made(columns, names):
-        return _made_rows(source, columns, names, bad_rows)
-    return _stored_rows(source, columns, bad_rows, text_unit)
-
-
-def _stored_rows(
-    source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str = "paragraph"
-) -> Iterator[list[Row]]:
+    if source.kind == TEXT:
+        lines = decoded_lines(source, bad_rows)
+        return _grouped((text,) for text in (lines if text_unit == "line" else paragraphs(lines)))
+    columns, names = Columns.of(columns), all_names(source)
+    wanted, row_of = list(columns.kinds(names)), columns.row_of(names)
     if source.kind in TABLES:
-        return table_batches(source, columns, BATCH_ROWS, bad_rows.add)
-    return _grouped(_text_rows(source, columns, bad_rows, text_unit))
+        return table_rows(source, wanted, row_of, BATCH_ROWS, bad_rows.add)
+    return _grouped(_rows(source, wanted, row_of, columns.cells(), bad_rows))
 
 
-def _made_rows(source: Source, columns: Sequence[str], names: Sequence[str], bad_rows: BadRows) -> Iterator[list[Row]]:
-    """Rows of columns that are made of others."""
-    number = 0
-    for batch in _stored_rows(source, stored(columns, names), bad_rows):
-        rows = []
-        for cells in batch:
-            number += 1
-            try:
-                row = made(columns, names, cells)
-                check_pair(columns, row)
-            except ValueError as error:
-                bad_rows.add(source.path, f"readable row {number}", str(error))
-            else:
-                rows.append(row)
-        if rows:
-            yield rows
+def _rows(
+    source: Source, wanted: Sequence[str], row_of: RowOf, cells: Sequence[str], bad_rows: BadRows
+) -> Iterator[Row]:
+    for place, record in records(source, wanted, bad_rows):
+        try:
+            row = row_of(record)
+            for name, text in zip(cells, row, strict=True):
+                if not is_encodable(text):
+                    raise ValueError(f"{name} holds half of a surrogate pair")
+        except ValueError as error:
+            bad_rows.add(source.path, place, str(error))
+        else:
+            yield row
 
 
-def check_columns(sources: Iterable[Source], columns: Sequence[str]) -> None:
+def records(source: Source, wanted: Sequence[str], bad_rows: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the cells of each record of a file of objects or of CSV, of these at least the wanted ones."""
+    return objects(source, bad_rows) if source.kind in OBJECTS else _csv_records(source, wanted, bad_rows)
+
+
+def check_columns(sources: Iterable[Source], columns: Columns | Sequence[str]) -> None:
     """Find what is wrong with the columns of any file, before hours are spent on the others.
 
     Raises:
@@ -207,15 +226,16 @@ def check_columns(sources: Iterable[Source], columns: Sequence[str]) -> None:
         raise UserError(*problems)
 
 
-def _check_columns(source: Source, columns: Sequence[str]) -> None:
+def _check_columns(source: Source, columns: Columns | Sequence[str]) -> None:
+    columns = Columns.of(columns)
     if source.kind == TEXT:
-        if len(columns) > 1:
+        if len(columns.texts) != 1:
             raise UserError(
-                f"{source.path}: plain text has no columns {', '.join(columns)}; use JSONL, CSV, Parquet or Arrow"
+                f"{source.path}: plain text has no columns {', '.join(columns.cells())}; use JSONL, CSV, Parquet or Arrow"
             )
         return
     names = all_names(source)
-    wanted = stored(columns, names)
+    wanted = columns.kinds(names)
     problems = [f"column {name} occurs twice" for name in wanted if names.count(name) > 1]
     if missing := [name for name in wanted if name not in names]:
         problems.append(
@@ -228,15 +248,6 @@ def _check_columns(source: Source, columns: Sequence[str]) -> None:
         )
     if source.kind in TABLES:
         check_types(source, wanted)
-
-
-def _text_rows(source: Source, columns: Sequence[str], bad_rows: BadRows, text_unit: str) -> Iterator[Row]:
-    if source.kind in OBJECTS:
-        return _object_rows(source, columns, bad_rows)
-    if source.kind in DIALECTS:
-        return _csv_rows(source, columns, bad_rows)
-    lines = decoded_lines(source, bad_rows)
-    return ((text,) for text in (lines if text_unit == "line" else paragraphs(lines)))
 
 
 def _grouped(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -252,46 +263,13 @@ def _grouped(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _object_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
-    for place, value in objects(source, bad_rows):
-        try:
-            row = tuple(_cell(value, name) for name in columns)
-            check_stored(columns, row)
-        except ValueError as error:
-            bad_rows.add(source.path, place, str(error))
-        else:
-            yield row
-
-
-def _cell(value: dict[str, Any], name: str) -> str:
-    """The text of a column; ValueError where it has none."""
-    if isinstance(name, Optional) and value.get(name) is None:
-        return ""
-    if name not in value:
-        raise ValueError(f"has no {name}; it has {listed(value) or 'nothing'}")
-    cell = value[name]
-    if isinstance(name, (TurnsColumn, Table)):
-        return _worded_cell(cell, name)
-    if not isinstance(cell, str):
-        raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
-    if not is_encodable(cell):
-        raise ValueError(f"{name} holds half of a surrogate pair")
-    return cell
-
-
-def _worded_cell(cell: object, name: str) -> str:
-    """A cell with turns, or with a table, as a text."""
-    try:
-        return table_text(cell) if isinstance(name, Table) else turns_text(cell)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
-
-
 def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[str]]]:
     """Rows of cells with the number of their last line; bytes that are not UTF-8 come as surrogates."""
     csv.field_size_limit(LONGEST_LINE_BYTES)
-    lines, dialect = _CsvLines(source), _dialect(source)
+    lines, (dialect, is_named) = _CsvLines(source), _dialect(source)
     reader = csv.reader(lines, **dialect)
+    if is_named:
+        next(lines)
     while True:
         try:
             lines.size = 0
@@ -302,7 +280,7 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
             bad_rows.add(source.path, f"line {lines.number}", f"is not {source.kind.upper()} ({error})")
         except _LineTooLong as error:
             told = str(error)
-            hint = join("; ", [told, say("a quote may be missing")]) if source.kind == CSV else told
+            hint = join("; ", [told, say("a quote may be missing")]) if "quoting" not in dialect else told
             bad_rows.add(source.path, f"line {lines.number}", hint)
             reader = csv.reader(lines, **dialect)  # forgets an open quote
         else:
@@ -310,15 +288,50 @@ def _csv_lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, list[st
                 yield lines.number, cells
 
 
-def _dialect(source: Source) -> dict[str, Any]:
-    """How cells are parted: by commas, or by what parts the first line of a CSV file that has none."""
+def _dialect(source: Source) -> tuple[dict[str, Any], bool]:
+    """How cells are parted, and whether the first line does nothing but say so, as Excel's `sep=;`.
+
+    By commas, or by what parts the first line of a CSV file that has none; of TSV by tabs.
+    """
     dialect = DIALECTS[source.kind]
-    if source.kind == CSV:
-        with suppress(csv.Error, _LineTooLong):
-            header = next(csv.reader(_CsvLines(source), delimiter=","), [])
-            if len(header) == 1 and (found := [sign for sign in OTHER_DELIMITERS if sign in header[0]]):
-                return {**dialect, "delimiter": found[0]}
-    return dialect
+    if source.kind == TSV:
+        return ({"delimiter": "\t", "strict": True} if is_quoted(source) else dialect), False
+    with suppress(csv.Error, _LineTooLong, StopIteration):
+        first = next(_CsvLines(source)).rstrip("\r\n").strip('"')
+        if first.startswith("sep=") and len(first) == len("sep=;"):
+            return {**dialect, "delimiter": first[-1]}, True
+        header = next(csv.reader(_CsvLines(source), delimiter=","))
+        if len(header) == 1 and (found := [sign for sign in OTHER_DELIMITERS if sign in header[0]]):
+            return {**dialect, "delimiter": found[0]}, False
+    return dialect, False
+
+
+def is_quoted(source: Source) -> bool:
+    """Whether the cells of a TSV file are quoted where they have to be, as csv writers do (pandas' to_csv(sep="\\t")).
+
+    They are if a cell begins with a quote within 16 MiB, and within 1 MiB from there all such cells end as CSV has it.
+    """
+    if source.kind != TSV:
+        return False
+    header, sample, size, looked_at = "", list[str](), 0, 0
+    for _, line in numbered_lines(source):
+        header = header or line.decode("utf8", "replace")
+        if sample or line.startswith(b'"') or b'\t"' in line:
+            sample.append(line.decode("utf8", "replace"))
+            size += len(line)
+        looked_at += len(line)
+        if size > QUOTED_BYTES or (not sample and looked_at > UNQUOTED_BYTES):
+            break
+    reader, ends = csv.reader(sample, delimiter="\t", strict=True), 0
+    try:
+        width = len(next(csv.reader([header], delimiter="\t"), []))
+        for cells in reader:
+            if cells and len(cells) != width:
+                return False
+            ends = reader.line_num
+    except csv.Error:  # in the last cell, of which the sample has the beginning
+        return reader.line_num == len(sample) < 2 * ends and size > QUOTED_BYTES
+    return bool(sample)
 
 
 class _LineTooLong(Exception):
@@ -363,27 +376,16 @@ def _not_utf8(cells: Sequence[str]) -> str:
     return "is not UTF-8"
 
 
-def _csv_rows(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Row]:
+def _csv_records(source: Source, wanted: Sequence[str], bad_rows: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
     rows = _csv_lines(source, bad_rows)
     header = _header(next(rows)[1])
-    places = [header.index(name) for name in columns]
+    places = [(name, header.index(name)) for name in wanted]
     for number, cells in rows:
+        place = say("line {number}", number=number)
         if len(cells) != len(header):
-            bad_rows.add(
-                source.path,
-                say("line {number}", number=number),
-                f"has {counted(len(cells), 'cell')}, the header has {len(header)}",
-            )
-        elif not all(is_encodable(cells[place]) for place in places):
-            bad_rows.add(source.path, say("line {number}", number=number), _not_utf8(cells))
+            told = f"has {counted(len(cells), 'cell')}, the header has {len(header)}"
+            bad_rows.add(source.path, place, told)
+        elif not all(is_encodable(cells[at]) for _, at in places):
+            bad_rows.add(source.path, place, _not_utf8(cells))
         else:
-            named = zip(columns, (cells[place] for place in places), strict=True)
-            try:
-                row = tuple(
-                    _worded_cell(cell, name) if isinstance(name, (TurnsColumn, Table)) else cell for name, cell in named
-                )
-                check_stored(columns, row)
-            except ValueError as error:
-                bad_rows.add(source.path, say("line {number}", number=number), str(error))
-            else:
-                yield row
+            yield place, {name: cells[at] for name, at in places}

@@ -8,7 +8,7 @@ is never turned into a Python string.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -22,9 +22,8 @@ from data.packed.arrow_buffers import PackedBatches, packed_batches
 from data.packed.parquet_pages import check_footer, check_group, check_groups
 from data.sources.arrow_checks import checked, unfolded_bytes
 from data.sources.files import Source
-from data.sources.layouts import Optional, Table, check_stored, table_text
+from data.sources.layouts import NUMBER, TABLE, TURNS, RowOf
 from data.sources.places import Place
-from data.text.conversations import TurnsColumn, turns_text
 from formats import ARROW_STREAM, PARQUET
 from settings.fields import UserError, listed
 
@@ -95,19 +94,27 @@ def table_columns(source: Source) -> list[str]:
     return list(_schema(source).names)
 
 
-def table_keys(source: Source, column: str) -> list[str]:
-    """The keys of the tables in a column, in their order; none where it holds no tables."""
-    kind = _schema(source).field(column).type
-    return [kind.field(place).name for place in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+def table_sample(source: Source) -> dict[str, Any]:
+    """Column -> a cell such as its type allows, with the keys of tables; None where that is no cell of a row of text."""
+    return {field.name: _cell_of(field.type) for field in _schema(source)}
 
 
-def table_batches(
-    source: Source, columns: Sequence[str], batch_rows: int, report_bad_row: ReportBadRow
+def _cell_of(kind: pa.DataType) -> Any:
+    if pa.types.is_struct(kind):
+        return {kind.field(place).name: _cell_of(kind.field(place).type) for place in range(kind.num_fields)}
+    return (
+        [] if _is_list(kind) else "" if _is_text(kind) else {} if _is_table(kind) else 0 if _is_number(kind) else None
+    )
+
+
+def table_rows(
+    source: Source, columns: Sequence[str], row_of: RowOf, batch_rows: int, report_bad_row: ReportBadRow
 ) -> Iterator[list[tuple[str, ...]]]:
-    """Read text columns in batches.
+    """Read rows in batches.
 
     Args:
-        source: a Parquet or Arrow file that has these columns, each once, as text (`check_types`).
+        source: a Parquet or Arrow file that has these columns, each once, of types that `check_types` allows.
+        row_of: makes a row of a record; raises ValueError for a bad one.
         batch_rows: most rows of one batch.
         report_bad_row: called with file, place and problem for a null or a text that is not UTF-8.
     Raises:
@@ -117,36 +124,16 @@ def table_batches(
     with broken_file_is_user_error(source.path, source.kind):
         for batch in record_batches(source, columns, batch_rows):
             for part in parts(batch):
-                cells = [_cells(name, column) for name, column in zip(columns, part.columns, strict=True)]
+                cells = [_cells(column) for column in part.columns]
                 rows = []
                 for offset, row in enumerate(zip(*cells, strict=True)):
-                    if problem := _row_problem(columns, row):
-                        report_bad_row(source.path, f"row {first + offset}", problem)
-                    else:
-                        rows.append(row)
+                    try:
+                        rows.append(row_of(dict(zip(columns, row, strict=True))))
+                    except ValueError as error:
+                        report_bad_row(source.path, f"row {first + offset}", str(error))
                 first += part.num_rows
                 if rows:
                     yield rows
-
-
-def _row_problem(columns: Sequence[str], row: Sequence[Cell]) -> str:
-    """What is wrong with a row; empty where nothing is."""
-    for name, cell in zip(columns, row, strict=True):
-        if not isinstance(cell, str) and not (cell is None and isinstance(name, Optional)):
-            return f"{name} {_problem(cell)}"
-    try:
-        check_stored(columns, row)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _problem(cell: object) -> str:
-    if isinstance(cell, ValueError):
-        return str(cell)
-    if cell is TOO_LONG:
-        return f"is longer than {LONGEST_TEXT_BYTES // 1024**2} MiB"
-    return "is null" if cell is None else "is not UTF-8"
 
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -159,19 +146,22 @@ def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield from parts(batch.slice(half))
 
 
-def check_types(source: Source, columns: Sequence[str]) -> None:
-    """Refuse columns that hold something else than text.
+def check_types(source: Source, kinds: Mapping[str, set[str]]) -> None:
+    """Refuse columns that hold something else than they may.
 
+    Args:
+        kinds: column -> what its cells may hold besides text, as `Columns.kinds` tells.
     Raises:
         UserError: all of them at once.
     """
     schema = _schema(source)
     problems = [
-        f"{source.path}: column {name} holds {listed([schema.field(name).type])}, not text; name a text column"
-        for name in columns
-        if not _is_text(schema.field(name).type)
-        and not (isinstance(name, TurnsColumn) and _is_list(schema.field(name).type))
-        and not (isinstance(name, Table) and _is_table(schema.field(name).type))
+        f"{source.path}: column {name} holds {listed([kind])}, not text; name a text column"
+        for name, may in kinds.items()
+        if not _is_text(kind := schema.field(name).type)
+        and not (TURNS in may and (_is_list(kind) or pa.types.is_struct(kind)))
+        and not (TABLE in may and _is_table(kind))
+        and not (NUMBER in may and _is_number(kind))
     ]
     if problems:
         raise UserError(*problems)
@@ -190,6 +180,11 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_table(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(test(kind) for test in tests)
 
 
 def record_batches(source: Source, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
@@ -332,42 +327,41 @@ def _ipc_batches(file: pa.NativeFile, packed: PackedBatches, kind: str) -> Itera
         yield reader.get_batch(number)
 
 
-class _TooLong:
-    """Stands in for a text over `LONGEST_TEXT_BYTES`."""
+Cell = object  # what a reader found wrong with one stands in its place, a ValueError
 
 
-TOO_LONG = _TooLong()
-Cell = str | bytes | _TooLong | ValueError | None
+def _too_long() -> ValueError:
+    return ValueError(f"is longer than {LONGEST_TEXT_BYTES // 1024**2} MiB")
 
 
-def _cells(name: str, column: pa.Array) -> Sequence[Cell]:
-    if isinstance(name, (TurnsColumn, Table)):
-        return _worded(column, table_text if isinstance(name, Table) else turns_text)
-    return _texts(column)
+def _cells(column: pa.Array) -> Sequence[Cell]:
+    """Cells as Python knows them."""
+    kind = column.type
+    if _is_text(kind):
+        return _texts(column)
+    if pa.types.is_floating(kind):  # 3.8 stays 3.8, however few bits it has
+        return list(column.cast(pa.string()).cast(pa.float64()).to_pylist())
+    if _is_number(kind):
+        return list(column.to_pylist())
+    return [_nested(column.slice(place, 1)) for place in range(len(column))]
 
 
-def _worded(column: pa.Array, text_of: Callable[[object], str]) -> Sequence[Cell]:
-    """Cells with turns or tables as JSON text; what is wrong with a cell in its place."""
-    cells: list[Cell] = []
-    for place in range(len(column)):
-        try:
-            if unfolded_bytes(column.slice(place, 1)) > LARGEST_CELL_BYTES:
-                cells.append(TOO_LONG)
-            else:
-                cells.append(text_of(column[place].as_py()))
-        except ValueError as error:
-            cells.append(error)
-    return cells
+def _nested(column: pa.Array) -> Cell:
+    """The one cell of a column with turns or tables."""
+    try:
+        return _too_long() if unfolded_bytes(column) > LARGEST_CELL_BYTES else column[0].as_py()
+    except ValueError as error:
+        return error
 
 
 def _texts(column: pa.Array) -> Sequence[Cell]:
-    """Cells as strings; None for a null, bytes where they are not UTF-8, `TOO_LONG` where they are too long."""
+    """Cells as strings; None for a null."""
     if column.nbytes > LONGEST_TEXT_BYTES:
         if len(column) > 1:
             return [cell for place in range(len(column)) for cell in _texts(column.slice(place, 1))]
         values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         if (pc.binary_length(values.cast(pa.large_binary()))[0].as_py() or 0) > LONGEST_TEXT_BYTES:
-            return [TOO_LONG]
+            return [_too_long()]
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
@@ -376,8 +370,8 @@ def _texts(column: pa.Array) -> Sequence[Cell]:
         return [_decoded(cell) for cell in column.cast(pa.large_binary()).to_pylist()]
 
 
-def _decoded(cell: bytes | None) -> str | bytes | None:
+def _decoded(cell: bytes | None) -> Cell:
     try:
         return None if cell is None else cell.decode("utf8")
     except UnicodeDecodeError:
-        return cell
+        return ValueError("is not UTF-8")

@@ -1,8 +1,9 @@
 """How does a row with several turns become pairs to learn?
 
 Three usual shapes are read: a list of objects with `role` and `content`, one with `from` and `value`, and a list of
-[question, answer] pairs; each may also be JSON in a text, as in CSV files. Reading turns every such cell into one JSON
-text, [[role, text], ...], so that rows stay rows of texts on their way to the processes that encode. There `Examples`
+[question, answer] pairs; each may also be JSON in a text, as in CSV files, and the content of a message may be a list of
+parts of text. Reading turns the turns of a row into one JSON text, [[role, text], ...], so that rows stay rows of texts on
+their way to the processes that encode. There `Examples`
 makes the pairs: what was said before goes into the encoder, through the template, and the answer is the response. The
 last answer of a conversation is learnt, or every one.
 """
@@ -12,12 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from data.text.clean import Cleaning, Dropped
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
-from settings.fields import listed
+from settings.fields import is_encodable, listed
 
 ROLES = {
     "user": USER, "human": USER, "prompter": USER, "question": USER,
@@ -57,27 +57,11 @@ class Prompt(str):
         return [turn for turn in self.turns if turn[0] != SYSTEM]
 
 
-class TurnsColumn(str):
-    """The name of a column whose cells are turns, not a text."""
-
-
-def check_pair(columns: Sequence[str], row: Row) -> None:
-    """Refuse a blank text in a pair: a prompt without a response teaches nothing. Preferences are checked as a whole.
-
-    Raises:
-        ValueError: names the column.
-    """
-    texts = [(name, text) for name, text in zip(columns, row, strict=True) if not isinstance(name, TurnsColumn)]
-    for name, text in texts if len(texts) == 2 else ():
-        if not text or text.isspace():
-            raise ValueError(f"{name} is empty")
-
-
-def turns_text(cell: object) -> str:
-    """Bring the turns of a cell into one form: JSON of [[role, text], ...].
+def turns_of(cell: object) -> list[Turn]:
+    """The turns of a cell.
 
     Args:
-        cell: a list in one of the usual shapes, JSON text of one, or None and blank text for no turns.
+        cell: a message, a list in one of the usual shapes, JSON text of either, or None and blank text for no turns.
     Raises:
         ValueError: it is none of them, with what is wrong.
     """
@@ -87,13 +71,12 @@ def turns_text(cell: object) -> str:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"holds no list of turns ({error})") from None
     if cell is None:
-        return "[]"
+        return []
+    if isinstance(cell, dict):
+        cell = [cell]
     if not isinstance(cell, list):
         raise ValueError(f"holds {type(cell).__name__}, not a list of turns")
-    turns = [turn for number, entry in enumerate(cell, 1) for turn in _turns(entry, number)]
-    text = json.dumps(turns, ensure_ascii=False)
-    text.encode("utf8")  # UnicodeEncodeError, a ValueError, for half of a surrogate pair
-    return text
+    return [turn for number, entry in enumerate(cell, 1) for turn in _turns(entry, number)]
 
 
 def _turns(entry: object, number: int) -> Iterator[Turn]:
@@ -117,9 +100,21 @@ def _role(role: object, number: int) -> str:
     return known
 
 
-def _text(text: object, number: int) -> str:
-    if not isinstance(text, str):
-        raise ValueError(f"turn {number} holds {'null' if text is None else type(text).__name__}, not a text")
+def _text(content: object, number: int) -> str:
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        content = "".join(_part(part, number) for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"turn {number} holds {'null' if content is None else type(content).__name__}, not a text")
+    if not is_encodable(content):
+        raise ValueError(f"turn {number} holds half of a surrogate pair")
+    return content
+
+
+def _part(part: dict[str, object], number: int) -> str:
+    """The text of a part of a message. In Arrow, parts of all kinds have all keys, null where they do not apply."""
+    kind, text = part.get("type"), part.get("text")
+    if kind not in (None, "text") or not isinstance(text, str):
+        raise ValueError(f"turn {number} holds a part of the type {listed([kind])}; only text is read")
     return text
 
 
@@ -130,8 +125,8 @@ class Examples:
     Args:
         template: puts the prompt into words; None: rows are plain text.
         cleaning: what is done to every text before.
-        form: "plain" (prompt, then answers), "messages" (one cell with all turns) or "history" (prompt, response, and a
-            cell with the turns before).
+        form: "plain" (prompt, then answers), "messages" (one cell with all turns) or "history" (prompt, answers, and a cell
+            with the turns before).
         each_turn: whether every answer of a conversation is learnt, not only its last.
     """
 
@@ -176,6 +171,9 @@ class Examples:
             yield [], row
             return
         turns: list[Turn] = [(role, text) for role, text in json.loads(row[-1])]
+        if self.form == "history" and len(row) > 3:  # preferences
+            yield turns, row[:-1]
+            return
         if self.form == "history":
             turns += [(USER, row[0]), (ASSISTANT, row[1])]
         answers = [at for at in range(1, len(turns)) if turns[at][0] == ASSISTANT and turns[at - 1][0] == USER]
@@ -190,10 +188,3 @@ class Examples:
             return texts
         clean = [(role, self.cleaning.row((text,))[0][0]) for role, text in before]
         return (Prompt.of(self.template, [*clean, (USER, texts[0])]), *texts[1:])
-
-
-def form_of(columns: Sequence[Any]) -> str:
-    """Which form of `Examples` the rows of these columns have."""
-    if not columns or not isinstance(columns[-1], TurnsColumn):
-        return "plain"
-    return "messages" if len(columns) == 1 else "history"

@@ -34,6 +34,7 @@ from data.prepare.pace import Pace
 from data.prepare.workers import in_order
 from data.sources.chunks import Chunk, Point, chunks
 from data.sources.files import Source
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.text.conversations import Examples, Prompt, Row
 from data.text.templates import Template
@@ -117,7 +118,7 @@ def bands(signatures: NDArray[np.uint16]) -> list[NDArray[np.uint64]]:
 
 
 def find_duplicates(
-    sources: Sequence[Source], columns: Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
+    sources: Sequence[Source], columns: Columns | Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
     *, max_rows: int | None = None, skip_bad_rows: bool = False,
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Say which rows repeat an earlier one, by their number among the usable rows.
@@ -149,7 +150,7 @@ def _names(how: str) -> list[str]:
 
 
 def _sign(
-    sources: Sequence[Source], columns: Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
+    sources: Sequence[Source], columns: Columns | Sequence[str], how: str, examples: Examples, folder: Path, workers: int,
     max_rows: int | None, skip_bad_rows: bool,
 ) -> None:  # fmt: skip
     """Append the signatures of all rows to files, from where an earlier attempt stopped."""

@@ -1,14 +1,64 @@
-"""Can a pair of answers teach anything? Only if both say something, and not the same."""
+"""What do answers stand under, and can a pair of them teach anything? Only if both say something, and not the same.
+
+Answers that are turns themselves may begin with the conversation before them, as in TRL's implicit prompts and HH's texts.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from data.text.clean import Dropped
+from data.text.templates import ASSISTANT, USER, Turn
 from settings.fields import UserError, counted
 
 EQUAL, EMPTY = "equal answers", "empty answer"
 _NAMED = 60  # characters of a prompt that names a row
+_SPOKEN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+
+
+def dialogue(text: str) -> list[Turn]:
+    """The turns of a text as in Anthropic's HH: "\\n\\nHuman: ...\\n\\nAssistant: ...".
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    begin, *parts = _SPOKEN.split(text)
+    if begin.strip() or not parts:
+        raise ValueError(
+            "has no turns, such as Human: and Assistant:, that say where its prompt ends; name the prompt's column"
+        )
+    roles = {"Human": USER, "Assistant": ASSISTANT}
+    return [(roles[role], said.strip()) for role, said in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def parted(before: list[Turn], answers: Sequence[list[Turn]]) -> tuple[list[Turn], list[str]]:
+    """Part the turns of answers into those that all share and the last of each.
+
+    Args:
+        before: the prompt's turns; answers may begin with them.
+    Returns:
+        the turns up to the question, and the texts of the answers.
+    Raises:
+        ValueError: answers differ in other turns than their last, or no question comes before them.
+    """
+    shared = 0
+    while shared < min(map(len, answers)) - 1 and all(turns[shared] == answers[0][shared] for turns in answers):
+        shared += 1
+    begin = answers[0][:shared]
+    if any(len(turns) != shared + 1 or turns[-1][0] != ASSISTANT for turns in answers):
+        raise ValueError(
+            "do not end with one answer each, after the same turns" if len(answers) > 1 else "ends with no answer"
+        )
+    said = {(role, text.strip()) for role, text in begin}
+    if before and begin and not all((role, text.strip()) in said for role, text in before):
+        if (before[-1][0], begin[0][0]) == (USER, USER):
+            raise ValueError("begin with another question than the prompt")
+        begin = before + begin
+    asked = begin or before
+    if not asked or asked[-1][0] != USER:
+        raise ValueError("stand under no question")
+    return asked, [turns[-1][1] for turns in answers]
 
 
 def answers_fault(texts: Sequence[str]) -> str | None:

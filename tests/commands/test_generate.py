@@ -155,8 +155,9 @@ def test_an_empty_prompt_is_named(folder: Path, tmp_path: Path, capsys: pytest.C
     with pytest.raises(UserError, match=r"p.jsonl, line 2: prompt is empty, there is nothing to answer"):
         generate(settings(folder, input=source, output=tmp_path / "a.jsonl"))
     generate(settings(folder, input=source, output=tmp_path / "b.jsonl", skip_bad_rows=True))
-    assert [row["id"] for row in read(tmp_path / "b.jsonl")] == [0, 2]
-    assert "passed over: 1 row, such as" in capsys.readouterr().out
+    rows = read(tmp_path / "b.jsonl")
+    assert [(row["id"], bool(row["response"])) for row in rows] == [(0, True), (1, False), (2, True)]
+    assert "not answered: 1 row, such as" in capsys.readouterr().out
     with pytest.raises(UserError, match="--input = none, there is nothing to answer"):
         generate(settings(folder, input=" "))
 
@@ -172,7 +173,7 @@ def test_what_is_read_is_never_written_over(folder: Path, tmp_path: Path) -> Non
     assert source.read_bytes() == before
 
 
-def test_a_bad_row_is_passed_over_where_the_answers_before_it_stand(
+def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(answering, "WINDOW_BATCHES", 1)
@@ -183,7 +184,7 @@ def test_a_bad_row_is_passed_over_where_the_answers_before_it_stand(
     assert len(read(output)) == 2
     generate(settings(folder, **flags, skip_bad_rows=True))
     assert "holds 2 answers already" in capsys.readouterr().out
-    assert [row["id"] for row in read(output)] == [0, 1, 3]
+    assert [(row["id"], bool(row["response"])) for row in read(output)] == [(0, True), (1, True), (2, False), (3, True)]
 
 
 def test_half_a_surrogate_pair_is_a_bad_row_in_the_prompt_and_kept_beside_it(folder: Path, tmp_path: Path) -> None:
@@ -192,7 +193,7 @@ def test_half_a_surrogate_pair_is_a_bad_row_in_the_prompt_and_kept_beside_it(fol
     with pytest.raises(UserError, match="line 2: prompt holds half of a surrogate pair"):
         generate(settings(folder, input=source, output=output))
     generate(settings(folder, input=source, output=tmp_path / "b.jsonl", skip_bad_rows=True))
-    assert [row["note"] for row in read(tmp_path / "b.jsonl")] == ["\ud83d"]
+    assert [row.get("note") for row in read(tmp_path / "b.jsonl")] == ["\ud83d", None]
     with pytest.raises(UserError, match=r"--input = .*, is not UTF-8"):
         generate(settings(folder, input="x \udcff"))
 
@@ -313,10 +314,11 @@ def test_standard_input_is_read_line_by_line(
     lines = "short\n\n河水从桥下流过\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     generate(settings(folder, input="-"))
-    together = capsys.readouterr().out
-    for text in ("short", "河水从桥下流过"):
+    first, blank, second = capsys.readouterr().out.splitlines()
+    assert blank == ""
+    for text, together in (("short", first), ("河水从桥下流过", second)):
         generate(settings(folder, input=text))
-    assert capsys.readouterr().out == together
+        assert capsys.readouterr().out.rstrip("\n") == together
     for again in (False, True):
         monkeypatch.setattr("sys.stdin", io.StringIO(lines))
         if again:
@@ -324,7 +326,7 @@ def test_standard_input_is_read_line_by_line(
                 generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
         else:
             generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
-    assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "河水从桥下流过"]
+    assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "", "河水从桥下流过"]
 
 
 def test_what_answers_loads_no_trainer() -> None:

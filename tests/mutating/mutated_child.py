@@ -19,17 +19,17 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from config import load
+from config import DataConfig, load
 from data.batches.loader import StepLoader
 from data.dataset import LowMemDataset
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows
 from data.sources.row_access import MODES
-from data.text.conversations import TurnsColumn
 from data.tokenizers.training import byte_tokenizer
 from settings.fields import UserError
 from tests.mutating import mutated_runs, mutated_schemas
@@ -49,7 +49,8 @@ from tests.mutating.mutations import mutated
 ADDRESS_SPACE, BUDGET = 4 * 2**30, 2**29
 
 
-def rows_of(path: Path, *columns: str) -> None:
+def rows_of(path: Path, *names: str) -> None:
+    columns = Columns((), *names) if names == ("messages",) else names
     for _ in read_rows(find(str(path)), columns, BadRows()):
         pass
     for _ in read_rows(find(str(path)), columns, BadRows(skip=True)):
@@ -57,7 +58,7 @@ def rows_of(path: Path, *columns: str) -> None:
 
 
 def prompts_of(path: Path) -> None:
-    for _ in read_prompts(find(str(path)), "prompt", "text", BadRows(skip=True)):
+    for _ in read_prompts(find(str(path)), DataConfig(), BadRows(skip=True)):
         pass
 
 
@@ -86,7 +87,7 @@ def table_file(path: Path) -> None:
 
 
 def rows_of_all_kinds(path: Path) -> None:
-    kinds = ("text",), ("prompt", "response"), (TurnsColumn("messages"),)
+    kinds = ("text",), ("prompt", "response"), ("messages",)
     each((*(partial(rows_of, path, *columns) for columns in kinds), partial(prompts_of, path)))
 
 

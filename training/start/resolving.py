@@ -18,7 +18,7 @@ from data.cache import NotMade
 from data.prepare.encoding import HELD_OUT_ONE_IN
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.sampled import SampledLengths, sampled_lengths
-from data.prepare.task import decide, file_problems
+from data.prepare.task import decide, file_problems, held_out_sources
 from memory.cost.duration import predict_times, schedule_of
 from memory.cost.precision import Precision
 from memory.cost.shapes import Shapes
@@ -82,7 +82,8 @@ class Rows:
         sorts_rows, processes = config.data.group_by_length, machine.num_processes
         steps = drawn_lengths(lengths, longest, effective_batch(config, machine), processes, sorts_rows)
         evaluation = drawn_lengths(lengths, longest, config.train.eval_rows, processes, most_steps=1)
-        held_out = max(1, sample.about_rows // HELD_OUT_ONE_IN) if config.data.validation_file is None else None
+        is_given = config.data.validation_file is not None or held_out_sources(config.data)
+        held_out = None if is_given else max(1, sample.about_rows // HELD_OUT_ONE_IN)
         return cls(
             sample.objective, *longest, longest[1], sample.about_rows, held_out or config.train.eval_rows,
             _shapes(steps, config.data.batch_tokens or None), _shapes(evaluation, None), sample,

@@ -18,16 +18,17 @@ from data.dataset import LowMemDataset
 from data.packed import room
 from data.packed.parquet_pages import CHUNK_FACTS
 from data.sources.files import find
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.sources.tables import open_parquet, parquet_batch_rows
-from data.text.conversations import TurnsColumn
 from settings.fields import UserError
 from tests.measuring import in_child
 from units import MIB
 
 BIG = 64 * MIB
 CHILD = """
+from config import DataConfig
 from data.dataset import LowMemDataset
 from data.packed.room import keep_to
 from data.sources.files import find
@@ -52,7 +53,7 @@ def read():
 def prompts():
     global rows
     for path in shared:
-        for prompt in read_prompts(find(path), "prompt", "text", BadRows()):
+        for prompt in read_prompts(find(path), DataConfig(), BadRows()):
             rows += len(prompt.text) > 900_000
 
 def read_shared():
@@ -199,7 +200,7 @@ def test_one_text_that_a_list_has_any_number_of_times_is_a_bad_row(tmp_path: Pat
     cells = pa.ListArray.from_arrays(pa.array([0, 200], pa.int32()), pa.DictionaryArray.from_arrays(codes, text))
     path = write_arrow(tmp_path / "a.arrow", pa.table({"text": cells}), "zstd")
     bad = BadRows(skip=True)
-    assert not list(read_rows(find(str(path)), [TurnsColumn("text")], bad))
+    assert not list(read_rows(find(str(path)), Columns((), "text"), bad))
     assert bad.count == 1 and "is longer than 16 MiB" in bad.examples[0]
     room.keep_to(300 * MIB)
     with pytest.raises(UserError, match=r"a cell takes 200.0 MiB, and there is room for 96.0 MiB"):
@@ -209,7 +210,7 @@ def test_one_text_that_a_list_has_any_number_of_times_is_a_bad_row(tmp_path: Pat
     cells = pa.ListArray.from_arrays(pa.array([0, values], pa.int32()), short)
     pq.write_table(pa.table({"text": cells}), tmp_path / "a.parquet", compression="zstd", store_schema=False)
     with pytest.raises(UserError, match=r"column text.list.element, a page unpacks to 128.0 MiB"):
-        list(read_rows(find(str(tmp_path / "a.parquet")), [TurnsColumn("text")], bad))
+        list(read_rows(find(str(tmp_path / "a.parquet")), Columns((), "text"), bad))
 
 
 def test_rows_of_long_lists_come_few_at_a_time(tmp_path: Path) -> None:

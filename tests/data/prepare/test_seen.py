@@ -12,6 +12,7 @@ from config import Config
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.prepare.seen import columns_of_shards, lost_of_shards, passed_over, rows_of_files, rows_of_shards, shown, told
+from data.shards.store import PAIRS
 from data.tokenizers.tokenizer import Tokenizer
 
 Configure = Callable[..., Config]
@@ -35,8 +36,8 @@ def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> Non
     stored = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 2)
     assert stored[0].texts == list(rows[0].texts) and len(stored) == 2
     ((name, cut_whole),) = lost_of_shards(config, prepared)
-    assert columns_of_shards(prepared) == task.columns and name == "cut" and " rows (49.7%)" in cut_whole
-    table = told(stored, task.columns)
+    assert columns_of_shards(prepared) == task.columns.sides() and name == "cut" and " rows (49.7%)" in cut_whole
+    table = told(stored, task.columns.sides())
     assert table[0] == ("columns", "question -> answer (--prompt_column, --response_column)")
     assert table[1] == ("encoder", "question: qqq (14 tokens)") and table[2] == ("decoder", "a0 (3 tokens)")
 
@@ -81,12 +82,12 @@ def test_rows_that_are_left_out_are_told(configure: Configure, tmp_path: Path) -
 
 
 def test_files_of_a_folder_that_are_not_read_are_told(configure: Configure, file: Path) -> None:
-    assert passed_over(configure(train_file=file.parent)) == []
+    assert passed_over(configure(train_file=file.parent), PAIRS) == []
     (file.parent / "more.jsonl").write_text('{"prompt": "p", "response": "r"}\n', encoding="utf8")
-    ((name, told_files),) = passed_over(configure(train_file=file, validation_file=file.parent))
+    ((name, told_files),) = passed_over(configure(train_file=file, validation_file=file.parent), PAIRS)
     assert name == "not read" and told_files.startswith("1 .json") and f"the first {file};" in told_files
     prepared = prepare(configure(train_file=file))
-    assert passed_over(configure(train_file=prepared.train_dir, validation_file=file.parent / "none")) == []
+    assert passed_over(configure(train_file=prepared.train_dir, validation_file=file.parent / "none"), PAIRS) == []
 
 
 def test_long_texts_keep_both_ends() -> None:

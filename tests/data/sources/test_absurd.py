@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from config import DataConfig
 from data.dataset import LowMemDataset
 from data.sources.files import find
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows
@@ -43,15 +44,15 @@ def test_two_columns_of_one_name_are_told_before_a_prompt_is_read(tmp_path: Path
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["prompt", "ids", "ids"])
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(UserError, match="several columns are called ids; give each a name of its own"):
-        list(read_prompts(find(str(tmp_path / "a.parquet")), "prompt", "text", BadRows(skip=True)))
+        list(read_prompts(find(str(tmp_path / "a.parquet")), DataConfig(), BadRows(skip=True)))
 
 
 def test_prompts_that_are_none_are_bad_rows_with_their_line(tmp_path: Path) -> None:
     lines = ['{"prompt": "a"}', "", "{", "[1]", '{"prompt": 3}', '{"prompt": " "}', "[" * 100_000, '{"prompt": "b"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     bad = BadRows(skip=True)
-    found = [prompt.text for prompt in read_prompts(find(str(tmp_path / "a.jsonl")), "prompt", "text", bad)]
-    assert found == ["a", "b"] and bad.count == 5
+    found = [prompt.text for prompt in read_prompts(find(str(tmp_path / "a.jsonl")), DataConfig(), bad)]
+    assert found == ["a", *[""] * 5, "b"] and bad.count == 5
     told = " ".join(bad.examples)
     assert "line 3" in told and "is not JSON" in told and "line 4" in told and "is no JSON object" in told
 

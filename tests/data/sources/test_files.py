@@ -16,7 +16,7 @@ import pytest
 from config import load
 from data.dataset import LowMemDataset
 from data.shards.store import is_shards
-from data.sources.files import find, left_out, sources_fingerprint
+from data.sources.files import find, listing, sources_fingerprint
 from data.sources.lines import blocks
 from settings.fields import UserError
 
@@ -88,13 +88,12 @@ def test_json_of_a_folder_is_rows_where_there_is_nothing_else(tmp_path: Path) ->
     for name in ("b.json", "a/c.json.gz", "a/dataset_info.json", "config.json", "_x.json", "README.md"):
         write(tmp_path / name, b'[{"text": "x"}]')
     assert names(source.path for source in find(str(tmp_path))) == ["c.json.gz", "b.json"]
-    assert left_out(str(tmp_path)) == []
+    assert listing(str(tmp_path)).descriptions == []
     write(tmp_path / "d.jsonl", b'{"text": "x"}')
     assert names(source.path for source in find(str(tmp_path))) == ["d.jsonl"]
-    assert names(left_out(str(tmp_path))) == ["c.json.gz", "b.json"]
+    assert names(listing(str(tmp_path)).descriptions) == ["c.json.gz", "b.json"]
     also = f"{tmp_path},{tmp_path}/b*.json"
     assert names(source.path for source in find(also)) == ["d.jsonl", "b.json"]
-    assert names(left_out(also)) == ["c.json.gz"]
 
 
 def test_folders_of_programs_hold_no_rows_in_json(tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_folders_of_programs_hold_no_rows_in_json(tmp_path: Path) -> None:
     for name in ("dataset_infos.json", "data/train.csv", "README.md"):
         write(tmp_path / "snapshot" / name)
     assert names(source.path for source in find(f"{tmp_path}/snapshot")) == ["train.csv"]
-    assert left_out(f"{tmp_path}/snapshot") == left_out(f"{tmp_path}/model") == []
+    assert not [*listing(f"{tmp_path}/snapshot").descriptions, *listing(f"{tmp_path}/model").descriptions]
 
 
 def test_a_glob_may_stand_below_a_folder_whose_name_looks_like_one(tmp_path: Path) -> None:
@@ -211,7 +210,7 @@ def saved(folder: Path, texts: list[str], **state: object) -> Path:
 
 def test_a_saved_dataset_gives_the_files_that_it_lists_in_their_order(tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", ["1", "2", "3", "4"])
-    assert left_out(str(folder)) == []
+    assert not listing(str(folder)).descriptions
     assert [source.path.name for source in find(str(folder))] == ["data-b.arrow", "data-a.arrow"]
     assert [row["text"] for row in LowMemDataset(folder)] == ["1", "2", "3", "4"]
     (folder / "data-a.arrow").unlink()
@@ -225,6 +224,7 @@ def test_a_saved_dictionary_gives_the_split_that_is_wanted(tmp_path: Path) -> No
     (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     for name, split in (("--train_file", "train"), ("--validation_file", "test")):
         assert {source.path.parent.name for source in find(str(tmp_path / "all"), name)} == {split}
+    assert {file.parent.name for file in listing(str(tmp_path / "all")).test} == {"test"}, "told as not read"
     (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["dev"]}')
     with pytest.raises(UserError, match="has the splits dev and no train"):
         find(str(tmp_path / "all"))

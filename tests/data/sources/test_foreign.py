@@ -14,7 +14,7 @@ import pytest
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
-from data.text.conversations import turns_text
+from data.text.conversations import turns_of
 from data.tokenizers.tokenizer import Tokenizer
 from settings.fields import UserError
 from tests.mutating.mutated_tokenizers import bpe_folder, byte_bpe_folder, spiece_folder
@@ -56,7 +56,7 @@ def test_a_damaged_sentencepiece_model_is_refused(tmp_path: Path) -> None:
 
 def test_deep_nesting_is_no_traceback(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no list of turns"):
-        turns_text(DEEP)
+        turns_of(DEEP)
     bpe_folder(tmp_path / "x")
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         (tmp_path / "x" / name).write_text(DEEP)

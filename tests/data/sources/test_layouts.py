@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from config import load
+from config import DataConfig, load
 from data.prepare.task import decide
 from data.sources.files import find
 from data.sources.lines import BadRows
@@ -33,8 +33,8 @@ def rows_of(path: Path, **flags: str) -> tuple[list[str], list[tuple[str, ...]],
     task = decide(config)
     assert task.objective == "pairs"
     rows = [row for batch in read_rows(task.sources, task.columns, BadRows()) for row in batch]
-    prompts = read_prompts(find(str(path)), config.data.prompt_column, config.data.text_column, BadRows())
-    return list(task.columns), rows, [prompt.text for prompt in prompts]
+    prompts = read_prompts(find(str(path)), config.data, BadRows())
+    return task.columns.sides(), rows, [prompt.text for prompt in prompts]
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -83,7 +83,7 @@ def test_other_names(tmp_path: Path, names: tuple[str, str]) -> None:
 
 def test_a_row_without_a_key_is_bad(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [*TRANSLATION, {"translation": {"en": "sea"}}])
-    with pytest.raises(UserError, match=r"readable row 3: translation has no text under zh"):
+    with pytest.raises(UserError, match=r"line 3: translation has no text under zh"):
         rows_of(path)
 
 
@@ -208,17 +208,18 @@ def test_a_header_that_is_not_utf8_names_its_columns_with_marks(tmp_path: Path) 
     """As Excel writes it on Windows; the other columns are read all the same."""
     path = tmp_path / "a.csv"
     path.write_bytes("prompt,cat\u00e9gorie\na,b\n".encode("cp1252"))
-    (prompt,) = read_prompts(find(str(path)), "prompt", "text", BadRows())
+    (prompt,) = read_prompts(find(str(path)), DataConfig(), BadRows())
     assert prompt.text == "a" and list(prompt.columns.values()) == ["a", "b"]
     path.write_text("prompt,,\na,b,c\n")  # as spreadsheets write empty columns
-    assert [prompt.text for prompt in read_prompts(find(str(path)), "prompt", "text", BadRows())] == ["a"]
+    assert [prompt.text for prompt in read_prompts(find(str(path)), DataConfig(), BadRows())] == ["a"]
     path.write_text("prompt,x,x\na,b,c\n")
     with pytest.raises(UserError, match="several columns are called x; give each a name of its own"):
-        list(read_prompts(find(str(path)), "prompt", "text", BadRows()))
+        list(read_prompts(find(str(path)), DataConfig(), BadRows()))
 
 
 def test_a_named_prompt_may_be_missing_in_the_first_row(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [{"text": "t"}, {"text": "u", "body": "b"}])
     bad = BadRows(skip=True)
-    assert [prompt.text for prompt in read_prompts(find(str(path)), "body", "text", bad)] == ["b"] and bad.count == 1
-    assert [prompt.text for prompt in read_prompts(find(str(path)), "prompt", "text", BadRows())] == ["t", "u"]
+    found = read_prompts(find(str(path)), DataConfig(prompt_column="body"), bad)
+    assert [prompt.text for prompt in found] == ["", "b"] and bad.count == 1
+    assert [prompt.text for prompt in read_prompts(find(str(path)), DataConfig(), BadRows())] == ["t", "u"]

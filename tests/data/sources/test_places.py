@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.dataset import LowMemDataset
-from data.sources.files import find, left_out, sources_fingerprint
+from data.sources.files import find, listing, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.places import is_address, public, public_values
 from data.sources.reading import read_rows
@@ -60,7 +60,7 @@ def test_folders_globs_and_lists_of_addresses(bucket: str) -> None:
         "a.parquet", "b.arrow", "c.arrow", "e.jsonl", "f.jsonl.gz", "g.csv",
     ]  # fmt: skip
     assert [source.path.name for source in find(f"s3://bucket/d/*.arrow?{bucket}")] == ["b.arrow", "c.arrow"]
-    assert [file.name for file in left_out(f"s3://bucket/d?{bucket}")] == ["h.json"]
+    assert [file.name for file in listing(f"s3://bucket/d?{bucket}").descriptions] == ["h.json"]
     assert [source.path.name for source in find(f"s3://bucket/d/[gh]*?{bucket}")] == ["g.csv", "h.json"]
     both = find(f"s3://bucket/d/e.jsonl?{bucket},s3://bucket/d/g.csv?{bucket}")
     assert [source.part for source in both] == [0, 1]

@@ -14,7 +14,7 @@ from data.prepare.encoder import Encoder
 from data.prepare.encoding import is_held_out
 from data.prepare.preparing import prepare
 from data.text.clean import Cleaning
-from data.text.conversations import Examples, turns_text
+from data.text.conversations import Examples, turns_of
 from data.text.templates import Template
 from data.tokenizers.tokenizer import Tokenizer
 from settings.fields import UserError
@@ -29,26 +29,26 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_usual_shapes_say_the_same(shape: list[Any]) -> None:
-    assert json.loads(turns_text(shape)) == json.loads(turns_text(json.dumps(shape))) == TURNS
+    assert turns_of(shape) == turns_of(json.dumps(shape)) == [tuple(turn) for turn in TURNS]
 
 
 @pytest.mark.parametrize("nothing", [None, "", " ", []])
 def test_no_turns(nothing: object) -> None:
-    assert turns_text(nothing) == "[]"
+    assert turns_of(nothing) == []
 
 
 @pytest.mark.parametrize(
     "cell, words",
     [
-        ("{", "no list of turns"), (7, "holds int"), ({"role": "user"}, "holds dict"), (["a", "b"], "turn 1 is neither"),
+        ("{", "no list of turns"), (7, "holds int"), ({"role": "user"}, "holds null"), (["a", "b"], "turn 1 is neither"),
         ([{"role": "cook", "content": "x"}], "role cook"), ([{"text": "x"}], "turn 1 has neither"),
         ([["q", "a"], ["q", None]], "turn 2 holds null"), ([{"role": "user", "content": [1]}], "holds list"),
-        ([["\ud800", "a"]], "surrogates"),
+        ([["\ud800", "a"]], "surrogate pair"),
     ],
 )  # fmt: skip
 def test_other_shapes_are_named(cell: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        turns_text(cell)
+        turns_of(cell)
 
 
 def made(form: str, row: tuple[str, ...], each: bool = False, clean: bool = False) -> list[tuple[str, ...]]:

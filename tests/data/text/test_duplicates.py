@@ -15,8 +15,9 @@ from data.prepare.child import ROOT
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
+from data.sources.layouts import Columns
 from data.text import duplicates
-from data.text.conversations import Examples, TurnsColumn
+from data.text.conversations import Examples
 from data.text.duplicates import EXACT, NEAR, find_duplicates, minhash
 from data.text.templates import Template
 from settings.fields import UserError
@@ -128,7 +129,7 @@ def test_answers_of_one_conversation_are_not_compared_with_each_other(tmp_path: 
     copy = json.loads(json.dumps(talks[5]).upper())
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in [*talks, copy]))
-    columns, every = [TurnsColumn("messages")], Examples(template=template, form="messages", each_turn=True)
+    columns, every = Columns((), "messages"), Examples(template=template, form="messages", each_turn=True)
     assert find_near(path, columns, every) == [480, 481, 482, 483]
     assert find_near(path, columns, replace(every, each_turn=False)) == [120]
 
