@@ -1,7 +1,7 @@
 """Which files does the user mean, what is in them, and have they changed?
 
-A source is one file, here or at an address: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, xz or
-zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first
+A source is one file, here or at an address: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, bzip2,
+xz or zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first
 bytes where these tell, else from its ending. A folder that Hugging Face `datasets` saved gives the files that it lists,
 a saved dictionary of splits the split that is wanted. `reading` turns sources into rows.
 """
@@ -13,6 +13,7 @@ import difflib
 import glob
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,8 +49,12 @@ NO_ROWS = {  # what these describe is a dataset, prepared rows or a model
 }  # fmt: skip
 COMPRESSION_BY_MAGIC = {
     b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
+    **dict.fromkeys((b"BZh%d1AY&SY" % level for level in range(1, 10)), "bzip2"),
     **{bytes([number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(0x50, 0x60)},  # a frame to skip comes first: pzstd's sizes
 }  # fmt: skip
+CACHED = re.compile(
+    r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow"
+)  # what `datasets` keeps of map() and the like beside its data
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
 FIRST_BYTES = 512  # of a file, which tell what it is
@@ -64,7 +69,6 @@ STRANGERS = {
     b"\xff\xfe": "is UTF-16; save it as UTF-8", b"\xfe\xff": "is UTF-16; save it as UTF-8",
     b"pk\x03\x04": "is a zip archive, as workbooks and documents are, too; unpack it, or save the sheet as CSV",
     **dict.fromkeys((b"rar!\x1a", b"7z\xbc\xaf"), "is an archive; unpack it"),
-    **{b"bzh%d1ay&sy" % level: "is packed by bzip2; unpack it, or pack it by gzip, xz or zstd" for level in range(1, 10)},
     b"%pdf-": "is a PDF; save its text as UTF-8",
     b"sqlite format 3\0": "is a database; write its rows as JSONL, CSV or Parquet",
 }  # fmt: skip
@@ -77,7 +81,7 @@ class Source:
     """One file of rows.
 
     Args:
-        path: where it is; kind: one of the seven above; compression: gzip, xz, zstd or None.
+        path: where it is; kind: one of the seven above; compression: gzip, bzip2, xz, zstd or None.
         part: which of the parts separated by commas it comes from, counted from 0.
     """
 
@@ -102,7 +106,8 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     places: dict[Place, int] = {}
     for number, part in enumerate(parts_of(spec)):
         try:
-            found = _listed(part, name).taken
+            listed_here = _listed(part, name).taken
+            found = [place for place in listed_here if place.stat().st_size] or listed_here  # empty shards hold no rows
         except UserError as error:
             problems += error.problems
             continue
@@ -223,6 +228,8 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         return None
     if state.get("_indices_data_files"):
         raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()")
+    if not files:
+        raise UserError(f"{name} = {folder}, is a saved dataset without rows; name one with rows")
     names = [file.get("filename") if isinstance(file, dict) else None for file in files]
     if not all(isinstance(file, str) for file in names):
         raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset again")
@@ -242,7 +249,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _belongs_to_folder(path: PurePath) -> bool:
-    if any(part.startswith(HIDDEN) for part in path.parts) or path.name.lower() in NO_ROWS:
+    if (
+        any(part.startswith(HIDDEN) for part in path.parts)
+        or path.name.lower() in NO_ROWS
+        or CACHED.fullmatch(path.name)
+    ):
         return False
     return _data_suffix(path) in KINDS_OF_FOLDERS
 
