@@ -23,9 +23,9 @@ HIGHEST_RANK = 4096  # as of the setting lora_rank
 # what an adapter_config.json may say without another computation than of rank, scaling and targets
 HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
-    "inference_mode", "init_lora_weights", "layers_pattern", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config",
-    "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision", "runtime_config", "target_modules",
-    "target_parameters", "task_type", "use_dora", "use_rslora",
+    "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+    "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision",
+    "runtime_config", "target_modules", "target_parameters", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def _wanted(folder: Path, known: dict[str, dict[str, str]]) -> list[str]:
     """The first tensors of the adapters that a configuration asks for, as far as it does so by plain names alone."""
     raw = read_json(folder / CONFIG_FILE)
     targets = raw.get("target_modules")
-    if not isinstance(targets, list) or raw.get("exclude_modules"):
+    if not isinstance(targets, list) or raw.get("exclude_modules") or raw.get("layers_to_transform") is not None:
         return []
     ends = tuple(f".{target}.{_PARTS['a']}" for target in targets)
     return [names["a"] for names in known.values() if names["a"].endswith(ends)]

@@ -231,13 +231,15 @@ def in_eight_bits(tensors: Tensors) -> Tensors:
 # --- adapters, as PEFT saves them
 
 
-def adapted(folder: Path, change: Callable[[Tensors], Tensors] = dict, dtype: Any = None, **facts: Any) -> Tensor:
+def adapted(
+    folder: Path, change: Callable[[Tensors], Tensors] = dict, dtype: Any = None, form: Any = None, **facts: Any
+) -> Tensor:
     """Save an adapter of q and v that has learnt, with other tensors and other words; returns PEFT's logits with it."""
     import peft
 
     model = library().AutoModelForSeq2SeqLM.from_pretrained(base())
-    form = peft.LoraConfig(r=4, lora_alpha=16, task_type="SEQ_2_SEQ_LM", target_modules=["q", "v"])
-    model = peft.get_peft_model(model, form).eval()
+    form = {"r": 4, "lora_alpha": 16, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q", "v"], **(form or {})}
+    model = peft.get_peft_model(model, peft.LoraConfig(**form)).eval()
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -259,11 +261,11 @@ def merged(folder: Path, model: Path | None = None) -> Path:
     return output
 
 
-def merges(dtype: Any = None, **facts: Any) -> Check:
+def merges(dtype: Any = None, form: Any = None, **facts: Any) -> Check:
     """An adapter gives the logits that it has in PEFT."""
 
     def check(folder: Path) -> None:
-        right = adapted(folder / "adapter", dtype=dtype, **facts)
+        right = adapted(folder / "adapter", dtype=dtype, form=form, **facts)
         same(theirs(merged(folder / "adapter")), right)
 
     return check
@@ -620,6 +622,7 @@ REPORTS = [
     Report("huggingface/peft PR 1368", "layer_replication: blocks that the base has not", "PEFT: another depth", unmergeable("layer_replication = ", layer_replication=[[0, 2], [1, 2]])),
     Report("huggingface/peft 2566", "tensors of target modules are missing, and only warned of", "adapter_config.json: q and v of every block", unmergeable(r"lacks 4 tensors of the modules .*decoder\.block\.1", lambda t: {name: v for name, v in t.items() if "decoder.block.1" not in name})),
     Report("huggingface/peft 2415", "an adapter holds the resized embedding: size mismatch", "PEFT: it replaces the base's, so refused by name", unmergeable(r"holds tables of tokens .*base_model\.model\.shared\.weight", lambda t: {**t, "base_model.model.shared.weight": torch.zeros(400, 32)})),
+    Report("huggingface/peft 2165", "adapters on some blocks of encoder and decoder", "PEFT", merges(form={"layers_to_transform": [1], "layers_pattern": "block"})),
     Report("huggingface/peft PR 1706", "adapters stored in bf16", "PEFT", merges(dtype=torch.bfloat16)),
     Report("huggingface/peft 2502", "merged into a bf16 base, answers differ", "PEFT's sum in fp32, rounded once", into_bf16),
     Report("hiyouga/LlamaFactory 2943", "merging stops at a generation_config.json that contradicts itself", "PEFT's logits, loaded by transformers", beside_invalid_settings),
