@@ -8,7 +8,7 @@ KIND_BY_SUFFIX = {
     ".parquet": PARQUET, ".arrow": ARROW_FILE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL,
     ".csv": CSV, ".tsv": TSV, ".txt": TEXT, ".text": TEXT, ".md": TEXT,
 }  # fmt: skip
-COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
+COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 ENCRYPTED = (
     "is encrypted; write it again without encryption"  # of Parquet, which may encrypt a whole file or some columns
 )

@@ -41,6 +41,7 @@ VERSION_FLAGS = ("--version", "-version", "-V", "version")
 # The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
 # hold a NUL, so nothing typed is mistaken for it.
 NO_VALUE = "\0"
+BY_ACCELERATE = ("train", "dpo", "evaluate", "quantize")
 WIDEST = 100  # columns of what is refused
 
 
@@ -255,7 +256,11 @@ def _serve(name: str, config: Config) -> None:
 
 def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:
     """Check everything that was typed, so that all problems are told at once."""
+    from training.processes.launch import foreign_engines  # light
+
     problems = [_unexpected(word.lstrip(NO_VALUE), name) for word in unexpected]
+    if name in BY_ACCELERATE:
+        problems += foreign_engines()
     taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
     switches = {flag for flag, facts in taken.items() if facts["kind"] is bool}
     raw: dict[str, str] = {}

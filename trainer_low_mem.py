@@ -22,7 +22,7 @@ IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and HA
 from accelerate import Accelerator
 
 import devices
-from config import Config
+from config import Config, UserError
 from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
@@ -39,7 +39,7 @@ from training.opening import agree_on_kernels, headline, open_run, watched
 from training.processes.collectives import group_settings, sum_over
 from training.processes.interrupts import Interrupts
 from training.processes.last_word import say_after_launcher
-from training.processes.launch import local_processes, local_rank
+from training.processes.launch import foreign_engines, local_processes, local_rank
 from training.processes.peers import Peers
 from training.recording import Recorder
 from training.recovering import Recovery
@@ -81,6 +81,8 @@ class LowMemTrainer:
             Interrupted: stopped by a signal; saved, resumable.
         """
         speak(self.config.run.language)
+        if problems := foreign_engines():
+            raise UserError(*problems)
         tune_malloc("small")  # until the plan has chosen
         # of a run that goes on, on what it has saved
         known = self.config if self.ahead is None else self.ahead.begun.config

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
 from commands.exporting.ctranslate2_folder import write_ctranslate2
@@ -109,10 +111,17 @@ SLACK = 1e-3  # other orders of sums, and tables of GELU
 
 
 def _cast(model: T5, named: str) -> None:
-    """Matrices in the dtype that is named; norms and bias tables stay fp32."""
+    """Matrices in the dtype that is named; norms and bias tables stay fp32.
+
+    Raises:
+        UserError: a matrix holds numbers that are too large for it.
+    """
     target = DTYPES.get(named)
     for name, parameter in model.named_parameters():
         if target is not None and is_matrix(name, parameter.shape):
+            largest = float(parameter.abs().max())
+            if largest > torch.finfo(target).max:
+                raise UserError(f"--dtype = {named}, cannot hold the {largest:.1e} in {name}; use bf16 or fp32")
             parameter.data = parameter.data.to(target)
 
 

@@ -40,7 +40,8 @@ _IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.wei
 
 
 def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
-    """What the matrices of a folder are stored as, read from the tensors themselves.
+    """What the matrices of a folder are stored as, read from the tensors themselves; float32 where that differs, as in the
+    fp16 folders of transformers, which keeps `wo` in fp32.
 
     Raises:
         UserError: no readable weights.
@@ -49,7 +50,9 @@ def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
     name = embedding_name(stored)
     if name not in stored.names:
         raise UserError(f"{folder}, holds no {EMBEDDING}; name the folder of a T5 model")
-    return stored.dtype(name)
+    numbers = [each for each in stored.names if len(stored.shape(each)) == 2 and stored.is_number(each)]
+    dtypes = {stored.dtype(each) for each in numbers if not each.endswith("relative_attention_bias.weight")}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -107,7 +110,13 @@ def load(
     if expect is not None:
         _compare(folder, config, expect)
     is_frozen = dtype in QUANTIZED
-    sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack
+    try:  # before memory is taken for a shape that the tensors lack
+        sources = _match(stored, expect or config)
+    except UserError:
+        if isinstance(how := raw.get("quantization_config"), dict):
+            method = how.get("quant_method", "another program")
+            raise UserError(f"{folder}, is quantized by {method}; name the model that it was made from") from None
+        raise
     model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():

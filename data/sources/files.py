@@ -1,7 +1,7 @@
 """Which files does the user mean, what is in them, and have they changed?
 
-A source is one file, here or at an address: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, xz or
-zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first
+A source is one file, here or at an address: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, bzip2,
+xz or zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first
 bytes where these tell, else from its ending. A folder that Hugging Face `datasets` saved gives the files that it lists,
 a saved dictionary of splits the split that is wanted. `reading` turns sources into rows.
 """
@@ -57,8 +57,12 @@ SPLITS_OF = {"--train_file": ("train",), "--validation_file": ("validation", "te
 _BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
 COMPRESSION_BY_MAGIC = {
     b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
+    **dict.fromkeys((b"BZh%d1AY&SY" % level for level in range(1, 10)), "bzip2"),
     **{bytes([number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(0x50, 0x60)},  # a frame to skip comes first: pzstd's sizes
 }  # fmt: skip
+CACHED = re.compile(
+    r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow"
+)  # what `datasets` keeps of map() and the like beside its data
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
 FIRST_BYTES = 512  # of a file, which tell what it is
@@ -73,7 +77,6 @@ STRANGERS = {
     b"\xff\xfe": "is UTF-16; save it as UTF-8", b"\xfe\xff": "is UTF-16; save it as UTF-8",
     b"pk\x03\x04": "is a zip archive, as workbooks and documents are, too; unpack it, or save the sheet as CSV",
     **dict.fromkeys((b"rar!\x1a", b"7z\xbc\xaf"), "is an archive; unpack it"),
-    **{b"bzh%d1ay&sy" % level: "is packed by bzip2; unpack it, or pack it by gzip, xz or zstd" for level in range(1, 10)},
     b"%pdf-": "is a PDF; save its text as UTF-8",
     b"sqlite format 3\0": "is a database; write its rows as JSONL, CSV or Parquet",
 }  # fmt: skip
@@ -86,7 +89,7 @@ class Source:
     """One file of rows.
 
     Args:
-        path: where it is; kind: one of the seven above; compression: gzip, xz, zstd or None.
+        path: where it is; kind: one of the seven above; compression: gzip, bzip2, xz, zstd or None.
         part: which of the parts separated by commas it comes from, counted from 0.
     """
 
@@ -111,7 +114,8 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     places: dict[Place, int] = {}
     for number, part in enumerate(parts_of(spec)):
         try:
-            found = listing(part, name).taken
+            listed_here = listing(part, name).taken
+            found = [place for place in listed_here if place.stat().st_size] or listed_here  # empty shards hold no rows
         except UserError as error:
             problems += error.problems
             continue
@@ -223,9 +227,10 @@ def listing(part: str, name: str = "--train_file") -> Listing:
         saved = _saved_dataset(path, name)
         if saved is not None:
             splits = _json(path / "dataset_dict.json").get("splits", ()) if name == "--train_file" else ()
-            others = {
-                split: _saved_dataset(path / split, name) or () for split in ("validation", "test") if split in splits
-            }
+            others: dict[str, Sequence[Path]] = {}
+            for split in ("validation", "test"):
+                with suppress(UserError):  # one without rows is none
+                    others |= {split: _saved_dataset(path / split, name) or ()} if split in splits else {}
             return Listing(saved, **others)
         below = ((file, file.relative_to(path)) for file in _below(path) if file.is_file())
         return Listing.of_folder(dict(sorted(each for each in below if _belongs_to_folder(each[1]))), name)
@@ -273,6 +278,8 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         return None
     if state.get("_indices_data_files"):
         raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()")
+    if not files:
+        raise UserError(f"{name} = {folder}, is a saved dataset without rows; name one with rows")
     names = [file.get("filename") if isinstance(file, dict) else None for file in files]
     if not all(isinstance(file, str) for file in names):
         raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset again")
@@ -292,7 +299,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _belongs_to_folder(path: PurePath) -> bool:
-    if any(part.startswith(HIDDEN) for part in path.parts) or path.name.lower() in NO_ROWS:
+    if (
+        any(part.startswith(HIDDEN) for part in path.parts)
+        or path.name.lower() in NO_ROWS
+        or CACHED.fullmatch(path.name)
+    ):
         return False
     return _data_suffix(path) in KINDS_OF_FOLDERS
 

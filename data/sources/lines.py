@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
@@ -69,6 +70,9 @@ def _open(source: Source) -> Iterator[Any]:
     with source.path.open("rb") as file:
         if source.compression == "gzip":
             with gzip.open(file, "rb") as unpacked:
+                yield unpacked
+        elif source.compression == "bzip2":
+            with bz2.open(file, "rb") as unpacked:
                 yield unpacked
         elif source.compression == "xz":
             yield io.BufferedReader(_Unpacked(file))

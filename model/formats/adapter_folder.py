@@ -20,6 +20,13 @@ FINGERPRINT = "base_fingerprint"
 # how PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base
 BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false")
 HIGHEST_RANK = 4096  # as of the setting lora_rank
+# what an adapter_config.json may say without another computation than of rank, scaling and targets
+HARMLESS = {
+    "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
+    "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+    "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision",
+    "runtime_config", "target_modules", "target_parameters", "task_type", "use_dora", "use_rslora",
+}  # fmt: skip
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -55,9 +62,11 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
         for name, values in wanted.items()
         if raw.get(name) not in values
     ]
-    for name in ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "fan_in_fan_out"):
-        if raw.get(name):
-            problems.append(f"{name} = {raw[name]}, is not supported; make the adapter without it")
+    problems += [
+        f"{name} = {str(value)[:60]}, is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload"
+        for name, value in raw.items()
+        if value and name not in HARMLESS
+    ]
     begun = raw.get("init_lora_weights", True)
     if isinstance(begun, str) and begun.lower() not in BEGUN_BESIDE:
         problems.append(

@@ -8,6 +8,7 @@ Source: the layout: github.com/huggingface/safetensors, section "Format".
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from settings.fields import UserError
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
+# what torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap
+WRAPPERS = re.compile(r"\b(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
 
 
@@ -53,12 +56,14 @@ class TensorHeaders:
         # a safetensors file is opened anew for each piece: the pages that a mapping has read are the process's until it ends
         self._opening: dict[str, Callable[[], Any]] = {}
         self._files: dict[str, Path] = {}  # name of a tensor -> where it lies
+        self._stored: dict[str, str] = {}  # name of a tensor -> what it is called there
         self.file_bytes = 0
         for path in map(self.path.joinpath, self._shards()):
             names, again = self._tensors_of(path)
             self.file_bytes += path.stat().st_size
-            self._opening.update(dict.fromkeys(names, again))
-            self._files.update(dict.fromkeys(names, path))
+            for stored in names:
+                name = WRAPPERS.sub("", stored)
+                self._opening[name], self._files[name], self._stored[name] = again, path, stored
 
     def _kinds(self) -> tuple[Kind, ...]:
         """How weights may lie here, the first choice first."""
@@ -66,11 +71,12 @@ class TensorHeaders:
 
     def _shards(self) -> list[str]:
         for kind in self._kinds():
-            if (self.path / kind.index_file).is_file():
-                return self._indexed(*kind)
+            # as transformers looks: the index beside a file that holds all may be an older one's
             for name in kind.names:
                 if (self.path / name).is_file():
                     return [name]
+            if (self.path / kind.index_file).is_file():
+                return self._indexed(*kind)
         raise UserError(f"{self.path}, holds no {WEIGHTS_FILE}{_pickled(self.path)}")
 
     def _indexed(self, index: str, _: tuple[str, ...], ending: str) -> list[str]:
@@ -104,7 +110,7 @@ class TensorHeaders:
         return {name for name in self._opening if not name.endswith(SCALE)}
 
     def _slice(self, name: str) -> Any:
-        return self._opening[name]().get_slice(name)
+        return self._opening[name]().get_slice(self._stored[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, read from the header."""
@@ -128,7 +134,7 @@ class TensorHeaders:
         """What the header says of a tensor; its bytes are counted from the beginning of the file."""
         with self._files[name].open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            entry: dict[str, Any] = json.loads(file.read(length))[name]
+            entry: dict[str, Any] = json.loads(file.read(length))[self._stored[name]]
         return {**entry, "bytes": [8 + length + offset for offset in entry["data_offsets"]]}
 
     def _bytes(self, name: str, entry: dict[str, Any]) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ Source: PEFT 0.17-0.21, `LoraConfig` and `get_peft_model_state_dict`.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from config import T5ModelConfig
 from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, WEIGHTS_FILE, open_weights, read_info
+from model.formats.headers import read_json
 from model.formats.tensor_files import write_safetensors
 from model.lora.adapter import LoraAdapter, adapters_of, linears
 from model.lora.form import LoraSettings
@@ -24,6 +26,7 @@ from model.shapes import targets_of, weights
 from model.t5 import T5
 from settings.fields import UserError, counted
 
+_TABLE = re.compile(r"\.(shared|lm_head|embed_tokens)\.")
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
@@ -78,6 +81,12 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
     problems, known = [], peft_names(model.config)
     with open_weights(folder, "pt") as stored:
         left = set(stored.keys())
+        if tables := sorted(name for name in left if _TABLE.search(name)):
+            raise UserError(
+                f"--adapter = {folder}, holds tables of tokens beside the matrices of blocks, trained or resized with it "
+                f"({', '.join(tables)}), which have no place here; merge it by PEFT's merge_and_unload, and name what comes out"
+            )
+        lacking = [] if info.fingerprint else [name for name in _wanted(folder, known) if name not in left]
         for path, linear in linears(model).items():
             names = {part: name for part, name in known[path].items() if part != "magnitude" or info.settings.dora}
             if names["a"] not in left:
@@ -93,7 +102,22 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
         )
     if problems:
         raise UserError(f"--adapter = {folder}, is for another base: {'; '.join(problems[:3])}")
+    if lacking:
+        raise UserError(
+            f"--adapter = {folder}, lacks {counted(len(lacking), 'tensor')} of the modules that its {CONFIG_FILE} names, such "
+            f"as {min(lacking)}; save it again, or copy it again"
+        )
     return adapters
+
+
+def _wanted(folder: Path, known: dict[str, dict[str, str]]) -> list[str]:
+    """The first tensors of the adapters that a configuration asks for, as far as it does so by plain names alone."""
+    raw = read_json(folder / CONFIG_FILE)
+    targets = raw.get("target_modules")
+    if not isinstance(targets, list) or raw.get("exclude_modules") or raw.get("layers_to_transform") is not None:
+        return []
+    ends = tuple(f".{target}.{_PARTS['a']}" for target in targets)
+    return [names["a"] for names in known.values() if names["a"].endswith(ends)]
 
 
 def _fill(adapters: dict[str, LoraAdapter], path: str, adapter: LoraAdapter, tensors: dict[str, Tensor]) -> list[str]:

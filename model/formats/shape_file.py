@@ -50,7 +50,7 @@ def _is_tied(stored: TensorHeaders, flag: bool) -> bool:
     """Whether the head is the embedding; where the flag says so, a head of its own must differ to count."""
     embedding = embedding_name(stored)
     if HEAD not in stored.names or embedding == HEAD:
-        return True
+        return flag or embedding == HEAD  # where the flag denies it, as in the files of a T5Model, the head is missing
     return flag and stored.equal(embedding, HEAD)
 
 

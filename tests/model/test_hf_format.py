@@ -125,6 +125,9 @@ def test_published_umt5_is_folded_into_a_scaled_one(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "umt5", tmp_path / "umt5")
     scaled = load(tmp_path / "umt5")
     change_config(tmp_path / "umt5", tie_word_embeddings=False)
+    change_weights(
+        tmp_path / "umt5", lambda weights: weights.update({"lm_head.weight": weights["shared.weight"].clone()})
+    )
     folded = load(tmp_path / "umt5")
     assert folded.config.scale_decoder_outputs
     factor = folded.config.d_model**0.5
@@ -315,6 +318,7 @@ def test_a_configuration_asks_for_no_more_than_its_tensors(
     "name", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "pytorch_model.bin", 7, ""]
 )
 def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object) -> None:
+    (folder / "model.safetensors").unlink()
     index = {"weight_map": {"shared.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     for allow_pickle in (False, True):

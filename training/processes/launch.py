@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 BY_ACCELERATE = "ACCELERATE_MIXED_PRECISION"  # which it always sets, also for one process
+ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")  # which accelerate hands a whole run over to
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
 
@@ -49,6 +50,16 @@ def local_processes() -> int:
 def is_launched() -> bool:
     """Whether torchrun or accelerate has started this process."""
     return RESTARTS in os.environ or BY_ACCELERATE in os.environ
+
+
+def foreign_engines() -> list[str]:
+    """What is wrong with a configuration of accelerate that wants the run to be another program's."""
+    asked = [name for name in ENGINES if os.environ.get(name, "false").lower() not in ("false", "0", "")]
+    return [
+        f"{name} = {os.environ[name]}, is another engine's: weights and optimizer states are shared by --shard_weights here; use "
+        "torchrun, or a configuration of accelerate without it"
+        for name in asked
+    ]
 
 
 def restarts() -> int:

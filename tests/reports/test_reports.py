@@ -1,0 +1,666 @@
+"""Public reports about other programs, tried on this one: where each comes from, what breaks there, and what is right.
+
+`REPORTS` is the table. A row's source is a repository and a number, an issue unless it says PR. Its input is made here: tiny random
+models as transformers saves them, adapters as PEFT saves them, files of a few rows. What is right comes from the program that
+defines the format (transformers, PEFT, datasets, pyarrow, gguf, onnxruntime, the csv module), or from what the file itself says;
+where it can only be refused, the refusal names what is wrong. Rows marked slow start runs.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import functools
+import gzip
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from commands.convert import convert_folder
+from commands.export import export
+from commands.merge import merge
+from config import GenerateConfig, load
+from data.batches.order import Order
+from data.sources.files import find
+from data.sources.lines import BadRows
+from data.sources.reading import read_rows
+from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.training import byte_tokenizer, train_tokenizer
+from model import hf_format
+from model.decoding.generation import generate
+from model.formats.shape_file import read_config
+from model.shapes import weights
+from settings.fields import UserError
+from training.start.schedules import Steps, learning_rate
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
+ROOT = Path(__file__).resolve().parents[2]
+Check = Callable[[Path], None]
+Tensors = dict[str, Tensor]
+Rows = list[tuple[str, str]]
+PAIRS: Rows = [("a", "b"), ("c", "d")]
+IDS, LABELS = torch.tensor([[5, 9, 33, 7, 1]]), torch.tensor([[8, 12, 4, 1]])
+SIZE = 384  # of the tokenizer of bytes
+
+
+# --- models, as transformers saves them
+
+
+def library() -> Any:
+    """transformers, which nothing here fetches from."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def made(folder: Path, kind: str = "T5ForConditionalGeneration", seed: int = 0, **fields: Any) -> Any:
+    """A model of random weights, large enough that its answers differ, in a folder with a tokenizer."""
+    family = kind.partition("5")[0] + "5Config"
+    shape = {
+        "vocab_size": SIZE, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0,
+        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    model = getattr(library(), kind)(getattr(library(), family)(**{**shape, **fields})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    if model.config.vocab_size == SIZE:
+        byte_tokenizer().save(folder)
+    return model
+
+
+def spelling() -> Tokenizer:
+    """A byte-level BPE, with as many ids as the base has rows."""
+    return train_tokenizer(["a river runs under a bridge"] * 50, "bpe", SIZE, 2**20)
+
+
+@functools.cache
+def base() -> Path:
+    """The folder that most rows begin with."""
+    folder = Path(tempfile.mkdtemp(prefix="reports-")) / "base"
+    made(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def base_as_long_as_the_table() -> Iterator[None]:
+    yield
+    if base.cache_info().currsize:
+        shutil.rmtree(base().parent)
+
+
+def spoilt(folder: Path, change: Callable[[Tensors], Tensors] = dict, **fields: Any) -> Path:
+    """A copy of the base with other tensors and other words in its configuration."""
+    shutil.copytree(base(), folder)
+    tensors = {name: tensor.contiguous() for name, tensor in change(load_file(base() / "model.safetensors")).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return folder
+
+
+def theirs(model: Any) -> Tensor:
+    """The logits that transformers computes, of a model or of the model in a folder."""
+    if isinstance(model, Path):
+        model = library().AutoModelForSeq2SeqLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS, labels=LABELS).logits
+
+
+def ours(folder: Path) -> Tensor:
+    """The same from the model that is read here."""
+    model = hf_format.load(folder)
+    with torch.no_grad():
+        return model.logits(IDS, torch.cat([torch.zeros_like(LABELS[:, :1]), LABELS[:, :-1]], 1))
+
+
+def same(left: Tensor, right: Tensor, far: float = 1e-4) -> None:
+    torch.testing.assert_close(left.flatten(), right.flatten(), rtol=0, atol=far)
+
+
+def named(prefix: str) -> Check:
+    """Tensors under names that a wrapper has lengthened are those of the model that it wraps."""
+
+    def check(folder: Path) -> None:
+        change = {name: prefix.replace("*", name) for name in load_file(base() / "model.safetensors")}
+        same(ours(spoilt(folder / "m", lambda t: {change[name]: tensor for name, tensor in t.items()})), theirs(base()))
+
+    return check
+
+
+def refused(words: str, change: Callable[[Tensors], Tensors] = dict, **fields: Any) -> Check:
+    """A model folder that is refused in these words."""
+
+    def check(folder: Path) -> None:
+        with pytest.raises(UserError, match=words):
+            hf_format.load(spoilt(folder / "m", change, **fields))
+
+    return check
+
+
+def indexed(folder: Path, tensors: Tensors, present: bool) -> None:
+    """Two shards and their index; `present`: whether the shards are there."""
+    names = sorted(tensors)
+    places = {name: f"model-0000{1 + (number % 2)}-of-00002.safetensors" for number, name in enumerate(names)}
+    for file in set(places.values()) if present else ():
+        save_file({name: tensors[name] for name in names if places[name] == file}, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def beside_an_old_index(present: bool) -> Check:
+    def check(folder: Path) -> None:
+        made(folder / "old", seed=9)
+        mixed = spoilt(folder / "m")
+        indexed(mixed, load_file(folder / "old" / "model.safetensors"), present)
+        same(ours(mixed), theirs(mixed))
+        same(ours(mixed), theirs(base()))
+
+    return check
+
+
+def several_dtypes(folder: Path) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        tensors["decoder.block.0.layer.2.DenseReluDense.wo.weight"][0, 0] = 1e5  # fp16 ends at 65,504
+        return {name: t if ".wo." in name or "norm" in name else t.half() for name, t in tensors.items()}
+
+    mixed = spoilt(folder / "m", change, dtype="float16")
+    convert_folder(load("convert", {"model": str(mixed), "output": str(folder / "new")}), mixed)
+    same(theirs(folder / "new"), theirs(mixed))
+
+
+def narrow_weights(folder: Path) -> None:
+    mixed = spoilt(folder / "m", lambda t: {n: v.to(torch.float8_e4m3fn) if v.dim() == 2 else v for n, v in t.items()})
+    same(ours(mixed), theirs(mixed), 1e-3)
+
+
+def without_a_head(folder: Path) -> None:
+    for kind in ("UMT5Model", "T5Model"):
+        made(folder / kind, kind)
+        path = folder / kind / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False}))
+        with pytest.raises(UserError, match=r"lacks 1 tensor of the model \(lm_head\.weight\)"):
+            hf_format.load(folder / kind)
+
+
+def without_a_decoder(folder: Path) -> None:
+    made(folder / "m", "T5EncoderModel")
+    with pytest.raises(UserError, match=r"lacks \d+ tensors of the model \(decoder\.block\.\{0,1\}"):
+        hf_format.load(folder / "m")
+
+
+def in_the_hub_cache(folder: Path) -> None:
+    blobs, snapshot = folder / "models--a--b" / "blobs", folder / "models--a--b" / "snapshots" / "c0ffee"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    pq.write_table(pa.table({"prompt": ["a", "c"], "response": ["b", "d"]}), folder / "train.parquet")
+    for number, path in enumerate([*base().iterdir(), folder / "train.parquet"]):
+        shutil.copy(path, blobs / f"{number:064x}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{number:064x}")
+    same(ours(snapshot), theirs(base()))
+    assert rows_of(snapshot / "train.parquet") == PAIRS
+
+
+def in_eight_bits(tensors: Tensors) -> Tensors:
+    """Weights as bitsandbytes saves them."""
+    whole = {name: t for name, t in tensors.items() if t.dim() != 2 or "bias" in name or name == "shared.weight"}
+    packed = {name: (t * 20).to(torch.int8) for name, t in tensors.items() if name not in whole}
+    return {**whole, **packed, **{name.replace("weight", "SCB"): torch.ones(len(t)) for name, t in packed.items()}}
+
+
+# --- adapters, as PEFT saves them
+
+
+def adapted(
+    folder: Path, change: Callable[[Tensors], Tensors] = dict, dtype: Any = None, form: Any = None, **facts: Any
+) -> Tensor:
+    """Save an adapter of q and v that has learnt, with other tensors and other words; returns PEFT's logits with it."""
+    import peft
+
+    model = library().AutoModelForSeq2SeqLM.from_pretrained(base())
+    form = {"r": 4, "lora_alpha": 16, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q", "v"], **(form or {})}
+    model = peft.get_peft_model(model, peft.LoraConfig(**form)).eval()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+                parameter.copy_(parameter.to(dtype or parameter.dtype))
+    model.peft_config["default"].base_model_name_or_path = str(base())
+    model.save_pretrained(folder)
+    path, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+    tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in load_file(file).items()}
+    save_file({name: tensor.clone() for name, tensor in change(tensors).items()}, file)
+    return theirs(model)
+
+
+def merged(folder: Path, model: Path | None = None) -> Path:
+    output = folder.with_name("merged")
+    merge(load("merge", {"adapter": str(folder), "model": str(model or base()), "output": str(output)}))
+    return output
+
+
+def merges(dtype: Any = None, form: Any = None, **facts: Any) -> Check:
+    """An adapter gives the logits that it has in PEFT."""
+
+    def check(folder: Path) -> None:
+        right = adapted(folder / "adapter", dtype=dtype, form=form, **facts)
+        same(theirs(merged(folder / "adapter")), right)
+
+    return check
+
+
+def unmergeable(words: str, change: Callable[[Tensors], Tensors] = dict, **facts: Any) -> Check:
+    """An adapter that is refused in these words."""
+
+    def check(folder: Path) -> None:
+        adapted(folder / "adapter", change, **facts)
+        with pytest.raises(UserError, match=words):
+            merged(folder / "adapter")
+
+    return check
+
+
+def into_bf16(folder: Path) -> None:
+    """As near to the adapted model as a sum that is rounded once."""
+    import peft
+
+    right = adapted(folder / "adapter")
+    model = library().AutoModelForSeq2SeqLM.from_pretrained(base(), dtype=torch.bfloat16)
+    model.save_pretrained(folder / "base")
+    nearest = (
+        peft.PeftModel.from_pretrained(model.float(), folder / "adapter").merge_and_unload().to(torch.bfloat16).float()
+    )
+    found = theirs(merged(folder / "adapter", folder / "base"))
+    assert (found - right).norm() < 1.2 * (theirs(nearest) - right).norm()
+
+
+def beside_invalid_settings(folder: Path) -> None:
+    """A `generation_config.json` that transformers refuses to write is carried along, and loads."""
+    right = adapted(folder / "adapter")
+    model = spoilt(folder / "base")
+    (model / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.9, "top_p": 0.6}))
+    same(theirs(merged(folder / "adapter", model)), right)
+
+
+# --- exports
+
+
+def exported(model: Path, form: str, **flags: str) -> Path:
+    output = model.with_name(f"{model.name}-{form}")
+    export(load("export", {"model": str(model), "output": str(output), "format": form, **flags}))
+    return output
+
+
+def too_large_for_fp16(folder: Path) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        tensors["encoder.block.0.layer.1.DenseReluDense.wo.weight"][0, 0] = 1e5
+        return tensors
+
+    model = spoilt(folder / "m", change)
+    spelling().save(model)
+    for form in ("gguf", "ctranslate2", "onnx"):
+        with pytest.raises(UserError, match=r"--dtype = fp16, cannot hold the 1\.0e\+05 in encoder\.blocks\.0"):
+            exported(model, form, dtype="fp16")
+
+
+def of_two_depths(folder: Path) -> None:
+    from gguf import GGUFReader
+
+    model = folder / "m"
+    made(model, num_layers=3, num_decoder_layers=1)
+    spelling().save(model)
+    (path,) = exported(model, "gguf").glob("*.gguf")
+    reader = GGUFReader(path)
+    depths = [reader.fields[f"t5.{name}block_count"].contents() for name in ("", "decoder_")]
+    names = {tensor.name for tensor in reader.tensors}
+    assert depths == [3, 1] and {"enc.blk.2.ffn_up.weight", "dec.blk.0.ffn_up.weight"} <= names
+    assert "dec.blk.1.ffn_up.weight" not in names and len(names) == len(list(weights(read_config(model))))
+
+
+def merges_in_pairs(folder: Path) -> None:
+    from gguf import GGUFReader
+
+    spelling().save(folder / "m")
+    path = folder / "m" / "tokenizer.json"
+    written = json.loads(path.read_text())
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in written["model"]["merges"]]
+    written["model"]["merges"] = pairs
+    made(folder / "m", vocab_size=512)
+    path.write_text(json.dumps(written))
+    (file,) = exported(folder / "m", "gguf").glob("*.gguf")
+    assert GGUFReader(file).fields["tokenizer.ggml.merges"].contents() == [" ".join(pair) for pair in pairs]
+
+
+def onnx_of_other_sizes(folder: Path) -> None:
+    """Other numbers of rows and lengths than were exported, from a folder that was moved."""
+    from onnxruntime import InferenceSession
+
+    shutil.copytree(base(), folder / "m")
+    moved = shutil.move(exported(folder / "m", "onnx"), folder / "moved here")
+    encoder, decoder = (InferenceSession(f"{moved}/{name}_model.onnx") for name in ("encoder", "decoder"))
+    model = library().AutoModelForSeq2SeqLM.from_pretrained(base())
+    for lengths, written in (((1,), 1), ((3, 200, 41), 5), ((130, 129, 1, 64), 70)):
+        ids, seen = torch.zeros(2, len(lengths), max(lengths), dtype=torch.long)
+        for row, length in enumerate(lengths):
+            ids[row, :length], seen[row, :length] = torch.randint(3, SIZE, (length,)), 1
+        answers = torch.randint(3, SIZE, (len(lengths), written))
+        with torch.no_grad():
+            right = model(input_ids=ids, attention_mask=seen, decoder_input_ids=answers).logits
+        (states,) = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": seen.numpy()})
+        asked = {"encoder_hidden_states": states, "encoder_attention_mask": seen.numpy(), "input_ids": answers.numpy()}
+        same(torch.from_numpy(decoder.run(None, asked)[0]), right)
+
+
+# --- data
+
+
+def rows_of(spec: object, skip: bool = False) -> list[tuple[str, ...]]:
+    """The rows of files; what the first broken one is told with, where `skip` counts such rows, comes last."""
+    bad = BadRows(skip)
+    rows = [row for batch in read_rows(find(str(spec)), ["prompt", "response"], bad) for row in batch]
+    return [*rows, *([(bad.examples[0].rpartition("/")[2],)] if bad.examples else [])]
+
+
+def lines(rows: Rows) -> bytes:
+    return "".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows).encode()
+
+
+def reads(files: dict[str, bytes | pa.Table], spec: str = "", right: list[tuple[str, ...]] = PAIRS) -> Check:
+    """These files give these rows; a broken row is counted, and what it is told with stands last."""
+
+    def check(folder: Path) -> None:
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content) if isinstance(content, bytes) else pq.write_table(content, path)
+        assert rows_of(folder / spec, skip=True) == right
+
+    return check
+
+
+def packed(pack: Callable[[bytes], bytes]) -> bytes:
+    """Two parts, each packed alone, end to end."""
+    return b"".join(pack(lines([pair])) for pair in PAIRS)
+
+
+def zstd(content: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(content, asbytes=True))
+
+
+def long_cells(folder: Path) -> None:
+    right = [("x" * 400_000, "b"), ("c\nd\n\ne", 'f "g", h')]
+    with (folder / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("prompt", "response"), *right])
+    assert rows_of(folder / "a.csv") == right
+
+
+def saved_without_rows(folder: Path) -> None:
+    import datasets
+
+    whole = datasets.Dataset.from_dict({"prompt": ["a", "c"], "response": ["b", "d"]})
+    datasets.DatasetDict(train=whole, test=whole.select([])).save_to_disk(folder / "saved")
+    assert rows_of(folder / "saved") == PAIRS
+    with pytest.raises(UserError, match=r"test, is a saved dataset without rows"):
+        find(str(folder / "saved"), "--validation_file")
+
+
+def caches_of_datasets(folder: Path) -> None:
+    """What `map` has left beside the data of `load_dataset`, and of `save_to_disk`."""
+    import datasets
+
+    (folder / "a.jsonl").write_bytes(lines(PAIRS))
+    whole = datasets.load_dataset("json", data_files=str(folder / "a.jsonl"), split="train", cache_dir=folder / "cache")
+    again = whole.map(lambda row: {"prompt": row["prompt"] * 2})
+    cached = Path(again.cache_files[0]["filename"])
+    assert cached.name.startswith("cache-") and rows_of(cached.parent) == PAIRS
+    whole.save_to_disk(folder / "saved")
+    shutil.copy(cached, folder / "saved" / cached.name)
+    assert rows_of(folder / "saved") == PAIRS
+
+
+# --- training, evaluation, answers
+
+
+def schedules(folder: Path) -> None:
+    """Every step learns: the first, and where all steps warm up, or none is left to fall over."""
+    for name in ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd"):
+        for steps, warmup in ((1, 0), (1, 1), (10, 10), (10, 30), (10, 0), (6, 4), (10, 9)):
+            facts = {"schedule": name, "peak": 1.0, "warmup_steps": warmup, "max_steps": steps}
+            rates = [learning_rate(step, **facts) for step in range(1, steps + 1)]
+            assert all(0 < rate <= 1 for rate in rates), (name, facts, rates)
+            if 0 < warmup <= steps:
+                assert rates[warmup - 1] == 1.0
+
+
+def last_part_of_an_epoch(folder: Path) -> None:
+    """9 rows by 4 are 7 steps in three epochs, and no row comes less often than three times."""
+    config = load("train", {"epochs": "3"})
+    steps = Steps.of(config, effective_batch_size=4, rows=9).max_steps
+    seen = np.bincount(Order(9, seed=0).rows(0, 4 * steps))
+    assert steps == 7 and seen.min() == 3 and seen.sum() == 28
+
+
+def order_of_a_later_epoch(folder: Path) -> None:
+    """Rows of the second epoch are those of a run that was never stopped, whether it is entered at its first row or within."""
+    whole = Order(125, seed=7).rows(0, 300)
+    for begin in (125, 200, 250):
+        assert np.array_equal(Order(125, seed=7).rows(begin, 300 - begin), whole[begin:])
+    assert sorted(whole[:125]) == sorted(whole[125:250]) == list(range(125))
+    assert not np.array_equal(whole[:125], whole[125:250])
+
+
+def answers(folder: Path) -> None:
+    """Answers of a batch of several lengths are those of each row alone, and those of transformers."""
+    model = made(folder / "m", seed=2, vocab_size=40)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(1.0 if parameter.dim() < 2 or "shared" in name else 2.5)
+    model.save_pretrained(folder / "m")
+    here, prompts = hf_format.load(folder / "m"), [[*range(3, 3 + n), 1] for n in (2, 17, 1, 33)]
+    ids, seen = torch.zeros(2, len(prompts), 34, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)], seen[row, : len(prompt)] = torch.tensor(prompt), 1
+    for beams, facts in (
+        (1, {"repetition_penalty": 1.3}), (1, {"no_repeat_ngram_size": 2, "min_new_tokens": 5}),
+        (3, {"repetition_penalty": 3.0, "no_repeat_ngram_size": 1}), (3, {"min_new_tokens": 5}),
+    ):  # fmt: skip
+        with torch.no_grad():
+            found = model.generate(
+                ids, attention_mask=seen, max_new_tokens=12, num_beams=beams, do_sample=False, **facts
+            )
+        right = [row[: row.index(1)] if 1 in row else row for row in found[:, 1:].tolist()]
+        how = GenerateConfig(max_new_tokens=12, num_beams=beams, temperature=0.0, **facts)
+        assert [list(row) for row in generate(here, prompts, how)] == right
+        assert [list(generate(here, [prompt], how)[0]) for prompt in prompts] == right
+
+
+def told(folder: Path, *words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """A command line: its exit code and what it says."""
+    command = [sys.executable, str(ROOT / "train_low_mem.py"), *words]
+    ran = subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, text=True)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def run_of(
+    folder: Path, name: str, model: Path, env: dict[str, str] | None = None, **flags: object
+) -> list[dict[str, Any]]:
+    """The steps of a small finetuning."""
+    facts = {
+        "is_finetune": True, "finetune_from": model, "train_file": folder / "a.jsonl", "effective_batch_size": 4, "probe": False,
+        "mixed_precision": "no", "dropout_rate": 0.0, "sample_rows": 0, "num_threads": 1, "run_name": name, **flags,
+    }  # fmt: skip
+    code, text = told(folder, "train", *(f"--{key}={value}" for key, value in facts.items()), env=env)
+    assert code == 0, text[-600:]
+    events = map(json.loads, (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines())
+    return [event for event in events if event["event"] == "step"]
+
+
+def of_unlike_lengths(folder: Path) -> Rows:
+    rows = [("w" * (1 + n % 5), "v" * (1 + (n * n) % 23)) for n in range(8)]
+    (folder / "a.jsonl").write_bytes(lines(rows))
+    return rows
+
+
+def loss_of(rows: Rows, model: Any) -> float:
+    """The mean over all tokens, by transformers, row by row."""
+    total = count = 0.0
+    for prompt, response in rows:
+        ids, labels = (torch.tensor([[*(letter + 3 for letter in text.encode()), 1]]) for text in (prompt, response))
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss) * labels.shape[1]
+        count += labels.shape[1]
+    return total / count
+
+
+def accumulated(folder: Path) -> None:
+    rows = of_unlike_lengths(folder)
+    right = loss_of(rows, library().AutoModelForSeq2SeqLM.from_pretrained(base()))
+    facts = {"effective_batch_size": 8, "max_steps": 3, "validation_file": folder / "a.jsonl"}
+    runs = [run_of(folder, f"of{size}", base(), batch_size_per_gpu=size, **facts) for size in (8, 1, 3)]
+    assert runs[0][0]["loss"] == pytest.approx(right, abs=1e-3)
+    for other in runs[1:]:
+        assert [event["loss"] for event in other] == pytest.approx([event["loss"] for event in runs[0]], abs=1e-4)
+
+
+def evaluated(folder: Path) -> None:
+    rows = of_unlike_lengths(folder)
+    right = f"{loss_of(rows, library().AutoModelForSeq2SeqLM.from_pretrained(base())):.4f}"
+    for size in (1, 3, 8):
+        code, text = told(
+            folder, "evaluate", f"--model={base()}", "--validation_file=a.jsonl", "--eval_generate_rows=0", "--mixed_precision=no",
+            f"--eval_batch_size_per_gpu={size}",
+        )  # fmt: skip
+        assert code == 0 and text.split("loss", 1)[1].split()[0] == right
+
+
+def launched_otherwise(folder: Path) -> None:
+    of_unlike_lengths(folder)
+    words = ("train", "--is_finetune=True", f"--finetune_from={base()}", "--train_file=a.jsonl")
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
+        code, text = told(folder, *words, env={name: "true"})
+        assert code == 2 and f"{name} = true, is another engine's" in text and "Traceback" not in text
+
+
+def environment_of_accelerate(folder: Path) -> None:
+    of_unlike_lengths(folder)
+    others = {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
+    plain, other = (run_of(folder, name, base(), env, max_steps=3) for name, env in (("plain", {}), ("other", others)))
+    assert [event["loss"] for event in plain] == [event["loss"] for event in other]
+
+
+def padding_that_ends(folder: Path) -> None:
+    """Where the end of a text is also the padding, it is learnt."""
+    made(folder / "m", pad_token_id=1, decoder_start_token_id=1, vocab_size=512)
+    spelling().save(folder / "m")
+    names = {"pad_token": "</s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    path = folder / "m" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **names}))
+    (folder / "a.jsonl").write_bytes(lines([("a river", "runs under"), ("a bridge", "a river runs")]))
+    run_of(folder, "r", folder / "m", max_steps=150, learning_rate=0.03, validation_file=folder / "a.jsonl")
+    code, text = told(folder, "generate", "--model=model_save/r", "--input=a bridge", "--max_new_tokens=20")
+    assert code == 0 and text.splitlines()[-1] == "a river runs"
+
+
+# --- the table
+
+
+@dataclass(frozen=True)
+class Report:
+    """One row.
+
+    Args:
+        source: repository and number. breaks: what goes wrong there. right: where the right value comes from.
+        check: makes the input in a folder and looks.
+    """
+
+    source: str
+    breaks: str
+    right: str
+    check: Check
+    is_slow: bool = False
+
+
+STRINGS = ["a", "c"], ["b", "d"]
+REPORTS = [
+    # checkpoints
+    Report("pytorch/pytorch 149894", "torch.compile renames tensors: keys missing, or random weights", "the model that was compiled", named("_orig_mod.*")),
+    Report("AlmondGod/tinyworlds PR 13", "checkpoints of a compiled model under DDP do not load again", "the model within", named("_orig_mod.module.*")),
+    Report("huggingface/peft PR 2681", "FSDP's words stand in the names of tensors", "the model within", named("_fsdp_wrapped_module.*")),
+    Report("Blaizzy/mlx-vlm PR 638", "the index of the source lies beside converted weights", "transformers 5.23: one file goes before an index", beside_an_old_index(True)),
+    Report("Blaizzy/mlx-vlm PR 1827", "an index names shards that were replaced by one file", "transformers 5.23", beside_an_old_index(False)),
+    Report("huggingface/transformers 46167", "saving casts fp32 tensors beside bf16 ones down", "transformers' logits of the folder in fp32", several_dtypes),
+    Report("huggingface/diffusers PR 10604", "fp8 matrices beside fp32 norms", "transformers 5.23, widened to fp32", narrow_weights),
+    Report("ggml-org/llama.cpp PR 17159", "google/umt5-xl is a UMT5Model, without a head", "config.json: a head of its own, which no file holds", without_a_head),
+    Report("huggingface/transformers 42460", "sentence-t5 holds an encoder alone", "the tensors: no decoder, refused", without_a_decoder),
+    Report("robertknight/rten 1334", "the hub's cache links to blobs without an ending", "the files behind the links", in_the_hub_cache),
+    Report("unslothai/unsloth 1757", "weights that bitsandbytes has packed are converted as if plain", "config.json: quantization_config, refused", refused("is quantized by bitsandbytes", in_eight_bits, quantization_config={"quant_method": "bitsandbytes"})),
+    # adapters
+    Report("oobabooga/textgen 6819", "settings of a newer PEFT, all null, stop the loading", "PEFT", merges(trainable_token_indices=None, a_newer_setting=None, lora_bias=False)),
+    Report("leehack/llamadart 321", "an aLoRA adapter is used as a plain one", "PEFT PR 2609: it acts behind its invocation tokens alone", unmergeable("alora_invocation_tokens = .3, 4., is not supported", alora_invocation_tokens=[3, 4])),
+    Report("huggingface/peft PR 1368", "layer_replication: blocks that the base has not", "PEFT: another depth", unmergeable("layer_replication = ", layer_replication=[[0, 2], [1, 2]])),
+    Report("huggingface/peft 2566", "tensors of target modules are missing, and only warned of", "adapter_config.json: q and v of every block", unmergeable(r"lacks 4 tensors of the modules .*decoder\.block\.1", lambda t: {name: v for name, v in t.items() if "decoder.block.1" not in name})),
+    Report("huggingface/peft 2415", "an adapter holds the resized embedding: size mismatch", "PEFT: it replaces the base's, so refused by name", unmergeable(r"holds tables of tokens .*base_model\.model\.shared\.weight", lambda t: {**t, "base_model.model.shared.weight": torch.zeros(400, 32)})),
+    Report("huggingface/peft 2165", "adapters on some blocks of encoder and decoder", "PEFT", merges(form={"layers_to_transform": [1], "layers_pattern": "block"})),
+    Report("huggingface/peft PR 1706", "adapters stored in bf16", "PEFT", merges(dtype=torch.bfloat16)),
+    Report("huggingface/peft 2502", "merged into a bf16 base, answers differ", "PEFT's sum in fp32, rounded once", into_bf16),
+    Report("hiyouga/LlamaFactory 2943", "merging stops at a generation_config.json that contradicts itself", "PEFT's logits, loaded by transformers", beside_invalid_settings),
+    # exports
+    Report("ggml-org/llama.cpp 13722", "numbers beyond fp16 become inf in a GGUF", "torch.finfo: refused", too_large_for_fp16),
+    Report("ggml-org/llama.cpp PR 15909", "encoder and decoder of different depth", "gguf's reader", of_two_depths),
+    Report("ggml-org/llama.cpp 9692", "merges in pairs, as tokenizers 0.20 writes them, are lost", "gguf's reader, tokenizer.json", merges_in_pairs),
+    Report("microsoft/onnxruntime 21053", "answers depend on the other rows of a batch and their length", "transformers 5.23 beside onnxruntime", onnx_of_other_sizes),
+    # data
+    Report("huggingface/datasets PR 8397", "one empty shard stops all others", "the other shards", reads({"00.jsonl": b"", "01.jsonl": lines(PAIRS), "02.csv": b""})),
+    Report("huggingface/datasets PR 8385", "a split without rows is saved without a shard", "state.json: no file, told so", saved_without_rows),
+    Report("allenai/open-instruct PR 638", "cache-*.arrow of datasets lies beside its data", "datasets: cleanup_cache_files", caches_of_datasets),
+    Report("huggingface/datasets PR 4421", "bzip2 is not unpacked", "bz2", reads({"a.jsonl.bz2": packed(bz2.compress)})),
+    Report("facebook/zstd 4569", "several frames in one file", "zstd, gzip and xz: all of them", reads({f"{n}.jsonl.{end}": packed(how) for n, (end, how) in enumerate((("zst", zstd), ("gz", gzip.compress), ("xz", lzma.compress)))}, right=PAIRS * 3)),
+    Report("huggingface/datasets 7468", "brackets in a folder's name are taken for a pattern", "the folder's own name", reads({"[D_DATA] 数据, x/d[1].jsonl": lines(PAIRS)}, "[D_DATA] 数据, x")),
+    Report("huggingface/datasets 7092", "a column that is null or [] at first and a table later", "each row's own JSON", reads({"0.jsonl": b'{"prompt": "a", "response": "b", "t": []}\n', "1.jsonl": b'{"prompt": "c", "response": "d", "t": [{"i": 1}]}'})),
+    Report("apache/arrow 45394", "one row without a line end is read as nulls", "the file's own JSON", reads({"a.jsonl": b'{"prompt": "a", "response": "b"}'}, right=PAIRS[:1])),
+    Report("pola-rs/polars 26435", "Parquet and Arrow of string views", "pyarrow", reads({"a.parquet": pa.table([pa.array(cells, pa.string_view()) for cells in STRINGS], ["prompt", "response"])})),
+    Report("pola-rs/polars 20017", "nulls in a dictionary column", "pyarrow", reads({"a.parquet": pa.table([pa.array(cells).dictionary_encode() for cells in (["a", "c", None], ["b", "d", "b"])], ["prompt", "response"])}, right=[*PAIRS, ("a.parquet, row 3: prompt is null, not a text",)])),
+    Report("simonw/csv-diff PR 50", "cells beyond 131,072 letters, and with line breaks", "the csv module", long_cells),
+    Report("UKGovernmentBEIS/inspect_ai PR 3802", "half of a surrogate pair ends the program", "JSON: a pair is one letter, a half is none", reads({"a.jsonl": b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'}, right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)])),
+    Report("microsoft/eureka-ml-insights PR 127", "NaN in a column stops the reading", "Python's json: a number, and no text", reads({"a.jsonl": b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'}, right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)])),
+    # training, evaluation, answers
+    Report("PrimeIntellect-ai/prime-rl 968", "a warm-up as long as the run; transformers 34754: a first step at rate 0", "no rate is 0, the peak is reached", schedules),
+    Report("huggingface/transformers 33455", "the last part of an epoch is dropped under accumulation", "epochs times rows", last_part_of_an_epoch),
+    Report("huggingface/accelerate 3242", "a run resumed in a later epoch sees the rows of the first", "the run that was not stopped", order_of_a_later_epoch),
+    Report("NVIDIA/TensorRT-LLM 1847", "T5 answers otherwise in a batch; transformers 36642: which tokens a penalty counts", "transformers 5.23, generate", answers),
+    Report("huggingface/trl PR 3351", "launched by a configuration for DeepSpeed: a traceback", "the variable's own name, refused", launched_otherwise, is_slow=True),
+    Report("huggingface/transformers 29510", "accelerate's variables change the precision of a run", "the run without them", environment_of_accelerate, is_slow=True),
+    Report("huggingface/transformers PR 38872", "losses under accumulation depend on the micro-batch", "transformers' mean over all tokens", accumulated, is_slow=True),
+    Report("huggingface/transformers 39241", "the loss of an evaluation depends on its batch size", "transformers' mean over all tokens", evaluated, is_slow=True),
+    Report("huggingface/open-r1 PR 494", "padding that is also the end of a text is never learnt", "the answer ends", padding_that_ends, is_slow=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "report",
+    [pytest.param(row, id=row.source, marks=[pytest.mark.slow] * row.is_slow) for row in REPORTS],
+)
+def test_report(report: Report, tmp_path: Path) -> None:
+    report.check(tmp_path)
