@@ -96,7 +96,7 @@ ONLY_IN = {
     "transformers": set(),
     "datasets": set(),
     "peft": set(),
-    "sentencepiece": set(),
+    "sentencepiece": {"data"},
     "starlette": {"web", "board", "serving"},
     "uvicorn": {"web"},
 }
