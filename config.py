@@ -48,8 +48,16 @@ class T5ModelConfig:
     tie_word_embeddings: bool = defining(True, "one table for embedding and output", kind=bool)
     scale_decoder_outputs: bool = defining(True, "output scaled by d_model^-0.5 (T5 1.0)", kind=bool)
     bias_in_every_layer: bool = defining(False, "a position bias table in every block (UMT5)", kind=bool)
-    pad_token_id: int = defining(0, "id of padding, which also starts the decoder", kind=int, low=0)
+    pad_token_id: int = defining(0, "id of padding", kind=int, low=0)
     eos_token_id: int = defining(1, "id of the end of a text", kind=int, low=0)
+    decoder_start_token_id: int | None = defining(
+        None, "id that the decoder starts with; none: pad_token_id", kind=int, low=0, optional=True
+    )
+
+    @property
+    def start_token_id(self) -> int:
+        """Id that the decoder starts with."""
+        return self.pad_token_id if self.decoder_start_token_id is None else self.decoder_start_token_id
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
     values = dataclasses.asdict(config)
     family = "umt5" if values.pop("bias_in_every_layer") else "t5"
     tokens = {
-        "decoder_start_token_id": config.pad_token_id,
+        "decoder_start_token_id": config.start_token_id,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
     }

@@ -73,8 +73,10 @@ def asks_for_text(config: Config) -> bool:
 
 def _shape(config: Config) -> list[str]:
     problems, model = [], config.model
-    if model.pad_token_id >= model.vocab_size or model.eos_token_id >= model.vocab_size:
-        problems.append(f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id and eos_token_id")
+    if max(model.pad_token_id, model.eos_token_id, model.start_token_id) >= model.vocab_size:
+        problems.append(
+            f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id"
+        )
     if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
         problems.append(
             f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "

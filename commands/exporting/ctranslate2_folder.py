@@ -51,7 +51,7 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, quantizat
     pieces = distinct(vocabulary.pieces)
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    spec.config.bos_token = spec.config.decoder_start_token = pieces[vocabulary.pad_id]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[shape.start_token_id]
     spec.config.eos_token, spec.config.unk_token = pieces[vocabulary.eos_id], pieces[vocabulary.unk_id]
     spec.config.add_source_eos = True
     spec.validate()

@@ -117,7 +117,7 @@ def _write(
     penalties = _penalties(settings, decoding.model)
     alive = list(range(len(inputs)))
     generators = [choice.generator(ids) for ids in inputs]
-    ids = torch.full((len(alive),), config.pad_token_id, device=device)  # T5 starts with padding
+    ids = torch.full((len(alive),), config.start_token_id, device=device)
     written: Tensor | None = ids.unsqueeze(1) if penalties.need_history else None
     for count in range(settings.max_new_tokens):
         ids = choice(penalties(decoding.step(ids), written, count), generators)
