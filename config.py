@@ -452,7 +452,10 @@ class ExportConfig:
 class GenerateConfig:
     """How the tokens of an answer are chosen."""
 
-    max_new_tokens: int = setting(128, "longest answer", kind=int, unit="tokens", low=1, high=65536)
+    max_new_tokens: int = setting(
+        128, "longest answer; where it is not named, what the model's folder says: the longest that it was trained on",
+        kind=int, unit="tokens", low=1, high=65536,
+    )  # fmt: skip
     min_new_tokens: int = setting(0, "shortest answer", kind=int, unit="tokens", low=0, high=65536)
     temperature: float = setting(0.0, "0: greedy; above: sampling", kind=float, low=0.0, high=10.0)
     top_k: int = setting(0, "sample from this many best tokens; 0: all", kind=int, low=0)

@@ -22,7 +22,7 @@ SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name compu
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _mean, _answers, _memory, _going_on)
+    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _mean, answer_problems, _memory, _going_on)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -183,7 +183,8 @@ def _mean(config: Config) -> list[str]:
     return []
 
 
-def _answers(config: Config) -> list[str]:
+def answer_problems(config: Config) -> list[str]:
+    """Find settings of answers that contradict each other."""
     problems, generate = [], config.generate
     if generate.num_beams > 1 and generate.temperature > 0.0:
         problems.append(

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
-LONGER_FILES = {"config.py": 770}
+LONGER_FILES = {"config.py": 800}
 # wing -> the wings it may import
 GROUND = {
     "leaving",

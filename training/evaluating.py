@@ -50,7 +50,13 @@ class Evaluator:
         while True:
             try:
                 return score_answers(
-                    live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator, free
+                    live.engine.walk,
+                    start.validation,
+                    start.tokenizer,
+                    live.config,
+                    live.accelerator,
+                    free,
+                    start.loader.longest_answer,
                 )
             except Exception as error:
                 if live.engine.shards is not None or not live.device.is_out_of_memory(error):

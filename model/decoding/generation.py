@@ -21,7 +21,7 @@ from model.decoding.kv_cache import Decoding
 from model.decoding.passing import WithWeights, in_place
 from model.t5 import T5
 
-__all__ = ["generate", "stream"]
+__all__ = ["generate", "is_cut", "stream"]
 
 
 def generate(
@@ -60,6 +60,11 @@ def generate(
         for row, token in tokens:
             answers[row].append(token)
     return answers
+
+
+def is_cut(answer: Sequence[int], settings: GenerateConfig) -> bool:
+    """Whether an answer was ended by its longest length: the end token would have been one more."""
+    return len(answer) >= settings.max_new_tokens
 
 
 def stream(
