@@ -240,13 +240,13 @@ def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     alone = Rank(0, num_processes=1)
     results = [
-        score_answers(trained.walk, loader, trained.tokenizer, config, alone, free, 9)  # type: ignore[arg-type]
+        score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, free)  # type: ignore[arg-type]
         for free in (2**40, 0)
     ]
     assert results[0][0] == results[1][0] and list(results[0][0]) == ["f1", "chrf"]
     assert len(results[0][1]) == 3
     config = config.changed(eval_generate_rows="auto")
-    assert score_answers(trained.walk, loader, trained.tokenizer, config, alone, 2**40, 9) == ({}, [])  # type: ignore[arg-type]
+    assert score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, 2**40) == ({}, [])  # type: ignore[arg-type]
 
 
 def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(

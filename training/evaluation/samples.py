@@ -79,14 +79,14 @@ def score_answers(
     tokenizer: Tokenizer,
     config: Config,
     accelerator: Accelerator,
-    free_bytes: int,
     longest_answer: int,
+    free_bytes: int,
 ) -> tuple[dict[str, float], list[Sample]]:
     """Score answers within a training run: greedy ones to the first `eval_generate_rows` held-out rows.
 
     Args:
+        longest_answer: tokens of the longest that it is trained on, where the published model ends its answers too.
         free_bytes: what may be taken now; so many rows are answered at once as fit, one at least.
-        longest_answer: tokens of the longest that is learnt, by which the published model answers too.
     Returns:
         score name -> percentage, empty where no rows were asked for; and a few samples.
     Memory: at most `free_bytes` where one row fits.
