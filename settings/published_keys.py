@@ -139,7 +139,7 @@ CONFIG_KEYS = _keys(
      "_experts_implementation torchscript xla_device tf_legacy_loss", Key(IDLE, "how it is computed; the numbers are the same")),
     ("return_dict", _REPORTS),
     ("tokenizer_class", Key(IDLE, "tokenizer_config.json says it")),
-    ("sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size", Key(IDLE, "nothing in a T5")),
+    ("bos_token_id sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size", Key(IDLE, "nothing in a T5")),
     ("id2label label2id problem_type finetuning_task num_labels classifier_dropout classifier_dropout_rate", Key(IDLE, "of classifiers")),
     ("_name_or_path _commit_hash", Key(IDLE, "where the file comes from")),
 )  # fmt: skip
