@@ -56,6 +56,13 @@ def test_batches_of_many_lengths_have_few_shapes() -> None:
     )
 
 
+def test_the_decoder_begins_with_its_own_token() -> None:
+    rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 4), 6)]
+    shape = T5ModelConfig(pad_token_id=1, decoder_start_token_id=0)
+    micro_batch = to_micro_batch(collate(rows, 1), shape, CPU, None)
+    assert micro_batch.decoder_ids.tolist() == [0, 2, 3, 4, 5, 0, 2]
+
+
 def test_fillers_belong_to_no_row_and_no_label_judges_them() -> None:
     rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 9), 6)]
     micro_batch = to_micro_batch(collate(rows, 0), T5ModelConfig(), CPU, ((24,), (13, 20)))
