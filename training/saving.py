@@ -46,7 +46,7 @@ class Saver:
                 return False
         state = live.checkpoint_state()
         with live.monitor.phase("save"):
-            answers = replace(live.config.generate, max_new_tokens=live.start.loader.longest_answer)
+            answers = replace(live.config.generate, max_new_tokens=live.longest_answer)
             path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best, answers)
         live.journal.checkpoint(step, path, is_best)
         if self.mirror is not None and live.is_main:

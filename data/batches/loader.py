@@ -65,7 +65,7 @@ class StepLoader:
         self.num_rows = len(rows) if self._windows is None else len(self._windows)
         self._tokens = manifest.counts(split).get("tokens", 0)
         inputs, *answers = self._longest(manifest, split)
-        self.longest, self.longest_answer = (inputs, sum(answers)), max(answers)
+        self.longest, self.longest_answer = (inputs, sum(answers)), answers[0]  # of preferences the better one
         self._order = self._make_order(manifest, split, data)
         self.sorts_rows = data.group_by_length and self._pairs is not None
         self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem

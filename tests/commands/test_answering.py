@@ -18,7 +18,9 @@ from model import hf_format
 from model.decoding.generation import generate
 from model.formats.answering import GENERATION_FILE, answers_by, keep_answers
 from tests.commands.test_chat import save_adapter
+from tests.training.small_runs import SMALL
 from tests.training.small_trained import SHAPE, save_trained
+from trainer_low_mem import LowMemTrainer
 from training.start.beginning import begin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -146,6 +148,25 @@ def test_what_is_finetuned_answers_as_its_base(folder: Path, tmp_path: Path) -> 
     }  # fmt: skip
     assert how(begin(settings("train", **flags), str).config) == KEPT
     assert how(begin(settings("train", **flags, num_beams=1, lora_rank=2), str).config) == {**KEPT, "num_beams": 1}
+
+
+def test_a_run_keeps_the_longest_answer_of_its_rows_or_of_its_base(folder: Path, tmp_path: Path) -> None:
+    """In a model's folder and an adapter's; bytes are tokens here, and the end token is one more."""
+    (folder / GENERATION_FILE).unlink()
+    for name, length, base, flags, kept in (
+        ("first", 150, folder, {}, 151),
+        ("adapter", 160, folder, {"lora_rank": 2}, 161),
+        ("second", 20, tmp_path / "runs" / "first", {}, 151),
+    ):
+        rows = ({"prompt": f"say {n}", "response": "x" * n} for n in (3, 7, length) for _ in range(4))
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shape = {name: value for name, value in SMALL.items() if not name.startswith(("d_", "num_", "vocab"))}
+        LowMemTrainer(settings("train", **{
+            **shape, "is_finetune": True, "finetune_from": base, "train_file": tmp_path / "pairs.jsonl", "max_steps": 2,
+            "cache_dir": tmp_path / "cache", "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "run_name": name,
+            "validation_file": tmp_path / "pairs.jsonl", "max_target_len": 256, "num_threads": 1, **flags,
+        })).train()  # fmt: skip
+        assert answers_by(tmp_path / "runs" / name)[0]["max_new_tokens"] == kept
 
 
 def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Path) -> None:

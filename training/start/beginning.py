@@ -25,6 +25,9 @@ from training.start.adapted import check_trained, home_of, with_form_of
 from training.start.base import MODEL_FIELDS, choose_base
 from training.start.resuming import find_run_to_resume, resumed_config, unused_places
 
+# what a new model takes over of how its base answers; of the longest answer, where that is longer than what it is trained on
+TAKEN = (*HEEDED, "max_new_tokens")
+
 
 @dataclass
 class Begun:
@@ -107,15 +110,13 @@ def _with_base(config: Config, base: Path | None) -> Config:
 def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:
     """The settings with what the base says of how it answers, where nobody says so now: the new model answers so too.
 
-    How long answers are follows from what they are trained on.
-
     Args:
         notes: gets what the new model does not take over. places: an adapter's base, and the adapter, whose word goes before.
     """
     taken: dict[str, Any] = {}
     for place in dict.fromkeys(places):
         found, problems = answers_by(place)
-        taken |= {name: value for name, value in found.items() if name in HEEDED and not config.given(name)}
+        taken |= {name: value for name, value in found.items() if name in TAKEN and not config.given(name)}
         notes += [say("{problem}; the new model answers without it", problem=problem) for problem in problems]
         notes += [say("{keys}: not known, passed over", keys=keys) for keys in remarks(place)]
     return config.changed(**taken)
