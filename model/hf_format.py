@@ -155,6 +155,13 @@ def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
         problems.append(
             f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({_listed(missing)}); use a complete T5 checkpoint"
         )
+    embedding = sources["embedding"]
+    copies = found & {EMBEDDING, *EMBEDDING_COPIES} - {embedding}
+    if other := [name for name in copies if embedding in found and not stored.equal(embedding, name)]:
+        problems.append(
+            f"{stored.path}, holds other numbers in {_listed(other)} than in {embedding}; encoder and decoder share one "
+            "embedding here: use a complete T5 checkpoint"
+        )
     if foreign := found - wanted - {EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}:
         problems.append(
             f"{stored.path}, holds {counted(len(foreign), 'tensor')} that its {CONFIG_FILE} has no place for ({_listed(foreign)})"

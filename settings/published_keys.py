@@ -120,7 +120,7 @@ CONFIG_KEYS = _keys(
     ("feed_forward_proj dense_act_fn is_gated_act", Key(HEEDED, "relu, gated-gelu (gelu_new) or gated-silu; others are refused")),
     ("layer_norm_epsilon initializer_factor", Key(HEEDED, "")),
     ("dropout_rate", Key(IDLE, "a choice of each training: --dropout_rate")),
-    ("tie_word_embeddings", Key(HEEDED, "whether the output is scaled, by the version that wrote the file; whether the head is the embedding is read from the tensors")),
+    ("tie_word_embeddings", Key(HEEDED, "whether the head is the embedding (from version 5 on the tensors say it), and whether the output is scaled")),
     ("scale_decoder_outputs", Key(HEEDED, "output scaled by d_model^-0.5; where absent, tie_word_embeddings says it")),
     ("bias_in_every_layer", Key(IDLE, "follows from model_type")),
     ("transformers_version", Key(HEEDED, "an mT5 with tied heads is scaled up to version 4, and not from 5 on")),

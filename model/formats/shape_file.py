@@ -1,8 +1,8 @@
 """Which shape has the model of a Hugging Face folder? `config.json`, as far as the tensors beside it bear it out; no torch.
 
 Two meanings differ between versions of transformers, and are settled here:
-- Whether the head is the embedding is read from the tensors: up to version 4 `tie_word_embeddings` says it, from
-  version 5 on the flag is always true and a head of its own is simply there.
+- Whether the head is the embedding: in files of version 4 `tie_word_embeddings` says it; from version 5 on the flag is
+  always true and a head of its own is simply there, so the tensors say it.
 - Whether the decoder's output is scaled by d_model^-0.5: `scale_decoder_outputs` where given (T5 from version 5 on),
   else where `tie_word_embeddings` is not false; an mT5 from version 5 on never. From version 5 on every UMT5 is scaled; so
   a UMT5 that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
@@ -55,10 +55,13 @@ def embedding_name(stored: TensorHeaders) -> str:
     return next((name for name in (EMBEDDING, *EMBEDDING_COPIES, HEAD) if name in stored.names), EMBEDDING)
 
 
-def _is_tied(stored: TensorHeaders, flag: bool) -> bool:
-    """Whether the head is the embedding; where the flag says so, a head of its own must differ to count."""
+def _is_tied(stored: TensorHeaders, flag: bool, version: int) -> bool:
+    """Whether the head is the embedding; where the flag says so, a head of its own must differ to count.
+
+    Version 4 of transformers passes over such a head.
+    """
     embedding = embedding_name(stored)
-    if HEAD not in stored.names or embedding == HEAD:
+    if HEAD not in stored.names or embedding == HEAD or (flag and 1 <= version <= 4):
         return True
     return flag and stored.equal(embedding, HEAD)
 
@@ -120,10 +123,10 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     values = {**_FAMILY_DEFAULTS[family], **raw}
     values["feed_forward_proj"] = _feed_forward(raw, values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
     values.setdefault("num_decoder_layers", values.get("num_layers", T5ModelConfig.num_layers))
-    is_new = _version(raw) >= 5
-    tied_flag = values.get("tie_word_embeddings", family != "mt5" or is_new) is not False
-    values.setdefault("scale_decoder_outputs", family == "umt5" or (tied_flag and not (family == "mt5" and is_new)))
-    values.update(tie_word_embeddings=_is_tied(stored, tied_flag), bias_in_every_layer=family == "umt5")
+    version = _version(raw)
+    tied_flag = values.get("tie_word_embeddings", family != "mt5" or version >= 5) is not False
+    values.setdefault("scale_decoder_outputs", family == "umt5" or (tied_flag and (family == "t5" or version < 5)))
+    values.update(tie_word_embeddings=_is_tied(stored, tied_flag, version), bias_in_every_layer=family == "umt5")
     if isinstance(ends := values.get("eos_token_id"), list) and len(set(map(str, ends))) == 1:
         values["eos_token_id"] = ends[0]
     taken: dict[str, Any] = {}

@@ -107,3 +107,23 @@ def test_values_that_no_file_may_have_are_refused(change: dict[str, Any], words:
     with pytest.raises(UserError) as caught:
         load(tmp_path)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("version, is_own", [("4.57.1", False), ("5.23.0", True)])
+def test_a_head_beside_tied_ones_counts_from_version_5_on(version: str, is_own: bool, tmp_path: Path) -> None:
+    kept = GOLDEN["families"]["t5-small"]
+    tensors = {**kept["tensors"], "lm_head.weight": kept["tensors"]["shared.weight"]}
+    write(tmp_path, {**kept["config"], "transformers_version": version}, tensors)
+    model, (ids, labels) = load(tmp_path), inputs()
+    logits = model.logits(ids, model.shift_right(labels))[:, :, :8]
+    assert (model.config.tie_word_embeddings, (logits - torch.tensor(kept["logits"])).abs().max() < 1e-3) == (
+        not is_own, not is_own,
+    )  # fmt: skip
+
+
+def test_two_embeddings_are_refused(tmp_path: Path) -> None:
+    kept = GOLDEN["families"]["madlad400-3b-mt"]
+    shape = kept["tensors"]["shared.weight"]
+    write(tmp_path, kept["config"], {**kept["tensors"], "encoder.embed_tokens.weight": shape})
+    with pytest.raises(UserError, match=r"other numbers in encoder\.embed_tokens\.weight than in shared\.weight"):
+        load(tmp_path)
