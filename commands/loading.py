@@ -156,7 +156,7 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
         UserError: the folder asks for what cannot be done.
     """
     given = {name for name in vars(config.generate) if config.given(name)}
-    if config.generate.num_beams > 1:
+    if config.generate.num_beams > 1 or ("temperature" in given and config.generate.temperature == 0.0):
         given |= set(DRAWN)
     if config.generate.temperature > 0.0 or not searches:
         given |= set(SEARCH)

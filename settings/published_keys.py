@@ -174,7 +174,7 @@ TOKENIZER_KEYS = {
         ("add_bos_token add_eos_token", Key(IDLE, "a text ends with the end token, and begins with none")),
         ("keep_accents errors response_template response_schema chat_control_tokens use_default_system_prompt", Key(IDLE, "nothing in a T5")),
         ("name_or_path special_tokens_map_file tokenizer_file vocab_file merges_file backend files_loaded is_local "
-         "from_slow use_fast processor_class verbose auto_map additional_chat_templates transformers_version _commit_hash",
+         "from_slow use_fast processor_class verbose auto_map local_files_only unk_id additional_chat_templates transformers_version _commit_hash",
          Key(IDLE, "where the file comes from, and how it is loaded")),
     ),
 }  # fmt: skip

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from config import GenerateConfig
 from model.formats.headers import read_json
 from settings.fields import UserError, parse
-from settings.published_keys import CONFIG, GENERATION, GENERATION_KEYS, check_keys, unknown_keys
+from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys, unknown_keys
 
 GENERATION_FILE = GENERATION
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
@@ -85,11 +86,12 @@ def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any
 
 
 def remarks(folder: Path) -> list[str]:
-    """Keys of a model's folder that nobody knows: file and names."""
+    """Keys in the files of a model's folder that nobody knows: file and names. Who reads a broken file says so."""
     told = []
-    for path in (folder / CONFIG, folder / GENERATION):
-        if path.is_file() and (names := unknown_keys(path, read_json(path))):
-            told.append(f"{path}: {', '.join(names)[:200]}")
+    for path in map(folder.joinpath, FILES):
+        with suppress(UserError):
+            if path.is_file() and (names := unknown_keys(path, read_json(path))):
+                told.append(f"{path}: {', '.join(names)[:200]}")
     return told
 
 

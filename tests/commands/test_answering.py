@@ -137,6 +137,10 @@ def test_a_flag_stands_over_what_cannot_be_done_and_unknown_keys_are_mentioned(
     }  # fmt: skip
     told = capsys.readouterr().err
     assert "generation_config.json: novel: not known, passed over" in told
+    greedy = answering(settings(num_beams=1, temperature=0), folder, [])
+    assert how(greedy, ("temperature", "top_k", "no_repeat_ngram_size")) == {
+        "temperature": 0.0, "top_k": 0, "no_repeat_ngram_size": 3,
+    }  # fmt: skip
 
 
 def test_what_is_finetuned_answers_as_its_base(folder: Path, tmp_path: Path) -> None:
