@@ -48,8 +48,16 @@ class T5ModelConfig:
     tie_word_embeddings: bool = defining(True, "one table for embedding and output", kind=bool)
     scale_decoder_outputs: bool = defining(True, "output scaled by d_model^-0.5 (T5 1.0)", kind=bool)
     bias_in_every_layer: bool = defining(False, "a position bias table in every block (UMT5)", kind=bool)
-    pad_token_id: int = defining(0, "id of padding, which also starts the decoder", kind=int, low=0)
+    pad_token_id: int = defining(0, "id of padding", kind=int, low=0)
     eos_token_id: int = defining(1, "id of the end of a text", kind=int, low=0)
+    decoder_start_token_id: int | None = defining(
+        None, "id that the decoder starts with; none: pad_token_id", kind=int, low=0, optional=True
+    )
+
+    @property
+    def start_token_id(self) -> int:
+        """Id that the decoder starts with."""
+        return self.pad_token_id if self.decoder_start_token_id is None else self.decoder_start_token_id
 
 
 @dataclass(frozen=True)
@@ -446,7 +454,10 @@ class ExportConfig:
 class GenerateConfig:
     """How the tokens of an answer are chosen."""
 
-    max_new_tokens: int = setting(128, "longest answer", kind=int, unit="tokens", low=1, high=65536)
+    max_new_tokens: int = setting(
+        128, "longest answer; where it is not named, what the model's folder says: the longest that it was trained on",
+        kind=int, unit="tokens", low=1, high=65536,
+    )  # fmt: skip
     min_new_tokens: int = setting(0, "shortest answer", kind=int, unit="tokens", low=0, high=65536)
     temperature: float = setting(0.0, "0: greedy; above: sampling", kind=float, low=0.0, high=10.0)
     top_k: int = setting(0, "sample from this many best tokens; 0: all", kind=int, low=0)

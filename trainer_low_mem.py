@@ -236,7 +236,7 @@ class LowMemTrainer:
             with self.monitor.phase("samples"):
                 prompt = show_samples(
                     live.engine.walk, start.validation, start.tokenizer, self.config.train.sample_rows,
-                    journal.progress, journal.metrics,
+                    journal.progress, journal.metrics, live.longest_answer,
                 )  # fmt: skip
         journal.memory(live.state.step, "end")
         self.monitor.stop()

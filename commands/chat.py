@@ -57,7 +57,8 @@ def chat(config: Config) -> None:
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     note = _note_in_json if config.plan.json else _note
-    session = Session(Writer(trained, config, note), config.chat.system_prompt, turns, trained.adapters)
+    writer = Writer(trained, config, note)
+    session = Session(writer, config.chat.system_prompt, turns, trained.adapters, writer.remark)
     if config.plan.json:
         converse(session, sys.stdin, sys.stdout)
         return
@@ -115,6 +116,8 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
         elif text:
             answer = session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
             print(say(NOTHING) if is_terminal and not answer.strip() else "", file=out, flush=True)
+            if remark := session.remark():
+                _note(remark)
 
 
 def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
@@ -123,7 +126,7 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
     Args:
         lines: `{"text": question}`, or `{"reset": true}` to begin anew; others are passed over.
         out: `{"ready": true}` first; of each question what is to be known of it, `{"note": text}`, the pieces of its
-            answer, `{"piece": text}`, and `{"end": true}`.
+            answer, `{"piece": text}`, what is to be known of that, and `{"end": true}`.
     """
     tell = partial(_tell, out)
 
@@ -137,6 +140,8 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
             session.command("/reset")
         elif isinstance(asked, dict) and isinstance(asked.get("text"), str):
             session.ask(asked["text"], lambda piece: tell({"piece": piece}))
+            if remark := session.remark():
+                tell({"note": remark})
             tell({"end": True})
 
 
@@ -189,12 +194,14 @@ class Session:
         write: gives the pieces of the answer to turns; it may be stopped by KeyboardInterrupt at any piece.
         history_turns: earlier questions with their answers that are shown to the model.
         adapters: those that were loaded.
+        remark: what is to be known of the last answer; empty: nothing.
     """
 
     write: Callable[[list[Turn], str | None], Iterator[str]]
     system: str | None = None
     history_turns: int = 0
     adapters: AdapterSet | None = None
+    remark: Callable[[], str] = str
     turns: list[Turn] = field(default_factory=list)
     _saved: dict[Path, bytes] = field(default_factory=dict)  # file -> the line in it that is this conversation
 
@@ -283,6 +290,7 @@ class Writer:
     config: Config
     note: Callable[[str], None] = _note
     asked: int = 0
+    tokens: int = 0  # of the last answer
 
     def __call__(self, turns: list[Turn], system: str | None) -> Iterator[str]:
         """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered anew."""
@@ -293,7 +301,18 @@ class Writer:
             self.trained.walk.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
             with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
         )  # fmt: skip
-        return pieces(self.trained.tokenizer, tokens)
+        return pieces(self.trained.tokenizer, self._counted(tokens))
+
+    def _counted(self, tokens: Iterator[int]) -> Iterator[int]:
+        self.tokens = 0
+        for token in tokens:
+            self.tokens += 1
+            yield token
+
+    def remark(self) -> str:
+        """What is to be known of the last answer once it stands; empty: nothing."""
+        limit = self.config.generate.max_new_tokens
+        return say("the answer was cut at --max_new_tokens={limit}", limit=limit) if self.tokens >= limit else ""
 
     def _fitted(self, turns: list[Turn], system: str | None) -> list[int]:
         """The turns as token ids; the oldest leave until the rest fits, and a question alone is cut."""

@@ -158,4 +158,4 @@ def fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:
     ]
     count = len(SOURCE_LENGTHS)
     steps = [torch.randint(0, shape.vocab_size, (count,), generator=generator) for _ in range(STEPS - 1)]
-    return sources, [torch.full((count,), shape.pad_token_id), *steps]
+    return sources, [torch.full((count,), shape.start_token_id), *steps]

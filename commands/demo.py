@@ -111,7 +111,10 @@ def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:
     from commands.generate import Encoder, answer_all
 
     encoder = Encoder(trained, settings)
-    return answer_all(trained, settings, [encoder.encode(Prompt("demo", text, {})) for text in texts])
+    return [
+        answer
+        for answer, _ in answer_all(trained, settings, [encoder.encode(Prompt("demo", text, {})) for text in texts])
+    ]
 
 
 def _scores(trained: Trained, settings: Config, dates: SampleDates) -> Iterator[tuple[str, ...]]:

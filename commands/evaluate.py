@@ -7,8 +7,9 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from commands.generate import cut_note
 from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained
-from config import Config, GenerateConfig, T5ModelConfig, UserError, load, places, training_command
+from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
 from data.prepare.seen import passed_over
@@ -47,7 +48,7 @@ def evaluate(config: Config) -> Evaluation:
     config, prepared, loader = evaluation_rows(config, learnt, base_of(folder))
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
-    how = _generation(config, loader)
+    how = config.generate
     if answered:
         load_libraries(names)
     trained = load_trained(config, folder, Writing(1, *loader.longest))
@@ -61,18 +62,20 @@ def evaluate(config: Config) -> Evaluation:
     with Monitor(trained.room.budget.host_bytes, trained.device, config.memory.monitor_seconds) as monitor:
         batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
         result = measure_loss(trained.walk, batches, accelerator, trained.device.torch_device)
-        samples: list[Sample] = []
+        samples, ended = list[Sample](), 0
         if answered:
-            scores, samples = generate_metrics(
+            scores, samples, ended = generate_metrics(
                 trained.walk, loader, trained.tokenizer, how, accelerator,
                 rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed,
             )  # fmt: skip
             result.metrics.update(scores)
     unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
-    table = _table(result, loader, prepared, min(answered, loader.num_rows), unknown)
+    answered = min(answered, loader.num_rows)
+    table = _table(result, loader, prepared, answered, unknown)
+    ends = [(say("cut"), cut_note(ended, answered, config))] if ended else []
     _show(
         trained,
-        [*table, *passed_over(config, kind_of(prepared.objective))],
+        [*table, *ends, *passed_over(config, kind_of(prepared.objective))],
         samples,
         monitor.peak_bytes,
         accelerator.is_main_process,
@@ -135,14 +138,6 @@ def _row_counts(config: Config, loader: StepLoader, objective: str) -> tuple[int
     return rows, min(rows, ANSWERED_ROWS) if objective == PAIRS else 0
 
 
-def _generation(config: Config, loader: StepLoader) -> GenerateConfig:
-    """How answers are written: as long as the longest right one, as in training, unless the user says otherwise."""
-    how = config.generate
-    if config.given("max_new_tokens"):
-        return how
-    return replace(how, max_new_tokens=max(1, loader.longest[1], how.min_new_tokens))
-
-
 def _table(
     result: Evaluation, loader: StepLoader, prepared: Prepared, answered: int, unknown: int
 ) -> list[tuple[str, str]]:
@@ -195,7 +190,7 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
     others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
-    typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "max_new_tokens", "eval_rows")}
+    typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "eval_rows")}
     merged = replace(
         merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home))),
         model=read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,

@@ -20,10 +20,11 @@ from commands.exporting.onnx_folder import write_onnx
 from commands.exporting.vocabulary import Vocabulary, read_vocabulary
 from commands.loading import find_model
 from commands.merge import open_adapted
-from commands.new_folder import new_folder
+from commands.new_folder import keep_generation_settings, new_folder
 from config import Config, UserError
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
+from model import hf_format
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import is_matrix
@@ -93,6 +94,10 @@ def export(config: Config) -> Exported:
         Tokenizer.load(texts).save(made)
         vocabulary = read_vocabulary(made, model.config.vocab_size)
         file = how.write(model, vocabulary, made, last.name)
+        if config.export.format == "onnx":  # which holds no token ids itself
+            hf_format.write_config(model.config, made, model.embedding.dtype)
+            for place in dict.fromkeys((last, home)):
+                keep_generation_settings(place, made)
         write_card(last, made, config.export.format)
         difference = how.check(model, vocabulary, made)
         allowed = TOLERANCES[model.embedding.dtype] + SLACK

@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
@@ -38,6 +38,7 @@ from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.cost.generation import MOST_ROWS
+from model.decoding.generation import is_cut
 from settings.fields import AUTO, counted, is_encodable, reason_of
 from training.checkpoints.durable import replace_text
 from training.checkpoints.runs import check_writable, only_pretrained
@@ -80,24 +81,33 @@ def generate(config: Config) -> None:
         Progress(1, stream=sys.stderr).note(told)
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
     encoder = Encoder(trained, config)
-    answered = answers(trained, config, encoder, prompts)
-    if output is None:
-        for _, answer in answered:
-            print(answer, flush=True)
-    else:
-        with output:
-            for prompt, answer in answered:
+    written = cut = 0
+    with nullcontext() if output is None else output:
+        for prompt, answer, was_cut in answers(trained, config, encoder, prompts):
+            written, cut = written + 1, cut + was_cut
+            if output is None:
+                print(answer, flush=True)
+            else:
                 output.write(prompt, answer)
+    if output is not None:
         told = "{file}: {answers}"
         Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
+    if cut:  # beside the answers, which a script may read from standard output
+        Progress(1, stream=sys.stderr).note(cut_note(cut, written, config))
     for note in encoder.notes(bad_rows):
         Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
 
 
+def cut_note(cut: int, of: int, config: Config) -> str:
+    """What is said of answers that were ended by the longest length."""
+    limit, all_answers = config.generate.max_new_tokens, counted(of, "answer")
+    return say("{cut} of {answers} cut at --max_new_tokens={limit}", cut=cut, answers=all_answers, limit=limit)
+
+
 def answers(
     trained: Trained, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
-) -> Iterator[tuple[Prompt, str]]:
-    """Answer prompts in windows: prompt and answer, in their order; a blank one has a blank answer.
+) -> Iterator[tuple[Prompt, str, bool]]:
+    """Answer prompts in windows: prompt, answer, and whether it was cut, in their order; a blank one has a blank answer.
 
     Memory: one window of prompts, and one batch of answers being written.
     """
@@ -107,20 +117,20 @@ def answers(
         size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
         written = iter(answer_all(trained, config, [encoder.encode(prompt) for prompt in window if prompt.text]))
-        yield from ((prompt, next(written) if prompt.text else "") for prompt in window)
+        yield from ((prompt, *(next(written) if prompt.text else ("", False))) for prompt in window)
 
 
-def answer_all(trained: Trained, config: Config, inputs: list[list[int]]) -> list[str]:
-    """Answer encoded prompts, longest first and as many at once as fit; the answers stand in the order of the prompts."""
+def answer_all(trained: Trained, config: Config, inputs: list[list[int]]) -> list[tuple[str, bool]]:
+    """Answer encoded prompts, longest first and as many at once as fit; answers, and whether they were cut, in their order."""
     order = sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
-    texts, asked = [""] * len(inputs), config.answer.generate_batch_size
+    texts, asked = [("", False)] * len(inputs), config.answer.generate_batch_size
     while order:
         longest = len(inputs[order[0]])
         rows = trained.rows_at_once(asked, writing_of(config, len(order), longest))
         places, order = order[:rows], order[rows:]
         written = trained.answer([inputs[place] for place in places], config)
         for place, ids in zip(places, written, strict=True):
-            texts[place] = trained.tokenizer.decode_answer(ids)
+            texts[place] = trained.tokenizer.decode_answer(ids), is_cut(ids, config.generate)
     return texts
 
 

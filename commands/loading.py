@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,13 +38,13 @@ from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.decoding.generation import generate
 from model.formats.adapter_folder import adapter_bytes
-from model.formats.answering import GENERATION_FILE, SEARCH, answers_by
+from model.formats.answering import DRAWN, GENERATION_FILE, SEARCH, answers_by, remarks
 from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
-from settings.consistency import idle_search
+from settings.consistency import answer_problems, idle_search
 from settings.fields import AUTO, DoesNotFit, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.processes.launch import num_processes, rank
@@ -151,16 +152,26 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
     Args:
         folder: of the model. adapters: over it; what the one that is on says goes before. searches: whether there is a beam
             search here.
+    Raises:
+        UserError: the folder asks for what cannot be done.
     """
-    told = {place: answers_by(place) for place in dict.fromkeys((base_of(folder), learnt_last(folder, adapters)))}
-    own = {name: value for named, _ in told.values() for name, value in named.items() if not config.given(name)}
+    given = {name for name in vars(config.generate) if config.given(name)}
+    if config.generate.num_beams > 1 or ("temperature" in given and config.generate.temperature == 0.0):
+        given |= set(DRAWN)
+    if config.generate.temperature > 0.0 or not searches:
+        given |= set(SEARCH)
+    own, problems, notes = dict[str, Any](), list[str](), list[str]()
+    for place in dict.fromkeys((base_of(folder), learnt_last(folder, adapters))):
+        found, wrong = answers_by(place, given)
+        own, problems = own | found, problems + wrong
+        notes += [say("{keys}: not known, passed over", keys=keys) for keys in remarks(place)]
     own = {name: value for name, value in own.items() if value != getattr(config.generate, name)}
-    is_search = own.get("num_beams", config.generate.num_beams) > 1 and config.generate.temperature == 0.0
-    if not (searches and is_search):
+    if own.get("num_beams", config.generate.num_beams) == 1:
         own = {name: value for name, value in own.items() if name not in SEARCH}
     config = config.changed(**own)
-    notes = idle_search(config) if searches else []
-    notes += [say("{problem}; passed over", problem=problem) for _, found in told.values() for problem in found]
+    if problems := problems or [f"{GENERATION_FILE}: {problem}" for problem in answer_problems(config)]:
+        raise UserError(*problems)
+    notes = [*(idle_search(config) if searches else []), *notes]
     if own:
         settings = ", ".join(f"--{name}={value}" for name, value in own.items())
         text = "answers by {settings}, as the model's {file} says; flags go before it"

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bounded import read_text
 from data.durable import sync, sync_folder
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from model.formats.answering import GENERATION_FILE
+from model.formats.answering import GENERATION_FILE, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from settings.fields import UserError, listed, reason_of
 from training.checkpoints.durable import TEMPORARY, remove
@@ -119,7 +118,7 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
         UserError: the tokenizer is broken.
     """
     for place in dict.fromkeys((tokenizer, home)):  # what an adapter says, beside its tokenizer, goes before its base
-        _keep_generation_settings(place, folder)
+        keep_generation_settings(place, folder)
     if not has_tokenizer(tokenizer):
         return None
     read = Tokenizer.load(tokenizer)
@@ -127,16 +126,16 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
     return read.size
 
 
-def _keep_generation_settings(home: Path, folder: Path) -> None:
-    """What the publisher says of generating stays, but for the special tokens, which are ours by now."""
-    try:
-        published = json.loads(read_text(home / GENERATION_FILE))
-    except (OSError, ValueError, RecursionError):
-        return
-    if isinstance(published, dict):
-        path = folder / GENERATION_FILE
-        ours = json.loads(path.read_text(encoding="utf8"))
-        ends = published.get("eos_token_id")
-        if isinstance(ends, list) and ours.get("eos_token_id") in ends:  # several may end an answer elsewhere
-            ours["eos_token_id"] = ends
-        path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")
+def keep_generation_settings(home: Path, folder: Path) -> None:
+    """What the publisher says of generating stays, but for the special tokens, which are ours by now.
+
+    Raises:
+        UserError: the publisher's file is broken.
+    """
+    _, published = published_generation(home)
+    path = folder / GENERATION_FILE
+    ours = json.loads(path.read_text(encoding="utf8"))
+    ends = published.get("eos_token_id")
+    if isinstance(ends, list) and ours.get("eos_token_id") in ends:  # several may end an answer elsewhere
+        ours["eos_token_id"] = ends
+    path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")

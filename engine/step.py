@@ -108,7 +108,7 @@ class Engine:
 
     def micro_batch(self, batch: Batch) -> MicroBatch:
         """A batch on the device, filled up to the sizes that the plan has chosen."""
-        return to_micro_batch(batch, self.model.config.pad_token_id, self.device.torch_device, self.choice.sizes)
+        return to_micro_batch(batch, self.model.config, self.device.torch_device, self.choice.sizes)
 
     def follow(self, choice: Choice) -> None:
         """Follow a changed plan: saved blocks, chunks of the loss and offload as `choice` says; dtypes stay."""

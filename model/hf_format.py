@@ -66,7 +66,7 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
     values = dataclasses.asdict(config)
     family = "umt5" if values.pop("bias_in_every_layer") else "t5"
     tokens = {
-        "decoder_start_token_id": config.pad_token_id,
+        "decoder_start_token_id": config.start_token_id,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
     }
@@ -110,13 +110,7 @@ def load(
     if expect is not None:
         _compare(folder, config, expect)
     is_frozen = dtype in QUANTIZED
-    try:  # before memory is taken for a shape that the tensors lack
-        sources = _match(stored, expect or config)
-    except UserError:
-        if isinstance(how := raw.get("quantization_config"), dict):
-            method = how.get("quant_method", "another program")
-            raise UserError(f"{folder}, is quantized by {method}; name the model that it was made from") from None
-        raise
+    sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack
     model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
@@ -163,6 +157,13 @@ def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     if missing := wanted - found:
         problems.append(
             f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({_listed(missing)}); use a complete T5 checkpoint"
+        )
+    embedding = sources["embedding"]
+    copies = found & {EMBEDDING, *EMBEDDING_COPIES} - {embedding}
+    if other := [name for name in copies if embedding in found and not stored.equal(embedding, name)]:
+        problems.append(
+            f"{stored.path}, holds other numbers in {_listed(other)} than in {embedding}; encoder and decoder share one "
+            "embedding here: use a complete T5 checkpoint"
         )
     if foreign := found - wanted - {EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}:
         problems.append(

@@ -215,7 +215,7 @@ class T5(nn.Module):
 
     def shift_right(self, labels: Tensor) -> Tensor:
         """Decoder input for labels (B, T): the start token, then all labels but the last; ignored labels become padding."""
-        start = labels.new_full((labels.shape[0], 1), self.config.pad_token_id)
+        start = labels.new_full((labels.shape[0], 1), self.config.start_token_id)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.config.pad_token_id)], 1)
 
     def encode(self, ids: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:

@@ -123,7 +123,7 @@ class Api:
     def _answers(self, asked: Asked, flow: Flow) -> list[Answer]:
         how = asked.how
         made: list[Answer] = []
-        penalties = Penalties(how.repetition_penalty, how.no_repeat_ngram_size, 0, self.eos)
+        penalties = Penalties(how.repetition_penalty, how.no_repeat_ngram_size, how.min_new_tokens, self.eos)
         seed = next((one for one in (asked.seed, self.seed) if one is not None), secrets.randbits(63))
         for ids in asked.prompts:
             prompt = Prompt(ids, asked.count)

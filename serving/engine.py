@@ -212,7 +212,7 @@ class Engine:
         """The next token of each row, as it would be chosen were it alone."""
         alike: dict[Choice, list[int]] = {}
         for place, answer in enumerate(answers):
-            if answer.penalties.need_history:
+            if answer.penalties.need_history or len(answer.tokens) < answer.penalties.min_new_tokens:
                 written = torch.tensor([[self._start, *answer.tokens]], device=logits.device)
                 answer.penalties(logits[place : place + 1], written, len(answer.tokens))
             alike.setdefault(replace(answer.choice, seed=0), []).append(place)

@@ -83,7 +83,7 @@ def api_of(trained: Trained, config: Config) -> Api:
     budget = trained.room.budget
     monitor = Monitor(budget.host_bytes, trained.device, device_budget_bytes=budget.device_bytes)
     engine = Engine(
-        batch, model.config.eos_token_id, model.config.pad_token_id, _capacity(trained, config), config.serve.max_queue,
+        batch, model.config.eos_token_id, model.config.start_token_id, _capacity(trained, config), config.serve.max_queue,
         monitor, trained.device, bridge.hand_over,
     )  # fmt: skip
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)

@@ -22,7 +22,7 @@ SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name compu
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _mean, _answers, _memory, _going_on)
+    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _mean, answer_problems, _memory, _going_on)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -73,8 +73,10 @@ def asks_for_text(config: Config) -> bool:
 
 def _shape(config: Config) -> list[str]:
     problems, model = [], config.model
-    if model.pad_token_id >= model.vocab_size or model.eos_token_id >= model.vocab_size:
-        problems.append(f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id and eos_token_id")
+    if max(model.pad_token_id, model.eos_token_id, model.start_token_id) >= model.vocab_size:
+        problems.append(
+            f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id"
+        )
     if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
         problems.append(
             f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "
@@ -181,7 +183,8 @@ def _mean(config: Config) -> list[str]:
     return []
 
 
-def _answers(config: Config) -> list[str]:
+def answer_problems(config: Config) -> list[str]:
+    """Find settings of answers that contradict each other."""
     problems, generate = [], config.generate
     if generate.num_beams > 1 and generate.temperature > 0.0:
         problems.append(

@@ -101,3 +101,8 @@ def test_a_licence_is_read_from_metadata(fields: list[tuple[str, str]], licence:
     for name, value in fields:
         metadata[name] = value
     assert script("make_licences").licence_of(SimpleNamespace(metadata=metadata)) == licence
+
+
+def test_the_tables_of_published_keys_are_up_to_date() -> None:
+    committed = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf8")
+    assert committed == script("make_published_keys").page(committed), "run: python docs/make_published_keys.py"

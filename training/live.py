@@ -12,6 +12,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from config import GenerateConfig
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from language import say
@@ -59,6 +60,13 @@ class LiveRun:
     @property
     def is_main(self) -> bool:
         return self.accelerator.is_main_process
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens of the longest answer that the model has been trained on, here or, as its base's folder says, before."""
+        said = self.config.generate.max_new_tokens
+        learnt = self.start.loader.longest_answer
+        return learnt if said == GenerateConfig.max_new_tokens else max(learnt, said)
 
     def _build(self) -> None:
         """Make model and engine, and take up what the run starts from."""

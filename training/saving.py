@@ -6,6 +6,7 @@ Before that the model has to show that it is sound: that a step's loss was finit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -45,7 +46,8 @@ class Saver:
                 return False
         state = live.checkpoint_state()
         with live.monitor.phase("save"):
-            path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best, live.config.generate)
+            answers = replace(live.config.generate, max_new_tokens=live.longest_answer)
+            path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best, answers)
         live.journal.checkpoint(step, path, is_best)
         if self.mirror is not None and live.is_main:
             problem = self.mirror.push(live.start.run_dir, path)

@@ -51,7 +51,7 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, quantizat
     pieces = distinct(vocabulary.pieces)
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    spec.config.bos_token = spec.config.decoder_start_token = pieces[vocabulary.pad_id]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[shape.start_token_id]
     spec.config.eos_token = pieces[vocabulary.eos_id]
     if vocabulary.unk_id is not None:
         spec.config.unk_token = pieces[vocabulary.unk_id]

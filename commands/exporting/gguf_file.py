@@ -48,7 +48,7 @@ def write_gguf(model: T5, vocabulary: Vocabulary, folder: Path, name: str) -> Pa
     path = folder / f"model-{kind.lower()}.gguf"
     writer = gguf.GGUFWriter(str(path), "t5")
     _describe(writer, gguf, model.config, name, kind)
-    _write_vocabulary(writer, gguf, vocabulary)
+    _write_vocabulary(writer, gguf, vocabulary, model.config.start_token_id)
     parameters = dict(model.named_parameters())
     for weight in weights(model.config):
         stored = gguf.GGMLQuantizationType[_stored(weight, kind)]
@@ -122,7 +122,7 @@ def _describe(writer: Any, gguf: ModuleType, c: T5ModelConfig, name: str, kind: 
     writer.add_layer_norm_eps(c.layer_norm_epsilon)
     writer.add_layer_norm_rms_eps(c.layer_norm_epsilon)
     writer.add_relative_attn_buckets_count(c.relative_attention_num_buckets)
-    writer.add_decoder_start_token_id(c.pad_token_id)
+    writer.add_decoder_start_token_id(c.start_token_id)
     writer.add_vocab_size(c.vocab_size)
     writer.add_file_type(
         {"F32": gguf.LlamaFileType.ALL_F32, "F16": gguf.LlamaFileType.MOSTLY_F16}.get(
@@ -131,7 +131,7 @@ def _describe(writer: Any, gguf: ModuleType, c: T5ModelConfig, name: str, kind: 
     )
 
 
-def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary) -> None:
+def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary, start: int) -> None:
     types = {
         "normal": gguf.TokenType.NORMAL, "unknown": gguf.TokenType.UNKNOWN, "control": gguf.TokenType.CONTROL,
         "named": gguf.TokenType.USER_DEFINED, "unused": gguf.TokenType.UNUSED, "byte": gguf.TokenType.BYTE,
@@ -149,7 +149,7 @@ def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary) -> 
             writer.add_precompiled_charsmap(vocabulary.charsmap)
     writer.add_add_space_prefix(vocabulary.adds_space)
     writer.add_remove_extra_whitespaces(vocabulary.collapses_spaces)
-    writer.add_bos_token_id(vocabulary.pad_id)
+    writer.add_bos_token_id(start)
     writer.add_eos_token_id(vocabulary.eos_id)
     writer.add_pad_token_id(vocabulary.pad_id)
     if vocabulary.unk_id is not None:

@@ -63,7 +63,9 @@ class StepLoader:
         self._pairs = None if manifest.kind == STREAM else rows
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(rows) if self._windows is None else len(self._windows)
-        self.longest, self._tokens = self._longest(manifest, split), manifest.counts(split).get("tokens", 0)
+        self._tokens = manifest.counts(split).get("tokens", 0)
+        inputs, *answers = self._longest(manifest, split)
+        self.longest, self.longest_answer = (inputs, sum(answers)), answers[0]  # of preferences the better one
         self._order = self._make_order(manifest, split, data)
         self.sorts_rows = data.group_by_length and self._pairs is not None
         self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem
@@ -86,12 +88,12 @@ class StepLoader:
                 digest.update(ids.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
-    def _longest(self, manifest: Manifest, split: str) -> tuple[int, int]:
-        """Encoder and decoder tokens of the longest rows that can come; both answers count."""
+    def _longest(self, manifest: Manifest, split: str) -> tuple[int, ...]:
+        """Encoder and decoder tokens of the longest rows that can come; of preferences those of each answer."""
         bounds = self.lengths.input_tokens, self.lengths.target_tokens
         if self._windows is None:
             inputs, *targets = (int(facts["longest"]) for facts in manifest.lengths(split).values())
-            return min(inputs, bounds[0]), sum(min(target, bounds[1]) for target in targets)
+            return min(inputs, bounds[0]), *(min(target, bounds[1]) for target in targets)
         if self.objective == "span":
             return corrupted_lengths(
                 self._windows.window_tokens, self.density, self.mean_span, len(self.special.sentinels)

@@ -25,6 +25,7 @@ from data.text.chat_templates import special_tokens
 from data.tokenizers.backends import TOKENIZER_FILE, Backend, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
 from settings.fields import UserError
+from settings.published_keys import check_keys
 
 VOCABULARY, MERGES, SPIECE_FILE = "vocab.json", "merges.txt", "spiece.model"
 CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -112,6 +113,8 @@ class _Stated:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config, special = (_read_object(folder / name) for name in (CONFIG_FILE, SPECIAL_FILE))
+        if problems := check_keys(folder / CONFIG_FILE, config):
+            raise UserError(*problems)
         self.config = config
         self.is_legacy = config.get("legacy") is not False
         self.names = special_tokens(folder)
@@ -229,10 +232,6 @@ def _read_sentencepiece(path: Path, stated: _Stated, files: dict[str, bytes]) ->
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: is no SentencePiece model ({reason}); fetch it again") from None
-    if isinstance(sampling := stated.config.get("sp_model_kwargs"), dict) and sampling.get("enable_sampling"):
-        raise UserError(
-            f"{stated.folder / CONFIG_FILE}: sp_model_kwargs = {sampling}, draws other ids each time; remove enable_sampling"
-        )
     own = {"pad_token": model.pad_id(), "eos_token": model.eos_id(), "unk_token": model.unk_id()}
     names = {role: str(model.id_to_piece(number)) for role, number in own.items() if number >= 0} | stated.names
     with failure_is_user_error(f"{path}: no tokenizer can be made of it"):

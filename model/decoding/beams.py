@@ -132,7 +132,7 @@ def search(decoding: Decoding, settings: BeamSettings, penalties: Penalties) -> 
     config = decoding.model.config
     rows, eos = list(range(len(decoding.caches[0].cross_k))), config.eos_token_id
     answers: list[list[int]] = [[] for _ in rows]
-    state = _Search(settings, len(rows), config.pad_token_id, decoding.device)  # T5 starts with padding
+    state = _Search(settings, len(rows), config.start_token_id, decoding.device)
     while rows:
         history = state.written.flatten(0, 1)
         log_probs = torch.log_softmax(decoding.step(history[:, -1]), 1)

@@ -21,7 +21,7 @@ from model.decoding.kv_cache import Decoding
 from model.decoding.passing import WithWeights, in_place
 from model.t5 import T5
 
-__all__ = ["generate", "stream"]
+__all__ = ["generate", "is_cut", "stream"]
 
 
 def generate(
@@ -60,6 +60,11 @@ def generate(
         for row, token in tokens:
             answers[row].append(token)
     return answers
+
+
+def is_cut(answer: Sequence[int], settings: GenerateConfig) -> bool:
+    """Whether an answer was ended by its longest length: the end token would have been one more."""
+    return len(answer) >= settings.max_new_tokens
 
 
 def stream(
@@ -117,7 +122,7 @@ def _write(
     penalties = _penalties(settings, decoding.model)
     alive = list(range(len(inputs)))
     generators = [choice.generator(ids) for ids in inputs]
-    ids = torch.full((len(alive),), config.pad_token_id, device=device)  # T5 starts with padding
+    ids = torch.full((len(alive),), config.start_token_id, device=device)
     written: Tensor | None = ids.unsqueeze(1) if penalties.need_history else None
     for count in range(settings.max_new_tokens):
         ids = choice(penalties(decoding.step(ids), written, count), generators)

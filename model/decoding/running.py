@@ -85,7 +85,7 @@ class RunningBatch:
         """One more token of each row -> next logits (M, V) fp32. A step that failed may be repeated.
 
         Args:
-            ids: the newest token of each row; of a new row the padding, with which T5 starts.
+            ids: the newest token of each row; of a new row the start token.
         """
         ways = [
             (partial(self._attend_own, rows, place), partial(self._attend_source, rows, place))

@@ -1,63 +1,132 @@
 """How does a model answer where nobody says? By what its `generation_config.json` holds, which transformers heeds as well.
 
-Heeded are the settings of a search and of repetition. What draws tokens is not: the same question has the same answer here,
-unless somebody asks for other ones.
+Where there is no such file, the same keys of `config.json` count, as in transformers. Every key is declared in
+`settings.published_keys`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from config import GenerateConfig, load
+from config import GenerateConfig
 from model.formats.headers import read_json
-from settings.fields import UserError
+from settings.fields import UserError, parse
+from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys, unknown_keys
 
-GENERATION_FILE = "generation_config.json"
+GENERATION_FILE = GENERATION
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
+DRAWN = {
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+}  # what drawing heeds, and transformers' values where none are said
+LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}  # the second counts the start token
+OLD_MAX_LENGTH = 20  # transformers' default, which its first versions wrote into every config.json
 _WORDS = {"True": True, "False": False}  # of `early_stopping`, which transformers reads as JSON's
 
 
-def answers_by(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a model's folder names, as `config.GenerateConfig` has them; and what is wrong with others, which are
-    passed over.
+def published_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file of a model's folder that says how it generates, and what of it does; nothing where there is none.
+
+    Raises:
+        UserError: the file is broken.
     """
-    path = folder / GENERATION_FILE
-    if not path.is_file():
-        return {}, []
-    found, problems = dict[str, Any](), list[str]()
+    path = folder / GENERATION
+    if path.is_file():
+        return path, read_json(path)
+    path = folder / CONFIG
+    content = read_json(path) if path.is_file() else {}
+    tokens = ("eos_token_id", "decoder_start_token_id", "pad_token_id", "bos_token_id")
+    found = {name: content[name] for name in GENERATION_KEYS if name in content and name not in tokens}
+    if found.get("max_length") == OLD_MAX_LENGTH:
+        del found["max_length"]
+    return path, found
+
+
+def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a model's folder names, as `config.GenerateConfig` has them; and what cannot be done by it.
+
+    Args:
+        given: settings that the user has named, which go before the file's.
+    """
     try:
-        published = read_json(path)
+        path, published = published_generation(folder)
+        shape = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
     except UserError as error:
         return {}, error.problems
-    named = {name: value for name, value in published.items() if name in HEEDED and value is not None}
-    ends = published.get("eos_token_id")
-    if isinstance(ends, list) and len(ends) > 1:
-        problems.append(f"{path}: eos_token_id = {str(ends)[:60]}, an answer has one end token here, the model's own")
-    for name, value in named.items():
+    named = {name: value for name, value in published.items() if value is not None}
+    problems = check_keys(path, named, GENERATION_KEYS)
+    problems += [] if shape is None else _other_tokens(path, named, shape)
+    asked = {name: (name, named[name]) for name in HEEDED if name in named}
+    for name, with_start in LENGTHS.items():
+        if name in named:
+            asked[name] = (name, named[name])
+        elif type(named.get(with_start)) is int and (name == "max_new_tokens" or named[with_start] > 0):
+            asked[name] = (with_start, named[with_start] - 1)
+        elif with_start in named and named[with_start] != 0:
+            problems.append(f"{path}: {with_start} = {str(named[with_start])[:60]}, must be a whole number")
+    if named.get("do_sample") is True:
+        asked |= {name: (name, named.get(name, value)) for name, value in DRAWN.items()}
+    found = dict[str, Any]()
+    members = {member.name: member for member in dataclasses.fields(GenerateConfig)}
+    for name, (key, value) in asked.items():
+        if name in given:
+            continue
         try:
-            found[name] = getattr(load("generate", {name: str(value)}).generate, name)
-        except UserError as error:
-            problems += [f"{path}: {problem.removeprefix('--')}" for problem in error.problems]
+            found[name] = parse(members[name], str(value) if name == "early_stopping" else value)
+        except ValueError as error:
+            problems.append(f"{path}: {key} = {named.get(key, value)}, {error}")
     return found, problems
 
 
+def remarks(folder: Path) -> list[str]:
+    """Keys in the files of a model's folder that nobody knows: file and names. Who reads a broken file says so."""
+    told = []
+    for path in map(folder.joinpath, FILES):
+        with suppress(UserError):
+            if path.is_file() and (names := unknown_keys(path, read_json(path))):
+                told.append(f"{path}: {', '.join(names)[:200]}")
+    return told
+
+
+def _other_tokens(path: Path, named: Mapping[str, Any], shape: Mapping[str, Any]) -> list[str]:
+    """Tokens that would start or end an answer otherwise than the model learnt."""
+    problems = []
+    ends, own = named.get("eos_token_id"), shape.get("eos_token_id", 1)
+    ends, own = (list(dict.fromkeys(ids)) if isinstance(ids, list) else [ids] for ids in (ends, own))
+    if len(ends) > 1:
+        problems.append(
+            f"{path}: eos_token_id = {str(ends)[:60]}, an answer has one end token here; leave the model's own"
+        )
+    elif ends != [None] and ends != own:
+        problems.append(f"{path}: eos_token_id = {str(ends[0])[:60]}, {CONFIG} has {own[0]}; leave one in both")
+    start, pad = named.get("decoder_start_token_id"), shape.get("pad_token_id")
+    known = shape.get("decoder_start_token_id")
+    known = (0 if pad is None else pad) if known is None else known
+    if start is not None and start != known:
+        problems.append(f"{path}: decoder_start_token_id = {str(start)[:60]}, {CONFIG} has {known}; leave one in both")
+    return problems
+
+
 def keep_answers(folder: Path, settings: GenerateConfig) -> None:
-    """Add how a model shall answer to the `generation_config.json` of its folder, as far as that is not the default.
+    """Add how a model shall answer to the `generation_config.json` of its folder: the longest answer, and what is not default.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    path, named = folder / GENERATION_FILE, other_than_default(settings)
-    if named:
-        there: Mapping[str, Any] = json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
-        told = {name: _WORDS.get(value, value) for name, value in named.items()}
-        path.write_text(json.dumps({**there, **told}, indent=2) + "\n", encoding="utf8")
+    path = folder / GENERATION
+    there: Mapping[str, Any] = json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
+    kept = {name: _WORDS.get(value, value) for name, value in other_than_default(settings).items()}
+    content = {**there, "max_new_tokens": settings.max_new_tokens, **kept}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
 
 
 def other_than_default(settings: GenerateConfig) -> dict[str, Any]:
-    """What a model can keep of how answers are written."""
+    """What a model can keep of how answers are sought."""
     return {name: value for name in HEEDED if (value := getattr(settings, name)) != getattr(GenerateConfig, name)}

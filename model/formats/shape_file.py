@@ -1,11 +1,13 @@
 """Which shape has the model of a Hugging Face folder? `config.json`, as far as the tensors beside it bear it out; no torch.
 
 Two meanings differ between versions of transformers, and are settled here:
-- Whether the head is the embedding is read from the tensors: up to version 4 `tie_word_embeddings` says it, from
-  version 5 on the flag is always true and a head of its own is simply there.
+- Whether the head is the embedding: in files of version 4 `tie_word_embeddings` says it; from version 5 on the flag is
+  always true and a head of its own is simply there, so the tensors say it.
 - Whether the decoder's output is scaled by d_model^-0.5: `scale_decoder_outputs` where given (T5 from version 5 on),
-  else never for mT5, else where `tie_word_embeddings` is not false. From version 5 on every UMT5 is scaled; so a UMT5
-  that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
+  else where `tie_word_embeddings` is not false; an mT5 from version 5 on never. From version 5 on every UMT5 is scaled; so
+  a UMT5 that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
+
+Every key of the file is declared in `settings.published_keys`.
 
 Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
 """
@@ -13,6 +15,7 @@ Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +23,15 @@ from config import T5ModelConfig
 from model.formats.headers import TensorHeaders, read_json
 from model.shapes import weight_counts
 from settings.fields import UserError, counted, parse
+from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE = CONFIG
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "t5": {"dropout_rate": 0.1},
     "mt5": {
+        "decoder_start_token_id": 0,
         "dropout_rate": 0.1,
         "vocab_size": 250112,
         "d_ff": 1024,
@@ -36,6 +41,10 @@ _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _FAMILY_DEFAULTS["umt5"] = _FAMILY_DEFAULTS["mt5"]
+_OTHER_NAMES = {  # of transformers, for the same number
+    "hidden_size": "d_model", "head_dim": "d_kv", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+}  # fmt: skip
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 # a configuration may speak of more weights than its files have bytes only so far, and so small that the message which
 # names each missing tensor costs nothing
 LEAST_FILE_SHARE, SMALL_MODEL = 2, 10**6
@@ -46,11 +55,16 @@ def embedding_name(stored: TensorHeaders) -> str:
     return next((name for name in (EMBEDDING, *EMBEDDING_COPIES, HEAD) if name in stored.names), EMBEDDING)
 
 
-def _is_tied(stored: TensorHeaders, flag: bool) -> bool:
-    """Whether the head is the embedding; where the flag says so, a head of its own must differ to count."""
+def _is_tied(stored: TensorHeaders, flag: bool, version: int) -> bool:
+    """Whether the head is the embedding; where the flag says so, a head of its own must differ to count.
+
+    Version 4 of transformers passes over such a head.
+    """
     embedding = embedding_name(stored)
     if HEAD not in stored.names or embedding == HEAD:
         return flag or embedding == HEAD  # where the flag denies it, as in the files of a T5Model, the head is missing
+    if flag and 1 <= version <= 4:
+        return True
     return flag and stored.equal(embedding, HEAD)
 
 
@@ -73,12 +87,24 @@ def _family(raw: dict[str, Any]) -> Any:
     return next((family for family in ("umt5", "mt5", "t5") if name.startswith(family)), name)
 
 
-def _feed_forward(raw: dict[str, Any]) -> str | None:
-    """The activation, where a configuration gives its two halves alone: `dense_act_fn` and `is_gated_act`."""
-    activation = raw.get("dense_act_fn")
-    if raw.get("feed_forward_proj") is not None or activation is None:
-        return raw.get("feed_forward_proj")
-    return ("gated-" if raw.get("is_gated_act") else "") + str(activation).replace("gelu_new", "gelu")
+def _feed_forward(raw: dict[str, Any], default: str) -> str:
+    """The activation: `feed_forward_proj`, but for what `dense_act_fn` and `is_gated_act` say; its `gelu` is that by tanh."""
+    named = str(raw.get("feed_forward_proj", default))
+    activation, gated = raw.get("dense_act_fn"), raw.get("is_gated_act")
+    is_gated = named.startswith("gated-") if gated is None else bool(gated)
+    if activation is None:
+        activation = "gelu_new" if named == "gated-gelu" else named.removeprefix("gated-")
+    words = {**dict.fromkeys(_TANH_GELU, "gelu"), "gelu": "gelu (exact)", "swish": "silu"}
+    found = ("gated-" if is_gated else "") + words.get(str(activation), str(activation))
+    if found == named or "feed_forward_proj" not in raw:
+        return found
+    return f"{named} (dense_act_fn and is_gated_act say {found})"
+
+
+def _version(raw: dict[str, Any]) -> int:
+    """The main version of transformers that wrote a configuration; 0 where it does not say so, as before version 4."""
+    written = re.match(r"\d+", str(raw.get("transformers_version") or ""))
+    return int(written[0]) if written else 0
 
 
 def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5ModelConfig:
@@ -87,31 +113,38 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     Raises:
         UserError: as `read_config`.
     """
-    family, raw = _family(raw), {**raw, "feed_forward_proj": _feed_forward(raw)}
+    family = _family(raw)
     if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
         raise UserError(f"{path}: model_type = {family}, is not a T5; allowed: {', '.join(_FAMILY_DEFAULTS)}")
-    values = {**_FAMILY_DEFAULTS[family], **{name: value for name, value in raw.items() if value is not None}}
+    raw = {name: value for name, value in raw.items() if value is not None}
+    problems = check_keys(path, raw, CONFIG_KEYS.keys() - GENERATION_KEYS.keys())
+    for other, name in _OTHER_NAMES.items():
+        if raw.setdefault(name, raw.get(other)) != raw.get(other, raw[name]):
+            problems.append(f"{path}: {other} = {raw[other]}, is not {name} ({raw[name]}); leave one of them")
+    raw = {name: value for name, value in raw.items() if value is not None}
+    values = {**_FAMILY_DEFAULTS[family], **raw}
+    values["feed_forward_proj"] = _feed_forward(raw, values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
     values.setdefault("num_decoder_layers", values.get("num_layers", T5ModelConfig.num_layers))
-    tied_flag = values.get("tie_word_embeddings", True) is not False
-    values.setdefault("scale_decoder_outputs", family == "umt5" or (family == "t5" and tied_flag))
-    values.update(tie_word_embeddings=_is_tied(stored, tied_flag), bias_in_every_layer=family == "umt5")
-    if isinstance(values.get("eos_token_id"), list) and values["eos_token_id"]:
-        values["eos_token_id"] = values["eos_token_id"][0]
+    version = _version(raw)
+    tied_flag = values.get("tie_word_embeddings", family != "mt5" or version >= 5) is not False
+    values.setdefault("scale_decoder_outputs", family == "umt5" or (tied_flag and (family == "t5" or version < 5)))
+    values.update(tie_word_embeddings=_is_tied(stored, tied_flag, version), bias_in_every_layer=family == "umt5")
+    if isinstance(ends := values.get("eos_token_id"), list) and len(set(map(str, ends))) == 1:
+        values["eos_token_id"] = ends[0]
     taken: dict[str, Any] = {}
-    problems = []
     for member in dataclasses.fields(T5ModelConfig):
         try:
             taken[member.name] = parse(member, values.get(member.name, member.default))
         except ValueError as error:
             problems.append(f"{path}: {member.name} = {values[member.name]}, {error}")
     config = T5ModelConfig(**taken)
-    start = values.get("decoder_start_token_id", config.pad_token_id)
-    if start != config.pad_token_id:
-        problems.append(f"{path}: decoder_start_token_id = {start}, must be pad_token_id ({config.pad_token_id})")
-    if max(config.pad_token_id, config.eos_token_id) >= config.vocab_size and not problems:
+    if config.decoder_start_token_id == config.pad_token_id:  # the default has one form, by which shapes are compared
+        config = dataclasses.replace(config, decoder_start_token_id=None)
+    if max(config.pad_token_id, config.eos_token_id, config.start_token_id) >= config.vocab_size and not problems:
         problems.append(
-            f"{path}: vocab_size = {config.vocab_size}, has no row for pad_token_id ({config.pad_token_id}) or eos_token_id "
-            f"({config.eos_token_id}); use the config.json that belongs to the tokenizer"
+            f"{path}: vocab_size = {config.vocab_size}, has no row for pad_token_id ({config.pad_token_id}), eos_token_id "
+            f"({config.eos_token_id}) or decoder_start_token_id ({config.start_token_id}); use the config.json that belongs to "
+            "the tokenizer"
         )
     if problems := problems or _beyond_its_tensors(path, config, stored):
         raise UserError(*problems)

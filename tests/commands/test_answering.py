@@ -12,13 +12,15 @@ import torch
 
 from commands.loading import answering
 from commands.merge import merge
-from config import Config, GenerateConfig, load
+from config import Config, GenerateConfig, UserError, load
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.decoding.generation import generate
 from model.formats.answering import GENERATION_FILE, answers_by, keep_answers
 from tests.commands.test_chat import save_adapter
+from tests.training.small_runs import SMALL
 from tests.training.small_trained import SHAPE, save_trained
+from trainer_low_mem import LowMemTrainer
 from training.start.beginning import begin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,10 +44,10 @@ def folder(tmp_path: Path) -> Path:
 def test_what_is_kept_is_read_again_beside_the_tokens(folder: Path) -> None:
     before = json.loads((folder / GENERATION_FILE).read_text())
     keep_answers(folder, GenerateConfig(max_new_tokens=7, temperature=0.5))
-    assert json.loads((folder / GENERATION_FILE).read_text()) == before and answers_by(folder) == ({}, [])
+    assert json.loads((folder / GENERATION_FILE).read_text()) == {**before, "max_new_tokens": 7}
     keep_answers(folder, SEARCH)
-    assert json.loads((folder / GENERATION_FILE).read_text()) == {**before, **KEPT}
-    assert answers_by(folder) == (KEPT, [])
+    assert json.loads((folder / GENERATION_FILE).read_text()) == {**before, **KEPT, "max_new_tokens": 128}
+    assert answers_by(folder) == ({**KEPT, "max_new_tokens": 128}, [])
     assert answers_by(folder / "nowhere") == ({}, [])
 
 
@@ -80,33 +82,65 @@ def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--length_penalty = 2.0, changes nothing here without --num_beams=4" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "content, found",
-    [
-        ({"num_beams": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": "True"}),
-        ({"num_beams": 1, "repetition_penalty": None}, {"num_beams": 1}),
-        ({"do_sample": True, "temperature": 0.7, "top_k": 50, "max_length": 512}, {}),
-    ],
-)
-def test_published_files(tmp_path: Path, content: dict[str, Any], found: dict[str, Any]) -> None:
-    (tmp_path / GENERATION_FILE).write_text(json.dumps(content))
+DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+
+
+@pytest.mark.parametrize("content, found", [
+    ({"num_beams": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": "True"}),
+    ({"num_beams": 1, "repetition_penalty": None, "bad_words_ids": None}, {"num_beams": 1}),
+    ({"max_length": 200, "min_length": 30}, {"max_new_tokens": 199, "min_new_tokens": 29}),
+    ({"max_length": 200, "max_new_tokens": 7, "min_length": 0}, {"max_new_tokens": 7}),
+    ({"do_sample": True}, DRAWN),
+    ({"do_sample": True, "temperature": 0.7, "top_k": 0, "min_p": 0.0}, {**DRAWN, "temperature": 0.7, "top_k": 0}),
+    ({"do_sample": False, "temperature": 0.7, "top_k": 50, "min_p": 0.1}, {}),
+    ({"eos_token_id": [1], "decoder_start_token_id": 0, "pad_token_id": 5, "use_cache": True}, {}),
+])  # fmt: skip
+@pytest.mark.parametrize("file", [GENERATION_FILE, "config.json"])
+def test_published_files(tmp_path: Path, file: str, content: dict[str, Any], found: dict[str, Any]) -> None:
+    """Settings of config.json count where there is no other file; 20 is what its first versions held by default."""
+    (tmp_path / file).write_text(json.dumps(content))
     assert answers_by(tmp_path) == (found, [])
+    if file == "config.json":
+        (tmp_path / file).write_text('{"max_length": 20}')
+        assert answers_by(tmp_path) == ({}, [])
+        (tmp_path / GENERATION_FILE).write_text("{}")
+        assert answers_by(tmp_path) == ({}, [])
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["{", "[]", '{"num_beams": "many"}', '{"num_beams": 300}', '{"early_stopping": 7}', '{"eos_token_id": [1, 9]}'],
-)
-def test_what_nobody_can_write_by_is_told_and_passed_over(
-    folder: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    """A published model answers all the same."""
+@pytest.mark.parametrize("text, words", [
+    ("{", "cannot be read"), ("[]", "is not a JSON object"), ('{"num_beams": "many"}', "num_beams = many"),
+    ('{"num_beams": 300}', "num_beams = 300"), ('{"early_stopping": 7}', "early_stopping = 7"),
+    ('{"eos_token_id": [1, 9]}', "an answer has one end token"), ('{"eos_token_id": 9}', "config.json has 1"),
+    ('{"decoder_start_token_id": 9}', "config.json has 0"), ('{"max_length": 1}', "max_length = 1"),
+    ('{"max_length": "long"}', "max_length = long"), ('{"min_length": 300}', "is more than max_new_tokens (128)"),
+    ('{"bad_words_ids": [[5]]}', "bad_words_ids = [[5]], words that answers must not"), ('{"num_beam_groups": 2}', "allowed: 1, null"),
+    ('{"do_sample": true, "min_p": 0.1}', "min_p = 0.1"), ('{"do_sample": true, "num_beams": 4}', "is a search and draws no tokens"),
+    ('{"guidance_scale": 1.5}', "guidance_scale"), ('{"num_beams": 4, "renormalize_logits": true}', "renormalize_logits"),
+])  # fmt: skip
+def test_what_nobody_can_write_by_is_refused(folder: Path, tmp_path: Path, text: str, words: str) -> None:
+    """Where answers are written; what is finetuned from it answers without."""
     (folder / GENERATION_FILE).write_text(text)
-    assert how(answering(settings(), folder, [])) == how(Config())
+    with pytest.raises(UserError) as caught:
+        answering(settings(), folder, [])
+    assert GENERATION_FILE in str(caught.value) and words in str(caught.value)
+
+
+def test_a_flag_stands_over_what_cannot_be_done_and_unknown_keys_are_mentioned(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / GENERATION_FILE).write_text(
+        '{"num_beams": 300, "no_repeat_ngram_size": 3, "novel": 1, "do_sample": true}'
+    )
+    config = answering(settings(num_beams=2), folder, [])
+    assert how(config, ("num_beams", "no_repeat_ngram_size", "temperature")) == {
+        "num_beams": 2, "no_repeat_ngram_size": 3, "temperature": 0.0,
+    }  # fmt: skip
     told = capsys.readouterr().err
-    assert GENERATION_FILE in told and told.count("; passed over") == 1
-    (folder / GENERATION_FILE).write_text('{"num_beams": 300, "no_repeat_ngram_size": 3}')
-    assert how(answering(settings(), folder, []))["no_repeat_ngram_size"] == 3, "what is sound is heeded"
+    assert "generation_config.json: novel: not known, passed over" in told
+    greedy = answering(settings(num_beams=1, temperature=0), folder, [])
+    assert how(greedy, ("temperature", "top_k", "no_repeat_ngram_size")) == {
+        "temperature": 0.0, "top_k": 0, "no_repeat_ngram_size": 3,
+    }  # fmt: skip
 
 
 def test_what_is_finetuned_answers_as_its_base(folder: Path, tmp_path: Path) -> None:
@@ -120,6 +154,25 @@ def test_what_is_finetuned_answers_as_its_base(folder: Path, tmp_path: Path) -> 
     assert how(begin(settings("train", **flags, num_beams=1, lora_rank=2), str).config) == {**KEPT, "num_beams": 1}
 
 
+def test_a_run_keeps_the_longest_answer_of_its_rows_or_of_its_base(folder: Path, tmp_path: Path) -> None:
+    """In a model's folder and an adapter's; bytes are tokens here, and the end token is one more."""
+    (folder / GENERATION_FILE).unlink()
+    for name, length, base, flags, kept in (
+        ("first", 150, folder, {}, 151),
+        ("adapter", 160, folder, {"lora_rank": 2}, 161),
+        ("second", 20, tmp_path / "runs" / "first", {}, 151),
+    ):
+        rows = ({"prompt": f"say {n}", "response": "x" * n} for n in (3, 7, length) for _ in range(4))
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shape = {name: value for name, value in SMALL.items() if not name.startswith(("d_", "num_", "vocab"))}
+        LowMemTrainer(settings("train", **{
+            **shape, "is_finetune": True, "finetune_from": base, "train_file": tmp_path / "pairs.jsonl", "max_steps": 2,
+            "cache_dir": tmp_path / "cache", "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "run_name": name,
+            "validation_file": tmp_path / "pairs.jsonl", "max_target_len": 256, "num_threads": 1, **flags,
+        })).train()  # fmt: skip
+        assert answers_by(tmp_path / "runs" / name)[0]["max_new_tokens"] == kept
+
+
 def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Path) -> None:
     keep_answers(folder, SEARCH)
     adapter = save_adapter(folder, tmp_path / "adapter", 1)
@@ -127,9 +180,10 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
     (adapter / GENERATION_FILE).write_text('{"num_beams": 1}')
     assert how(answering(settings(), folder, [adapter]), ("num_beams",)) == {"num_beams": 1}, "a default may be named"
     keep_answers(adapter, GenerateConfig(num_beams=2))
+    assert how(answering(settings(), folder, [adapter])) == {**KEPT, "num_beams": 2}
     published = json.loads((folder / GENERATION_FILE).read_text())
     (folder / GENERATION_FILE).write_text(json.dumps({**published, "eos_token_id": [1, 9]}))
-    assert how(answering(settings(), folder, [adapter])) == {**KEPT, "num_beams": 2}
     merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "merged"))
     found, problems = answers_by(tmp_path / "merged")
-    assert found == {**KEPT, "num_beams": 2} and "eos_token_id = [1, 9], an answer has one end token" in problems[0]
+    assert found == {**KEPT, "num_beams": 2, "max_new_tokens": 128}
+    assert "eos_token_id = [1, 9], an answer has one end token" in problems[0]

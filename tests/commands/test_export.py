@@ -28,6 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "t5": {},
     "t5_v1_1": {**GATED, "scale_decoder_outputs": False},
     "umt5": {**GATED, "bias_in_every_layer": True},
+    "madlad": {**GATED, "scale_decoder_outputs": False, "decoder_start_token_id": 3},
 }
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -81,7 +82,8 @@ def test_llama_cpp_finds_all_it_looks_for(
 
     assert told("general.architecture") == "t5" and told("t5.block_count") == 2 and told("t5.decoder_block_count") == 3
     assert told("t5.attention.key_length") == 16 and told("t5.attention.relative_buckets_count") == 32
-    assert told("t5.decoder_start_token_id") == told("tokenizer.ggml.padding_token_id") == tokenizer.pad_id
+    assert told("t5.decoder_start_token_id") == told("tokenizer.ggml.bos_token_id") == model.config.start_token_id
+    assert told("tokenizer.ggml.padding_token_id") == tokenizer.pad_id
     assert told("tokenizer.ggml.model") == {"bpe": "gpt2", "unigram": "t5"}[kind]
     pieces, kinds = told("tokenizer.ggml.tokens"), told("tokenizer.ggml.token_type")
     assert len(pieces) == model.config.vocab_size and kinds[tokenizer.eos_id] == gguf.TokenType.CONTROL

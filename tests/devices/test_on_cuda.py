@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from config import load
+from config import T5ModelConfig, load
 from data.batches.collate import Row, collate
 from devices import cuda
 from devices.base import Device, place
@@ -333,7 +333,10 @@ def test_batches_reach_the_gpu_as_they_are(gpu: Device) -> None:
     from engine.micro_batches import to_micro_batch
 
     batch = collate([Row(torch.arange(2, 9).numpy(), torch.arange(3, 7).numpy(), 5)], 0)
-    here, there = to_micro_batch(batch, 0, torch.device("cpu")), to_micro_batch(batch, 0, gpu.torch_device)
+    here, there = (
+        to_micro_batch(batch, T5ModelConfig(), torch.device("cpu")),
+        to_micro_batch(batch, T5ModelConfig(), gpu.torch_device),
+    )
     for name in ("input_ids", "decoder_ids", "labels"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
     assert there.source.lengths == here.source.lengths

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from config import T5ModelConfig
 from data.batches.collate import Row, collate
 from engine.checkpointing import Checkpointing
 from engine.micro_batches import to_micro_batch
@@ -58,7 +59,7 @@ def met(kind: str, steps: int, rows: int, batch_size: int) -> Counting:
             pairs = zip(sources[counting.step], targets[counting.step], strict=True)
             made = [Row(np.full(s, 3), np.full(t, 4), number) for number, (s, t) in enumerate(pairs)]
             parts = [
-                to_micro_batch(collate(made[at : at + batch_size], 0), 0, torch.device("cpu"), sizes)
+                to_micro_batch(collate(made[at : at + batch_size], 0), T5ModelConfig(), torch.device("cpu"), sizes)
                 for at in range(0, rows, batch_size)
             ]
             walk.gradients(parts, 100, lambda weights: None)

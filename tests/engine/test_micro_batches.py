@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
 from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch, to_micro_batch
@@ -34,7 +35,7 @@ def result(family: str, micro_batch: MicroBatch, saved: int) -> tuple[float, dic
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("saved", [0, 9])
 def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, saved: int) -> None:
-    plain, filled = (to_micro_batch(batch(3, 5), 0, CPU, sizes) for sizes in (None, ((), ())))
+    plain, filled = (to_micro_batch(batch(3, 5), T5ModelConfig(), CPU, sizes) for sizes in (None, ((), ())))
     assert plain.input_ids.shape != filled.input_ids.shape and plain.num_labels == filled.num_labels
     loss, gradients = result(family, plain, saved)
     other_loss, other_gradients = result(family, filled, saved)
@@ -44,7 +45,9 @@ def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, saved: int
 
 
 def test_batches_of_many_lengths_have_few_shapes() -> None:
-    micro_batches = [to_micro_batch(batch(5, seed), 0, CPU, ((64, 96, 160), (80, 160))) for seed in range(200)]
+    micro_batches = [
+        to_micro_batch(batch(5, seed), T5ModelConfig(), CPU, ((64, 96, 160), (80, 160))) for seed in range(200)
+    ]
     assert {len(micro_batch.input_ids) for micro_batch in micro_batches} == {64, 96, 160}
     assert (
         {len(micro_batch.decoder_ids) for micro_batch in micro_batches}
@@ -53,9 +56,16 @@ def test_batches_of_many_lengths_have_few_shapes() -> None:
     )
 
 
+def test_the_decoder_begins_with_its_own_token() -> None:
+    rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 4), 6)]
+    shape = T5ModelConfig(pad_token_id=1, decoder_start_token_id=0)
+    micro_batch = to_micro_batch(collate(rows, 1), shape, CPU, None)
+    assert micro_batch.decoder_ids.tolist() == [0, 2, 3, 4, 5, 0, 2]
+
+
 def test_fillers_belong_to_no_row_and_no_label_judges_them() -> None:
     rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 9), 6)]
-    micro_batch = to_micro_batch(collate(rows, 0), 0, CPU, ((24,), (13, 20)))
+    micro_batch = to_micro_batch(collate(rows, 0), T5ModelConfig(), CPU, ((24,), (13, 20)))
     assert micro_batch.source.lengths == (8, 8) and micro_batch.target.lengths == (5, 7)
     assert (micro_batch.source.filler, micro_batch.target.filler) == (8, 1)
     assert len(micro_batch.input_ids) == micro_batch.source.num_tokens == 24 and len(micro_batch.labels) == 13

@@ -195,8 +195,8 @@ def test_not_a_t5(folder: Path) -> None:
 
 
 def test_impossible_values_are_all_named(folder: Path) -> None:
-    change_config(folder, d_model=0, num_heads="many", feed_forward_proj="gated-relu6", decoder_start_token_id=9)
-    refused(folder, "d_model = 0", "num_heads = many", "feed_forward_proj = gated-relu6", "decoder_start_token_id = 9")
+    change_config(folder, d_model=0, num_heads="many", feed_forward_proj="gated-relu6", decoder_start_token_id="no")
+    refused(folder, "d_model = 0", "num_heads = many", "feed_forward_proj = gated-relu6", "decoder_start_token_id = no")
 
 
 def test_pickle_is_not_read(folder: Path) -> None:

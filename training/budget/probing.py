@@ -116,8 +116,8 @@ class Probe:
     def _evaluate(self, phase: str) -> None:
         with self._phase(phase):
             batch = self._batch(self.request.evaluation, 0)
-            pad, device = self.request.config.model.pad_token_id, self.device.torch_device
-            float(self.engine.walk.loss([to_micro_batch(batch, pad, device)]))
+            shape, device = self.request.config.model, self.device.torch_device
+            float(self.engine.walk.loss([to_micro_batch(batch, shape, device)]))
 
     def _write_samples(self) -> None:
         count, walk = self.request.config.train.sample_rows, self.engine.walk

@@ -25,7 +25,7 @@ def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, dev
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     walk.objective.clear()
     for batch in together(walk, batches, accelerator) if walk.weight_store.is_collective else batches:
-        part = to_micro_batch(batch, walk.model.config.pad_token_id, device)
+        part = to_micro_batch(batch, walk.model.config, device)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
     loss, tokens, rows = sum_over(accelerator, *sums.tolist())
     metrics = mean_metrics(walk.objective, tokens, accelerator)

@@ -16,7 +16,7 @@ from engine.walk import Walk
 from language import say
 from limits import SAMPLE_TOKENS
 from memory.cost.generation import Weights, Writing, most_rows, predict_generation
-from model.decoding.generation import generate
+from model.decoding.generation import generate, is_cut
 from settings.fields import AUTO
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.collectives import sum_over
@@ -24,6 +24,7 @@ from training.report.progress import Progress
 from training.report.results import Sample
 from training.report.tracking import MetricsFile
 
+CUT = "[...]"  # behind a sample that was cut at the longest length
 SHOWN = 3  # scored answers that are shown
 READ_ROWS = 64  # at once, where nothing is answered
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for the first bytes of a letter that was cut through
@@ -42,20 +43,20 @@ def generate_metrics(
     names: Sequence[str],
     shown: int = 0,
     seed: int = 0,
-) -> tuple[dict[str, float], list[Sample]]:
+) -> tuple[dict[str, float], list[Sample], int]:
     """Answer the first held-out rows, each process its part, and score the answers.
 
     Args:
-        settings: how answers are written; seldom longer than the longest target of `loader`.
+        settings: how answers are written.
         rows: how many, of all processes. batch_size: answered at once.
         names: scores, see `training.evaluation.scores.metric_names`.
         shown: samples to give back, of this process. seed: of answers that are drawn.
     Returns:
-        score name -> percentage over all processes; and the first samples.
+        score name -> percentage over all processes; the first samples; and how many answers of all were cut.
     Memory: `model.decoding.generation.generate` for one batch; nothing grows with `rows`.
     """
     scores = AnswerScores(names)
-    samples: list[Sample] = []
+    samples, cut = list[Sample](), 0
     rank, processes = accelerator.process_index, accelerator.num_processes
     for batch in loader.evaluation_batches(rows, batch_size, rank, processes):
         pairs = [_row(batch, place) for place in range(batch.num_rows)]
@@ -63,18 +64,27 @@ def generate_metrics(
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
+            cut += is_cut(answer, settings)
             scores.add(sample.answer, _unmatched(sample.reference, target, tokenizer))
             if len(samples) < shown:
                 samples.append(sample)
-    return scores.result(np.array(sum_over(accelerator, *scores.sums))), samples
+    *sums, all_cut = sum_over(accelerator, *scores.sums, cut)
+    return scores.result(np.array(sums)), samples, int(all_cut)
 
 
 def score_answers(
-    walk: Walk, loader: StepLoader, tokenizer: Tokenizer, config: Config, accelerator: Accelerator, free_bytes: int
+    walk: Walk,
+    loader: StepLoader,
+    tokenizer: Tokenizer,
+    config: Config,
+    accelerator: Accelerator,
+    longest_answer: int,
+    free_bytes: int,
 ) -> tuple[dict[str, float], list[Sample]]:
     """Score answers within a training run: greedy ones to the first `eval_generate_rows` held-out rows.
 
     Args:
+        longest_answer: tokens of the longest that it is trained on, where the published model ends its answers too.
         free_bytes: what may be taken now; so many rows are answered at once as fit, one at least.
     Returns:
         score name -> percentage, empty where no rows were asked for; and a few samples.
@@ -92,16 +102,23 @@ def score_answers(
     def fits(writing: Writing) -> bool:
         return sum(predict_generation(walk.model.config, beside, writing, 0).values()) <= free_bytes
 
-    settings = GenerateConfig(max_new_tokens=loader.longest[1])
-    batch_size = max(1, most_rows(fits, Writing(rows, *loader.longest)))
-    return generate_metrics(
+    settings = GenerateConfig(max_new_tokens=longest_answer)
+    batch_size = max(1, most_rows(fits, Writing(rows, loader.longest[0], longest_answer)))
+    scores, samples, _ = generate_metrics(
         walk, loader, tokenizer, settings, accelerator,
         rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
     )  # fmt: skip
+    return scores, samples
 
 
 def show_samples(
-    walk: Walk, loader: StepLoader, tokenizer: Tokenizer, count: int, progress: Progress, metrics: MetricsFile
+    walk: Walk,
+    loader: StepLoader,
+    tokenizer: Tokenizer,
+    count: int,
+    progress: Progress,
+    metrics: MetricsFile,
+    longest_answer: int,
 ) -> str | None:
     """Answer the first `count` held-out rows greedily, on the screen and in metrics.jsonl.
 
@@ -114,13 +131,14 @@ def show_samples(
         for source, _ in rows
     ]
     if count and rows:
-        answers = _answers(walk, [source for source, _ in rows], GenerateConfig(max_new_tokens=SAMPLE_TOKENS))
+        settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
+        answers = _answers(walk, [source for source, _ in rows], settings)
         progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
             text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
             reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
-            progress.sample(prompt, text, reference)
+            progress.sample(prompt, f"{text} {CUT}" if is_cut(answer, settings) else text, reference)
             metrics.write("sample", prompt=prompt, answer=text, reference=reference)
     return prompts[0] if prompts else None
 

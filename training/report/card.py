@@ -66,7 +66,7 @@ encoder = onnxruntime.InferenceSession("FOLDER/encoder_model.onnx")
 decoder = onnxruntime.InferenceSession("FOLDER/decoder_model.onnx")
 ```
 
-`encoder` takes `input_ids` and `attention_mask`; `decoder` takes `input_ids` (the answer so far, from `pad_token_id` on),
+`encoder` takes `input_ids` and `attention_mask`; `decoder` takes `input_ids` (the answer so far, from `decoder_start_token_id` of `config.json` on),
 `encoder_hidden_states` and `encoder_attention_mask`, and gives `logits`.''',
 }  # fmt: skip
 

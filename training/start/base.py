@@ -25,7 +25,13 @@ from training.start.adapted import check_trained, home_of, with_form_of
 from training.start.download import MODELS_DIR, download, how_to_fetch
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
-NOT_OF_SHAPE = ("dropout_rate", "vocab_size", "pad_token_id", "eos_token_id")  # the tokenizer's, or of training alone
+NOT_OF_SHAPE = (
+    "dropout_rate",
+    "vocab_size",
+    "pad_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)  # the tokenizer's, or of training alone
 NAMED = ("flag", "file", "edited")  # origins of what a user has chosen
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 

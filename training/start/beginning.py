@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from config import PREFERENCES, Config, UserError
 from data.prepare.preparing import Prepared, prepare_in_child
 from data.prepare.task import file_problems
 from language import say
-from model.formats.answering import answers_by
+from model.formats.answering import HEEDED, answers_by, remarks
 from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
 from settings.fields import AUTO
@@ -23,6 +24,9 @@ from training.report.heartbeat import PREPARING_FILE
 from training.start.adapted import check_trained, home_of, with_form_of
 from training.start.base import MODEL_FIELDS, choose_base
 from training.start.resuming import find_run_to_resume, resumed_config, unused_places
+
+# what a new model takes over of how its base answers; of the longest answer, where that is longer than what it is trained on
+TAKEN = (*HEEDED, "max_new_tokens")
 
 
 @dataclass
@@ -70,7 +74,7 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
             refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         config = _with_shape_of(config, home)
         if run_dir is None:
-            config = _with_answers_of(config, home, base)
+            config = _with_answers_of(config, notes, home, base)
         if config.data.tokenizer_dir == AUTO:
             config = config.changed(tokenizer_dir=str(home))
     config = with_form_of(config, base)
@@ -103,14 +107,19 @@ def _with_base(config: Config, base: Path | None) -> Config:
     return config.changed(finetune_from=None if base is None else str(base.absolute()))
 
 
-def _with_answers_of(config: Config, *places: Path) -> Config:
+def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:
     """The settings with what the base says of how it answers, where nobody says so now: the new model answers so too.
 
     Args:
-        places: an adapter's base, and the adapter, whose word goes before.
+        notes: gets what the new model does not take over. places: an adapter's base, and the adapter, whose word goes before.
     """
-    told = {name: value for place in places for name, value in answers_by(place)[0].items()}
-    return config.changed(**{name: value for name, value in told.items() if not config.given(name)})
+    taken: dict[str, Any] = {}
+    for place in dict.fromkeys(places):
+        found, problems = answers_by(place)
+        taken |= {name: value for name, value in found.items() if name in TAKEN and not config.given(name)}
+        notes += [say("{problem}; the new model answers without it", problem=problem) for problem in problems]
+        notes += [say("{keys}: not known, passed over", keys=keys) for keys in remarks(place)]
+    return config.changed(**taken)
 
 
 def _with_shape_of(config: Config, base: Path) -> Config:

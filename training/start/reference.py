@@ -302,7 +302,7 @@ class _Job:
             places = mine[first : first + self.batch_size]
             # where weights are sharded, a rank without rows must take part in the forward all the same
             rows = block[places] if len(places) else block[:1]
-            part = to_micro_batch(self.loader.batch_of(rows), self.walk.model.config.pad_token_id, self.device)
+            part = to_micro_batch(self.loader.batch_of(rows), self.walk.model.config, self.device)
             (losses,) = self.walk.token_losses([part])
             if len(places):
                 values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()

@@ -71,7 +71,7 @@ class Rows:
         evaluation = evaluation_lengths(validation, config.train.eval_rows, processes)
         source, target = map(max, train.longest, validation.longest)
         return cls(
-            data.objective, source, target, validation.longest[1], train.num_rows, validation.num_rows,
+            data.objective, source, target, train.longest_answer, train.num_rows, validation.num_rows,
             _shapes(found, config.data.batch_tokens or None), _shapes(evaluation, None),
         )  # fmt: skip
 

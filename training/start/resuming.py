@@ -104,7 +104,12 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     ]
     is_other = config.given("model_preset") and config.model_preset != theirs["model_preset"]
     if is_other and theirs["finetune_from"] in (None, AUTO):  # else the shape is the base's
-        of_data = ("vocab_size", "pad_token_id", "eos_token_id")  # which a tokenizer may have changed since
+        of_data = (
+            "vocab_size",
+            "pad_token_id",
+            "eos_token_id",
+            "decoder_start_token_id",
+        )  # which a tokenizer may have changed since
         shape = [name for name in model_presets()[config.model_preset] if name in defining and name not in of_data]
         if others := [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name] and name not in named]:
             problems.append(

@@ -185,6 +185,7 @@ def test_the_longest_rows_are_known(configure: Any, pairs_file: Path, text_file:
         seen = loader.micro_batches(0, effective_batch_size=loader.num_rows, batch_size=1)
         lengths = [(int(batch.input_lengths[0]), int(batch.target_lengths[0])) for batch in seen]
         assert loader.longest == tuple(max(side) for side in zip(*lengths, strict=True))
+        assert loader.longest_answer == loader.longest[1]
     shorter = StepLoader(prepare(configure(train_file=pairs_file)).train_dir, "pairs", config)
     assert shorter.longest == (16, 4)
     config = configure(train_file=text_file)

@@ -24,7 +24,7 @@ def losses(model: T5, batches: list[Any]) -> list[float]:
     walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0)
     device = torch.device("cpu")
     with torch.no_grad():
-        return [float(walk.loss([to_micro_batch(batch, model.config.pad_token_id, device)])) for batch in batches]
+        return [float(walk.loss([to_micro_batch(batch, model.config, device)])) for batch in batches]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -61,6 +61,7 @@ def test_every_row_comes_once_with_both_answers(preferences: Any, tmp_path: Path
     assert prepared.objective == "preferences" and rows >= 118
     loader = StepLoader(prepared.train_dir, "preferences", config)
     assert loader.longest == (40, 9 + 30), "the longest row has both answers in the decoder"
+    assert loader.longest_answer == 9, "the chosen one"
     seen = []
     for rank in range(num_processes):
         for batch in loader.micro_batches(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from config import T5ModelConfig
 from data.batches.collate import PreferenceRow, collate_preferences
 from engine.checkpointing import Checkpointing
 from engine.micro_batches import MicroBatch, to_micro_batch
@@ -61,7 +62,7 @@ def draw_rows(count: int = 4, seed: int = 0, vocab: int = 61, longest: int = 9) 
 
 
 def make_micro_batch(rows: list[PreferenceRow]) -> MicroBatch:
-    return to_micro_batch(collate_preferences(rows, 0), 0, CPU)
+    return to_micro_batch(collate_preferences(rows, 0), T5ModelConfig(), CPU)
 
 
 def make_walk(model: T5, pair_loss: PreferenceLoss, saved: int = 99, rate: float = 0.0, **kwargs: object) -> Walk:

@@ -52,7 +52,7 @@ else:
 objective = PreferenceObjective(PreferenceLoss()) if is_preference else None
 walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(2**22), 0.0, objective)
 update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters()), ROUNDINGS["stochastic"]()))
-small = [to_micro_batch(batch, 0, torch.device("cpu"))]
+small = [to_micro_batch(batch, shape, torch.device("cpu"))]
 water = HighWater()
 for number in (1, 2):
     water.restart()

@@ -60,7 +60,7 @@ def test_how_the_model_shall_answer_is_in_its_folder(tmp_path: Path) -> None:
     write_checkpoint(
         tmp_path / "c", model, byte_tokenizer(), optimizer, STATE, answers=GenerateConfig(num_beams=2, max_new_tokens=9)
     )
-    assert answers_by(tmp_path / "c") == ({"num_beams": 2}, [])
+    assert answers_by(tmp_path / "c") == ({"num_beams": 2, "max_new_tokens": 9}, [])
 
 
 def saved(folder: Path, name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimizer:

@@ -73,9 +73,7 @@ def train(begin: Start, choice: Choice = CHOICE) -> tuple[Engine, list[float], l
         count = sum(batch.num_labels for batch in batches)
         walk.objective.clear()
         engine.update.begin(Step(number + 1, begin.config.train.learning_rate, 0.0, 1))  # type: ignore[arg-type]
-        micro_batches = [
-            to_micro_batch(batch, walk.model.config.pad_token_id, torch.device("cpu")) for batch in batches
-        ]
+        micro_batches = [to_micro_batch(batch, walk.model.config, torch.device("cpu")) for batch in batches]
         losses.append(float(walk.gradients(micro_batches, count, engine.update.ready)) / count)
         engine.update.finish()
         metrics = mean_metrics(walk.objective, count, accelerator)
@@ -122,7 +120,7 @@ def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # t
     full = begun()
     attach_reference(full, steps_of(full), CHOICE, devices.pick("cpu"), Accelerator(cpu=True), lambda text: None)
     (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
-    part = to_micro_batch(batch, 0, torch.device("cpu"))
+    part = to_micro_batch(batch, engine.model.config, torch.device("cpu"))
     asked = dataclasses.replace(part, reference=None)
     (completed,) = engine.walk.objective.complete([asked], engine.walk.token_losses)
     assert part.reference is not None and completed.reference is not None
