@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from devices.ways import way_of
 from limits import ENCODER_TOKENS
 from model.attention import Attention
 from model.decoding.passing import Passing, WithWeights, check_ids, in_place
@@ -93,8 +94,7 @@ class Decoding:
             self._fill(self._passing.encode(ids, part), part, first)
         lengths = torch.tensor(source.lengths, device=self.device)
         beyond = torch.arange(source.longest, device=self.device) >= lengths[:, None]
-        blank = torch.zeros_like(beyond, dtype=self.dtype).masked_fill_(beyond, float("-inf"))
-        self.source_mask = blank[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
+        self.source_mask = beyond[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
         self._slots = torch.arange(num_beams, device=self.device)
         self._paths = self._slots.new_zeros(len(source.lengths), num_beams, 0)  # (B, G, length): ancestors' slots
         self._biases = self._all_biases()
@@ -123,11 +123,10 @@ class Decoding:
         if self.length == self.capacity:
             self._grow()
         self.length += 1
-        mask = self._ancestors() if self.num_beams > 1 else None
-        biases = [self._bias(bias, mask) for bias in self._biases]
+        foreign = self._foreign() if self.num_beams > 1 else None
         ways = [
-            (partial(self._attend_own, cache, bias), partial(self._attend_source, cache))
-            for cache, bias in zip(self.caches, biases, strict=True)
+            (partial(self._attend_own, cache, bias, foreign), partial(self._attend_source, cache))
+            for cache, bias in zip(self.caches, self._biases, strict=True)
         ]
         return self._passing.step(ids, ways)
 
@@ -137,31 +136,26 @@ class Decoding:
             cache.grow(self.capacity)
         self._biases = self._all_biases()
 
-    def _ancestors(self) -> Tensor:
-        """(B, 1, G, length G): 0 where a slot holds a token of the beam, -inf elsewhere."""
+    def _foreign(self) -> Tensor:
+        """(B, 1, G, length G) bool: where a slot holds a token that is no ancestor of the beam; each has its own newest token."""
         rows = len(self._paths)
         newest = self._slots.expand(rows, -1).unsqueeze(2)
         self._paths = torch.cat([self._paths, newest], 2)
-        foreign = (self._paths.unsqueeze(3) != self._slots).view(rows, 1, self.num_beams, -1)
-        return torch.zeros_like(foreign, dtype=self.dtype).masked_fill_(foreign, float("-inf"))
+        return (self._paths.unsqueeze(3) != self._slots).view(rows, 1, self.num_beams, -1)
 
-    def _bias(self, bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores of the newest token: broadcast to (B, H, G, length G)."""
-        if bias is None:
-            return None
-        near = bias[:, None, self.capacity - self.length :]  # (H, 1, length)
-        return near if mask is None else mask + near.repeat_interleave(self.num_beams, 2)
-
-    def _attend_own(self, cache: _BlockCache, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_own(
+        self, cache: _BlockCache, bias: Tensor | None, foreign: Tensor | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
         """Attention of one token a beam to those before it, which it joins: (B G, H, K) each -> (B G, H K)."""
         cache.self_k[:, :, self.length - 1] = self._beams(k)
         cache.self_v[:, :, self.length - 1] = self._beams(v)
         keys, values = (buffer[:, :, : self.length].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
-        return _attend(self._beams(q), keys, values, bias)
+        near = None if bias is None else bias[:, self.capacity - self.length :].repeat_interleave(self.num_beams, 1)
+        return _attend(self._beams(q), keys, values, near, foreign)
 
     def _attend_source(self, cache: _BlockCache, q: Tensor) -> Tensor:
         """Attention of one token a beam to its source: q (B G, H, K) -> (B G, H K)."""
-        return _attend(self._beams(q), cache.cross_k, cache.cross_v, self.source_mask)
+        return _attend(self._beams(q), cache.cross_k, cache.cross_v, None, self.source_mask)
 
     def _beams(self, x: Tensor) -> Tensor:
         """(B G, H, K) -> (B, H, G, K), a view."""
@@ -190,8 +184,30 @@ def _groups(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield first, len(lengths)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """G queries a prompt: q (B, H, G, K), k and v (B, H, M, K), bias broadcast to (B, H, G, M) -> (B G, H K)."""
-    scores = torch.matmul(q, k.transpose(2, 3))
-    weights = torch.softmax(scores if bias is None else scores.add_(bias), -1)
-    return torch.matmul(weights, v).transpose(1, 2).flatten(2).flatten(0, 1)
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, blank: Tensor | None) -> Tensor:
+    """G queries a prompt: q (B, H, G, K), k and v (B, H, M, K) -> (B G, H K), in tiles of the scores.
+
+    Args:
+        bias: (H, M), added to the scores. blank: bool, broadcast to (B, H, G, M): where nothing is seen.
+    """
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])  # (B, G, H, K)
+    for rows, heads, queries in _tiles(*q.shape[:3], k.shape[2], way_of(q.device).scores):
+        scores = torch.matmul(q[rows, heads, queries], k[rows, heads].transpose(2, 3))
+        if bias is not None:
+            scores.add_(bias[heads].unsqueeze(1))
+        if blank is not None:
+            scores.masked_fill_(blank[rows, :, queries if blank.shape[2] > 1 else slice(None)], float("-inf"))
+        out[rows, queries, heads] = torch.matmul(torch.softmax(scores, -1), v[rows, heads]).transpose(1, 2)
+    return out.flatten(2).flatten(0, 1)
+
+
+def _tiles(rows: int, heads: int, queries: int, keys: int, scores: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Parts of so many scores at most, or of one query: as many queries as go, of as many heads, of as many rows."""
+    steps, left = [], scores // keys
+    for count in (queries, heads, rows):
+        steps.append(max(1, min(count, left)))
+        left //= count
+    for row in range(0, rows, steps[2]):
+        for head in range(0, heads, steps[1]):
+            for query in range(0, queries, steps[0]):
+                yield slice(row, row + steps[2]), slice(head, head + steps[1]), slice(query, query + steps[0])
