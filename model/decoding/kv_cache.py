@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from devices.ways import way_of
-from limits import ENCODER_TOKENS
+from limits import ENCODER_TOKENS, filled_tokens
 from model.attention import Attention
 from model.decoding.passing import Passing, WithWeights, check_ids, in_place
 from model.rows import Rows
@@ -52,7 +53,7 @@ class _BlockCache:
 
 
 def _longer(buffer: Tensor, capacity: int) -> Tensor:
-    longer = buffer.new_empty(*buffer.shape[:2], capacity, *buffer.shape[3:])
+    longer = buffer.new_zeros(*buffer.shape[:2], capacity, *buffer.shape[3:])
     longer[:, :, : buffer.shape[2]] = buffer
     return longer
 
@@ -97,13 +98,13 @@ class Decoding:
         self.source_mask = beyond[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
         self._slots = torch.arange(num_beams, device=self.device)
         self._paths = self._slots.new_zeros(len(source.lengths), num_beams, 0)  # (B, G, length): ancestors' slots
-        self._biases = self._all_biases()
+        self._biases = self._passing.biases(self.capacity)
 
     def _empty(self, attention: Attention, source: Rows) -> _BlockCache:
         rows, heads, width = len(source.lengths), attention.num_heads, attention.d_kv
         like = torch.empty(0, device=self.device, dtype=self.dtype)
         cross = [like.new_zeros(rows, heads, source.longest, width) for _ in range(2)]
-        own = [like.new_empty(rows, heads, self.capacity, self.num_beams, width) for _ in range(2)]
+        own = [like.new_zeros(rows, heads, self.capacity, self.num_beams, width) for _ in range(2)]
         return _BlockCache(*cross, *own)
 
     def _fill(self, encoder_output: Tensor, rows: Rows, first: int) -> None:
@@ -113,19 +114,17 @@ class Decoding:
                 for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True), first):
                     place[row, :, :length] = flat[start : start + length].transpose(0, 1)
 
-    def _all_biases(self) -> list[Tensor | None]:
-        """For each table the bias (H, capacity) of a token towards those before it, the token itself last."""
-        return self._passing.biases(self.capacity)
-
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
         """Append one token to each beam: ids (B G,) int64, beams of a prompt side by side -> next logits (B G, V) fp32."""
         if self.length == self.capacity:
             self._grow()
         self.length += 1
-        foreign = self._foreign() if self.num_beams > 1 else None
+        seen = min(self.capacity, filled_tokens(self.length))  # few sizes of products, as libraries keep something for each
+        foreign = self._foreign(seen) if self.num_beams > 1 else None
+        reach = slice(self.capacity - self.length, self.capacity - self.length + seen)
         ways = [
-            (partial(self._attend_own, cache, bias, foreign), partial(self._attend_source, cache))
+            (partial(self._attend_own, cache, bias[:, reach], foreign), partial(self._attend_source, cache))
             for cache, bias in zip(self.caches, self._biases, strict=True)
         ]
         return self._passing.step(ids, ways)
@@ -134,24 +133,29 @@ class Decoding:
         self.capacity = 2 * self.capacity if self._limit is None else min(2 * self.capacity, self._limit)
         for cache in self.caches:
             cache.grow(self.capacity)
-        self._biases = self._all_biases()
+        self._passing.trim()
+        self._biases = self._passing.biases(self.capacity)
 
-    def _foreign(self) -> Tensor:
-        """(B, 1, G, length G) bool: where a slot holds a token that is no ancestor of the beam; each has its own newest token."""
+    def _foreign(self, seen: int) -> Tensor:
+        """(B, 1, G, seen G) bool: where a slot holds a token that is no ancestor of the beam; each has its own newest token."""
         rows = len(self._paths)
         newest = self._slots.expand(rows, -1).unsqueeze(2)
         self._paths = torch.cat([self._paths, newest], 2)
-        return (self._paths.unsqueeze(3) != self._slots).view(rows, 1, self.num_beams, -1)
+        foreign = (self._paths.unsqueeze(3) != self._slots).flatten(2)  # (B, G, length G)
+        return F.pad(foreign, (0, (seen - self.length) * self.num_beams)).unsqueeze(1)  # the bias hides what is not written
 
     def _attend_own(
-        self, cache: _BlockCache, bias: Tensor | None, foreign: Tensor | None, q: Tensor, k: Tensor, v: Tensor
+        self, cache: _BlockCache, bias: Tensor, foreign: Tensor | None, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Attention of one token a beam to those before it, which it joins: (B G, H, K) each -> (B G, H K)."""
+        """Attention of one token a beam to those before it, which it joins: (B G, H, K) each -> (B G, H K).
+
+        Args:
+            bias: (H, seen), -inf towards places that are not written.
+        """
         cache.self_k[:, :, self.length - 1] = self._beams(k)
         cache.self_v[:, :, self.length - 1] = self._beams(v)
-        keys, values = (buffer[:, :, : self.length].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
-        near = None if bias is None else bias[:, self.capacity - self.length :].repeat_interleave(self.num_beams, 1)
-        return _attend(self._beams(q), keys, values, near, foreign)
+        keys, values = (buffer[:, :, : bias.shape[1]].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
+        return _attend(self._beams(q), keys, values, bias.repeat_interleave(self.num_beams, 1), foreign)
 
     def _attend_source(self, cache: _BlockCache, q: Tensor) -> Tensor:
         """Attention of one token a beam to its source: q (B G, H, K) -> (B G, H K)."""
