@@ -93,6 +93,8 @@ class Decoding:
             part = Rows(source.lengths[first:last])
             ids = torch.tensor([i for row in input_ids[first:last] for i in row], device=self.device)
             self._fill(self._passing.encode(ids, part), part, first)
+        for cache in self.caches:  # behind the encoder's pass, which they would stand beside
+            cache.grow(self.capacity)
         lengths = torch.tensor(source.lengths, device=self.device)
         beyond = torch.arange(source.longest, device=self.device) >= lengths[:, None]
         self.source_mask = beyond[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
@@ -104,7 +106,7 @@ class Decoding:
         rows, heads, width = len(source.lengths), attention.num_heads, attention.d_kv
         like = torch.empty(0, device=self.device, dtype=self.dtype)
         cross = [like.new_zeros(rows, heads, source.longest, width) for _ in range(2)]
-        own = [like.new_zeros(rows, heads, self.capacity, self.num_beams, width) for _ in range(2)]
+        own = [like.new_empty(rows, heads, 0, self.num_beams, width) for _ in range(2)]
         return _BlockCache(*cross, *own)
 
     def _fill(self, encoder_output: Tensor, rows: Rows, first: int) -> None:
