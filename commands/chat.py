@@ -58,14 +58,15 @@ def chat(config: Config) -> None:
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     note = _note_in_json if config.plan.json else _note
     session = Session(Writer(trained, config, note), config.chat.system_prompt, turns, trained.adapters)
-    if config.plan.json:
-        converse(session, sys.stdin, sys.stdout)
-        return
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        for text in greeting(trained, asked, turns):
-            Progress(1).note(text)
-    run(session, _lines(is_terminal), sys.stdout, is_terminal)
+    with trained.watched():
+        if config.plan.json:
+            converse(session, sys.stdin, sys.stdout)
+            return
+        is_terminal = sys.stdin.isatty()
+        if is_terminal:
+            for text in greeting(trained, asked, turns):
+                Progress(1).note(text)
+        run(session, _lines(is_terminal), sys.stdout, is_terminal)
 
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:

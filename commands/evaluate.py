@@ -15,9 +15,8 @@ from data.prepare.seen import passed_over
 from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.cost.generation import MOST_ROWS, Weights, Writing, predict_loss
-from memory.observe.monitor import Monitor
 from model.formats.shape_file import read_config
-from settings.fields import AUTO, DoesNotFit, OverBudget, counted, read_settings_file
+from settings.fields import AUTO, DoesNotFit, counted, read_settings_file
 from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
@@ -57,24 +56,20 @@ def evaluate(config: Config) -> Evaluation:
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     accelerator = Accelerator(cpu=trained.device.name == "cpu")
-    with Monitor(trained.room.budget.host_bytes, trained.device, config.memory.monitor_seconds) as monitor:
+    with trained.watched(f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
         batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
         result = measure_loss(trained.walk, batches, accelerator, trained.device.torch_device)
         samples: list[Sample] = []
         if answered:
             scores, samples = generate_metrics(
                 trained.walk, loader, trained.tokenizer, how, accelerator,
-                rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed,
+                rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept,
             )  # fmt: skip
             result.metrics.update(scores)
-    unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
-    table = _table(result, loader, prepared, min(answered, loader.num_rows), unknown)
-    _show(trained, [*table, *passed_over(config)], samples, monitor.peak_bytes, accelerator.is_main_process)
-    if monitor.peak_bytes > trained.room.budget.host_bytes:
-        raise OverBudget(
-            f"--memory_budget = {format_size(trained.room.budget.host_bytes)}, was exceeded: the peak was "
-            f"{format_size(monitor.peak_bytes)}; raise it, or try --eval_batch_size_per_gpu={max(1, batch_size // 2)}"
-        )
+        unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
+        table = _table(result, loader, prepared, min(answered, loader.num_rows), unknown)
+        peak = trained.monitor.peak_bytes
+        _show(trained, [*table, *passed_over(config)], samples, peak, accelerator.is_main_process)
     return result
 
 

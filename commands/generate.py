@@ -80,17 +80,18 @@ def generate(config: Config) -> None:
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
     encoder = Encoder(trained, config)
     answered = answers(trained, config, encoder, prompts)
-    if output is None:
-        for _, answer in answered:
-            print(answer, flush=True)
-    else:
-        with output:
-            for prompt, answer in answered:
-                output.write(prompt, answer)
-        told = "{file}: {answers}"
-        Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
-    for note in encoder.notes(bad_rows):
-        Progress(1).note(note)
+    with trained.watched("--generate_batch_size=1"):
+        if output is None:
+            for _, answer in answered:
+                print(answer, flush=True)
+        else:
+            with output:
+                for prompt, answer in answered:
+                    output.write(prompt, answer)
+            told = "{file}: {answers}"
+            Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
+        for note in encoder.notes(bad_rows):
+            Progress(1).note(note)
 
 
 def answers(

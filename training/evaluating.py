@@ -50,8 +50,9 @@ class Evaluator:
         while True:
             try:
                 return score_answers(
-                    live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator, free
-                )
+                    live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator, free,
+                    live.monitor,
+                )  # fmt: skip
             except Exception as error:
                 if live.engine.shards is not None or not live.device.is_out_of_memory(error):
                     raise

@@ -177,7 +177,10 @@ class Blocks:
         tile = self._tile(False, False, buffers=2)
         attended = [n * i] if self.kernels else [n * i, self._tiling(False, False).queries * i]
         stages = [[n * d] * 2 + [n * i] * 3 + attended, [n * d] * 3 + [self._inner(n)]]
-        small, large = ([sum(size for size in stage if (size < HEAP_BELOW) == is_small) for stage in stages] for is_small in (True, False))
+        small, large = (
+            [sum(size for size in stage if (size < HEAP_BELOW) == is_small) for stage in stages]
+            for is_small in (True, False)
+        )
         return max(small[0] + tile, small[1]) + max(large)
 
     def decoder_forward(self) -> int:

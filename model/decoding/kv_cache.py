@@ -122,7 +122,9 @@ class Decoding:
         if self.length == self.capacity:
             self._grow()
         self.length += 1
-        seen = min(self.capacity, filled_tokens(self.length))  # few sizes of products, as libraries keep something for each
+        seen = min(
+            self.capacity, filled_tokens(self.length)
+        )  # few sizes of products, as libraries keep something for each
         foreign = self._foreign(seen) if self.num_beams > 1 else None
         reach = slice(self.capacity - self.length, self.capacity - self.length + seen)
         ways = [
@@ -144,7 +146,9 @@ class Decoding:
         newest = self._slots.expand(rows, -1).unsqueeze(2)
         self._paths = torch.cat([self._paths, newest], 2)
         foreign = (self._paths.unsqueeze(3) != self._slots).flatten(2)  # (B, G, length G)
-        return F.pad(foreign, (0, (seen - self.length) * self.num_beams)).unsqueeze(1)  # the bias hides what is not written
+        return F.pad(foreign, (0, (seen - self.length) * self.num_beams)).unsqueeze(
+            1
+        )  # the bias hides what is not written
 
     def _attend_own(
         self, cache: _BlockCache, bias: Tensor, foreign: Tensor | None, q: Tensor, k: Tensor, v: Tensor
