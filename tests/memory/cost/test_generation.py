@@ -71,7 +71,7 @@ def test_more_of_anything_takes_more() -> None:
         return sum(predict_generation(SHAPE, weights(), writing, 0).values())
 
     base = Writing(4, 512, 64)
-    for larger in (Writing(8, 512, 64), Writing(4, 1024, 64), Writing(4, 512, 640), Writing(4, 512, 64, beams=16)):
+    for larger in (Writing(8, 512, 64), Writing(4, 1024, 64), Writing(4, 512, 1280), Writing(4, 512, 64, beams=16)):
         assert total(larger) > total(base)
     # scores that tokens are drawn from are sorted, with their places
     assert total(Writing(64, 8, 8, sampled=True)) > total(Writing(64, 8, 8))
