@@ -122,6 +122,20 @@ def base_folder() -> Path:
     return folder
 
 
+def adapter_folder() -> Path:
+    """An adapter over that model, trained for one step, once."""
+    folder = CACHE / "models" / "adapter"
+    if not folder.is_dir():
+        flags = {
+            **BASE, "finetune_from": base_folder(), "train_file": data_file("short"), "cache_dir": CACHE, "max_steps": 1,
+            "max_seq_len": 64, "lora_rank": 8, "output_dir": folder.parent, "run_name": folder.name, "overwrite": True,
+        }  # fmt: skip
+        made = watched.train(flags)
+        if made.returncode:
+            sys.exit(made.messages[-3000:])
+    return folder
+
+
 def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     """One training run in a process of its own: its exit code, what it planned, and the most that it held."""
     base = {"finetune_from": base_folder()} if "finetune_from" in flags else {}
@@ -161,7 +175,7 @@ def _run_answers(most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
     write_prompts(prompts, WORDS)
     write_preferences(preferences, WORDS)
     known = {case["flags"] for case in notes.setdefault("answers", [])}
-    todo = cases(base_folder(), prompts, data_file("short"), preferences)
+    todo = cases(base_folder(), adapter_folder(), prompts, data_file("short"), preferences)
     for name in [name for name in todo if name not in known][:most]:
         notes["answers"].append({"flags": name, "runs": close_in(todo[name])})
         FIGURES.write_text(json.dumps(notes, indent=1), encoding="utf8")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.loading import Trained, answering, check_one_process, find_model, load_trained, writing_of
+from commands.loading import Trained, answering, check_one_process, find_model, load_trained, watched, writing_of
 from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
@@ -58,7 +58,7 @@ def chat(config: Config) -> None:
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     note = _note_in_json if config.plan.json else _note
     session = Session(Writer(trained, config, note), config.chat.system_prompt, turns, trained.adapters)
-    with trained.watched():
+    with watched(trained.monitor):
         if config.plan.json:
             converse(session, sys.stdin, sys.stdout)
             return

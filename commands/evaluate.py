@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained
+from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained, watched
 from config import Config, GenerateConfig, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
@@ -56,7 +56,7 @@ def evaluate(config: Config) -> Evaluation:
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     accelerator = Accelerator(cpu=trained.device.name == "cpu")
-    with trained.watched(f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
+    with watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
         batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
         result = measure_loss(trained.walk, batches, accelerator, trained.device.torch_device)
         samples: list[Sample] = []

@@ -25,6 +25,7 @@ from commands.loading import (
     check_one_process,
     find_model,
     load_trained,
+    watched,
     writing_of,
 )
 from config import Config, UserError
@@ -80,7 +81,7 @@ def generate(config: Config) -> None:
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
     encoder = Encoder(trained, config)
     answered = answers(trained, config, encoder, prompts)
-    with trained.watched("--generate_batch_size=1"):
+    with watched(trained.monitor, "--generate_batch_size=1"):
         if output is None:
             for _, answer in answered:
                 print(answer, flush=True)

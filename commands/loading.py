@@ -27,8 +27,8 @@ from engine.checkpointing import Checkpointing
 from engine.homes.making import resting_store
 from engine.walk import Walk, no_trim
 from engine.weights import weight_store_for
-from language import say
-from memory.cost.generation import AnswerBudget, Weights, Writing, predict_generation
+from language import join, say
+from memory.cost.generation import LIBRARIES_BYTES, AnswerBudget, Weights, Writing, predict_generation
 from memory.cost.homes import away_bytes, slots_bytes
 from memory.cost.work import DEVICE, FILE, Choice, Machine, Work
 from memory.homes import rests_in_memory, weights_folder
@@ -94,27 +94,6 @@ class Trained:
             lambda writing: sum(self.predict(writing).values()), self.room.total_bytes, self.monitor
         )
 
-    @contextmanager
-    def watched(self, *changes: str) -> Iterator[Monitor]:
-        """Measure until the context ends.
-
-        Args:
-            changes: flags that would take less.
-        Raises:
-            OverBudget: everything is done, and took more than the budget.
-        """
-        with self.monitor:
-            yield self.monitor
-        if self.monitor.peak_bytes > self.monitor.budget_bytes:
-            raise OverBudget(
-                say(
-                    "--memory_budget = {budget}, was exceeded: the peak was {peak}; raise it, or try {changes}",
-                    budget=format_size(self.monitor.budget_bytes),
-                    peak=format_size(self.monitor.peak_bytes),
-                    changes=", ".join(changes) or "--mixed_precision=bf16",
-                )
-            )
-
     def predict(self, writing: Writing) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
         return predict_generation(self.walk.model.config, self.weights, writing, self.room.base_bytes)
@@ -166,6 +145,54 @@ class Trained:
                 self.walk.model, inputs, config.generate, seed=config.run.seed,
                 with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
             )  # fmt: skip
+
+
+@contextmanager
+def watched(monitor: Monitor, *changes: str) -> Iterator[None]:
+    """Measure until the context ends.
+
+    Args:
+        changes: flags that would take less.
+    Raises:
+        OverBudget: everything is done, and took more than the budget.
+    """
+    with monitor:
+        yield
+    if monitor.peak_bytes > monitor.budget_bytes:
+        raise OverBudget(
+            say(
+                "--memory_budget = {budget}, was exceeded: the peak was {peak}; {changes}",
+                budget=format_size(monitor.budget_bytes), peak=format_size(monitor.peak_bytes),
+                changes=join(", ", [say("raise it"), *changes]),
+            )
+        )  # fmt: skip
+
+
+@contextmanager
+def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside: int) -> Iterator[None]:
+    """Hold a model as it is stored, and something beside it, inside the budget until the context ends.
+
+    Args:
+        beside: bytes of what is made of the model at the same time.
+    Raises:
+        DoesNotFit: it is predicted to take more. OverBudget: it was done, and took more.
+    """
+    device = devices.pick("cpu")
+    tune_malloc("fast")
+    room, counts = Room.measure(config, device), weight_counts(shape)
+    block = 4 * max(counts["encoder"], counts["decoder"]) if stored != torch.float32 else 0
+    parts = {
+        "base": room.base_bytes, "libraries": LIBRARIES_BYTES, "weights": counts["total"] * stored.itemsize,
+        "weights in compute dtype": max(block, beside),
+    }  # fmt: skip
+    if sum(parts.values()) > room.total_bytes:
+        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        raise DoesNotFit(
+            f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model: {shown}; "
+            f"try --memory_budget={typed_size(sum(parts.values()))} or more"
+        )
+    with watched(Monitor(room.budget.host_bytes, device)):
+        yield
 
 
 def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing:

@@ -16,6 +16,7 @@ from commands.loading import (
     check_one_process,
     find_model,
     load_trained,
+    watched,
     writing_of,
 )
 from config import Config
@@ -51,7 +52,7 @@ def serve(config: Config) -> None:
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
         server = server_of(make_app(api, token, own_names(board.host)), config.serve.shutdown_timeout)
-        with trained.watched("--generate_batch_size=1"):
+        with watched(trained.monitor, "--generate_batch_size=1"):
             with _ending_is_success(server):
                 server.run(sockets=[listener])
             print(say("ended; memory peak {size}", size=format_size(trained.monitor.peak_bytes)), flush=True)

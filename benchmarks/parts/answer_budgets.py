@@ -24,8 +24,8 @@ OVER_MARK = "over its memory budget"
 Flags = dict[str, Any]
 
 
-def cases(model: Path, data: Path, pairs: Path, preferences: Path) -> dict[str, Flags]:
-    """Commands with their flags; `input`: what is written to standard input."""
+def cases(model: Path, adapter: Path, data: Path, pairs: Path, preferences: Path) -> dict[str, Flags]:
+    """Commands with their flags; `said`: what is written to standard input."""
     asked: Flags = {"command": "generate", "model": model, "input": data, "max_seq_len": 1024, "max_new_tokens": 40}
     measured = {"model": model, "validation_file": pairs, "max_seq_len": 256}
     return {
@@ -35,6 +35,9 @@ def cases(model: Path, data: Path, pairs: Path, preferences: Path) -> dict[str, 
         "chat": {**asked, "command": "chat", "input": None, "said": "what runs under the bridge\n" * 3},
         "evaluate with answers": {"command": "evaluate", **measured, "eval_generate_rows": 32},
         "quantize": {"command": "quantize", **measured, "eval_rows": 32},
+        "merge": {"command": "merge", "model": model, "adapter": adapter},
+        "export to CTranslate2": {"command": "export", "model": model, "format": "ctranslate2"},
+        "export to ONNX": {"command": "export", "model": model, "format": "onnx"},
         "dpo with answers": {
             "command": "dpo", "finetune_from": model, "train_file": preferences, "max_steps": 4, "eval_steps": 2,
             "eval_generate_rows": 16, "sample_rows": 0, "effective_batch_size": 4, "max_seq_len": 128,
@@ -45,11 +48,13 @@ def cases(model: Path, data: Path, pairs: Path, preferences: Path) -> dict[str, 
 def run(flags: Flags, budget: str) -> dict[str, Any]:
     """One command in folders that are gone afterwards: exit code, what it said, and the peak of its process tree."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf8") as errors:
-        own: Flags = {"memory_budget": budget, "num_threads": 1, **flags}
+        own: Flags = {"memory_budget": budget, **flags}
         command, said = own.pop("command"), own.pop("said", "")
+        if command not in ("merge", "export"):
+            own["num_threads"] = 1
         if command in ("evaluate", "quantize", "dpo"):
             own["cache_dir"] = f"{folder}/cache"
-        if command in ("generate", "quantize"):
+        if command in ("generate", "quantize", "merge", "export"):
             own["output"] = f"{folder}/made"
         if command == "dpo":
             own |= {"output_dir": f"{folder}/out", "log_dir": f"{folder}/logs"}
