@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 16
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 17
 # every setting stands in one file, so that there is one place to look; it grows with the settings alone
 LONGER_FILES = {"config.py": 770}
 # wing -> the wings it may import
