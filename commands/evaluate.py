@@ -14,7 +14,7 @@ from data.prepare.preparing import Prepared, evaluation_in_child
 from data.prepare.seen import passed_over
 from data.shards.store import PAIRS, check_shards
 from language import say
-from memory.cost.generation import MOST_ROWS, Weights, Writing, predict_loss
+from memory.cost.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
 from model.formats.shape_file import read_config
 from settings.fields import AUTO, DoesNotFit, counted, read_settings_file
 from training.checkpoints.runs import SETTINGS_FILE
@@ -53,6 +53,7 @@ def evaluate(config: Config) -> Evaluation:
     writing = Writing(
         min(answered, MOST_ROWS), loader.longest[0], how.max_new_tokens, how.num_beams, how.temperature > 0
     )
+    trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     accelerator = Accelerator(cpu=trained.device.name == "cpu")

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.parts.results import ROOT, markdown
 from benchmarks.parts.watched import POLL_SECONDS, peak_of_process
-from memory.observe.processes import tree_pids, usage_of
+from memory.observe.processes import ProcessTree
 from units import MIB, format_size
 
 STEP = 4  # MiB, down to which it is halved
@@ -66,9 +66,9 @@ def run(flags: Flags, budget: str) -> dict[str, Any]:
         assert child.stdin is not None
         child.stdin.write(said.encode())
         child.stdin.close()
-        peak = 0
+        peak, tree = 0, ProcessTree(child.pid)
         while child.poll() is None:
-            peak = max(peak, peak_of_process(child.pid), usage_of(tree_pids(child.pid)).anon_bytes)
+            peak = max(peak, peak_of_process(child.pid), tree.usage().anon_bytes)
             time.sleep(POLL_SECONDS)
         errors.seek(0)
         told = errors.read()
@@ -149,7 +149,11 @@ def write_preferences(path: Path, sentence: str) -> None:
     words = sentence.split()
     lines = [
         json.dumps(
-            {"prompt": " ".join(words[number % 7 :]), "chosen": words[number % 9], "rejected": words[number % 5]}
+            {
+                "prompt": " ".join(words[number % 7 :]),
+                "chosen": words[2 + number % 9],
+                "rejected": words[1 + number % 9],
+            }
         )
         for number in range(200)
     ]

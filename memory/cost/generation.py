@@ -26,6 +26,7 @@ from units import MIB
 
 CAST_BYTES = 4 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 20 * MIB  # what libraries allocate at the first products, and small things of Python
+LOSS_LIBRARIES_BYTES = 40 * MIB  # the same where losses are measured
 # What oneDNN keeps besides of each size of a bf16 product, of so many at most, and the gaps between them in the heap.
 PRODUCT_BYTES, MOST_PRODUCTS, MOST_SIZES = 3 * MIB // 4, 32, 8
 SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
@@ -80,7 +81,9 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     # rows that leave, and buffers that grow, are copied one tensor at a time
     step = block // 2 * max(w.source_tokens, w.beams * w.new_tokens) + _step_bytes(model, e, w)
     encoder = _encoder_bytes(model, weights, w)
-    is_reading = encoder + _slack(encoder) >= own + step + _slack(step)  # the buffers of answers are mapped, and not there before they are written to
+    is_reading = encoder + _slack(encoder) >= own + step + _slack(
+        step
+    )  # the buffers of answers are mapped, and not there before they are written to
     passing = encoder if is_reading else step
     held = _fixed(model, weights, base_bytes, passing)
     if weights.compute == BFLOAT16:
@@ -125,7 +128,7 @@ def predict_loss(
     passing = evaluation_parts(work, choice, machine)
     tiles = blocks_of(work, choice, machine, is_evaluation=True).tile_bytes()  # small tensors, which stay in the heap
     slack = int(LOSS_SLACK * sum(passing.values())) + tiles
-    fixed = {"base": base_bytes, "libraries": LIBRARIES_BYTES, "weights": weights.bytes}
+    fixed = {"base": base_bytes, "libraries": LOSS_LIBRARIES_BYTES, "weights": weights.bytes}
     return {**fixed, **passing, "allocator slack": slack}
 
 
