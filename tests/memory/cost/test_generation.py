@@ -45,6 +45,8 @@ def weights(shape: T5ModelConfig = SHAPE) -> Weights:
         Writing(24, 512, 64),
         pytest.param(Writing(1, 4096, 4), marks=pytest.mark.slow),
         Writing(8, 64, 96, beams=4),
+        Writing(1, 1024, 24, beams=32),
+        pytest.param(Writing(2, 2048, 60, beams=64), marks=pytest.mark.slow),
         pytest.param(Writing(64, 128, 64, sampled=True), marks=pytest.mark.slow),
         pytest.param(Writing(4, 64, 512, beams=8), marks=pytest.mark.slow),
     ],
