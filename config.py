@@ -688,10 +688,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "runs": ("listing", "json", *SHARED),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),
 }  # fmt: skip
-COMMANDS["merge"] = ("checkpoint", "output", "overwrite", *SHARED)
+COMMANDS["merge"] = ("checkpoint", "output", "overwrite", "memory_budget", *SHARED)
 COMMANDS["check"] = ("checkpoint", *SHARED)
 COMMANDS["convert"] = ("checkpoint.model", "output", "convert", "overwrite", *SHARED)
-COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "overwrite", *SHARED)
+COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "overwrite", "memory_budget", *SHARED)
 COMMANDS["quantize"] = (
     "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", "memory_budget",
     "num_threads", "seed", *SHARED,

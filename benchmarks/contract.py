@@ -1,10 +1,11 @@
-"""Is the budget kept? `python -m benchmarks.contract [accuracy] [budgets] [keeping] [--cases=N] [--fresh]`.
+"""Is the budget kept? `python -m benchmarks.contract [accuracy] [budgets] [keeping] [answers] [--cases=N] [--fresh]`.
 
 accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length, the
 usual ways for 300 steps; the peak that the plan has predicted, before and after its probe, beside the peak that
 the kernel has seen. budgets: one model under rising budgets, each of which should be used. keeping: pairs of a
 configuration and a budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each
-finishes or is refused before it trains. Every case is noted as it ends, so
+finishes or is refused before it trains. answers: commands that answer and convert, under budgets closed in on by halving: no
+peak above its budget, none refused that fits at 90% of it. Every case is noted as it ends, so
 that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets tables and a picture of
 all cases so far.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parts import watched
+from benchmarks.parts.answer_budgets import answers_body, cases, close_in, judged, write_preferences, write_prompts
 from benchmarks.parts.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT, write_section
@@ -120,6 +122,20 @@ def base_folder() -> Path:
     return folder
 
 
+def adapter_folder() -> Path:
+    """An adapter over that model, trained for one step, once."""
+    folder = CACHE / "models" / "adapter"
+    if not folder.is_dir():
+        flags = {
+            **BASE, "finetune_from": base_folder(), "train_file": data_file("short"), "cache_dir": CACHE, "max_steps": 1,
+            "max_seq_len": 64, "lora_rank": 8, "output_dir": folder.parent, "run_name": folder.name, "overwrite": True,
+        }  # fmt: skip
+        made = watched.train(flags)
+        if made.returncode:
+            sys.exit(made.messages[-3000:])
+    return folder
+
+
 def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     """One training run in a process of its own: its exit code, what it planned, and the most that it held."""
     base = {"finetune_from": base_folder()} if "finetune_from" in flags else {}
@@ -154,10 +170,22 @@ def run_part(name: str, cases: list[Flags], most: int, notes: dict[str, list[dic
         print(json.dumps({k: v for k, v in case.items() if k != "told" or case["exit"] not in (0, 3)}), flush=True)
 
 
+def _run_answers(most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
+    prompts, preferences = CACHE / "prompts.jsonl", CACHE / "preferences.jsonl"
+    write_prompts(prompts, WORDS)
+    write_preferences(preferences, WORDS)
+    known = {case["flags"] for case in notes.setdefault("answers", [])}
+    todo = cases(base_folder(), adapter_folder(), prompts, data_file("short"), preferences)
+    for name in [name for name in todo if name not in known][:most]:
+        notes["answers"].append({"flags": name, "runs": close_in(todo[name])})
+        FIGURES.write_text(json.dumps(notes, indent=1), encoding="utf8")
+        print(name, json.dumps(judged(notes["answers"][-1]["runs"])), flush=True)
+
+
 def main(arguments: list[str]) -> None:
     """Run the parts that are named, all by default, and write the page."""
     options = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--"))
-    parts = [word for word in arguments if not word.startswith("--")] or ["accuracy", "budgets", "keeping"]
+    parts = [word for word in arguments if not word.startswith("--")] or ["accuracy", "budgets", "answers", "keeping"]
     CACHE.mkdir(parents=True, exist_ok=True)
     notes = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and "fresh" not in options else {}
     most = int(options.get("cases", "1000"))
@@ -175,6 +203,9 @@ def main(arguments: list[str]) -> None:
         write_section(
             "contract-budgets", "One model under rising budgets", budgets_body(notes["budgets"]), notes["budgets"]
         )
+    if "answers" in parts:
+        _run_answers(most, notes)
+        write_section("contract-answers", "Budgets of answers", answers_body(notes["answers"]), notes["answers"])
     if "keeping" in parts:
         if HardLimit.why_not():
             print(f"keeping: skipped, {HardLimit.why_not()}")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.loading import Trained, answering, check_one_process, find_model, load_trained, writing_of
+from commands.loading import Trained, answering, check_one_process, find_model, load_trained, watched, writing_of
 from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
@@ -59,14 +59,15 @@ def chat(config: Config) -> None:
     note = _note_in_json if config.plan.json else _note
     writer = Writer(trained, config, note)
     session = Session(writer, config.chat.system_prompt, turns, trained.adapters, writer.remark)
-    if config.plan.json:
-        converse(session, sys.stdin, sys.stdout)
-        return
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        for text in greeting(trained, asked, turns):
-            Progress(1).note(text)
-    run(session, _lines(is_terminal), sys.stdout, is_terminal)
+    with watched(trained.monitor):
+        if config.plan.json:
+            converse(session, sys.stdin, sys.stdout)
+            return
+        is_terminal = sys.stdin.isatty()
+        if is_terminal:
+            for text in greeting(trained, asked, turns):
+                Progress(1).note(text)
+        run(session, _lines(is_terminal), sys.stdout, is_terminal)
 
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:

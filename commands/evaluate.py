@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from commands.generate import cut_note
-from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained
+from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained, watched
 from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
@@ -16,10 +16,9 @@ from data.prepare.seen import passed_over
 from data.prepare.task import kind_of
 from data.shards.store import PAIRS, check_shards
 from language import say
-from memory.cost.generation import MOST_ROWS, Weights, Writing, predict_loss
-from memory.observe.monitor import Monitor
+from memory.cost.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
 from model.formats.shape_file import read_config
-from settings.fields import AUTO, DoesNotFit, OverBudget, counted, read_settings_file
+from settings.fields import AUTO, DoesNotFit, counted, read_settings_file
 from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
@@ -56,35 +55,26 @@ def evaluate(config: Config) -> Evaluation:
     writing = Writing(
         min(answered, MOST_ROWS), loader.longest[0], how.max_new_tokens, how.num_beams, how.temperature > 0
     )
+    trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     accelerator = Accelerator(cpu=trained.device.name == "cpu")
-    with Monitor(trained.room.budget.host_bytes, trained.device, config.memory.monitor_seconds) as monitor:
+    with watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
         batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
         result = measure_loss(trained.walk, batches, accelerator, trained.device.torch_device)
         samples, ended = list[Sample](), 0
         if answered:
             scores, samples, ended = generate_metrics(
                 trained.walk, loader, trained.tokenizer, how, accelerator,
-                rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed,
+                rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept,
             )  # fmt: skip
             result.metrics.update(scores)
-    unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
-    answered = min(answered, loader.num_rows)
-    table = _table(result, loader, prepared, answered, unknown)
-    ends = [(say("cut"), cut_note(ended, answered, config))] if ended else []
-    _show(
-        trained,
-        [*table, *ends, *passed_over(config, kind_of(prepared.objective))],
-        samples,
-        monitor.peak_bytes,
-        accelerator.is_main_process,
-    )
-    if monitor.peak_bytes > trained.room.budget.host_bytes:
-        raise OverBudget(
-            f"--memory_budget = {format_size(trained.room.budget.host_bytes)}, was exceeded: the peak was "
-            f"{format_size(monitor.peak_bytes)}; raise it, or try --eval_batch_size_per_gpu={max(1, batch_size // 2)}"
-        )
+        unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
+        answered = min(answered, loader.num_rows)
+        table = _table(result, loader, prepared, answered, unknown)
+        table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
+        table += passed_over(config, kind_of(prepared.objective))
+        _show(trained, table, samples, trained.monitor.peak_bytes, accelerator.is_main_process)
     return result
 
 

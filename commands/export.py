@@ -18,20 +18,21 @@ from commands.exporting.ctranslate2_folder import write_ctranslate2
 from commands.exporting.gguf_file import write_gguf
 from commands.exporting.onnx_folder import write_onnx
 from commands.exporting.vocabulary import Vocabulary, read_vocabulary
-from commands.loading import find_model
+from commands.loading import converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import keep_generation_settings, new_folder
 from config import Config, UserError
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model import hf_format
+from model.formats.shape_file import read_config
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
-from model.shapes import is_matrix
+from model.shapes import is_matrix, weight_counts
 from model.t5 import T5
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
-from training.start.adapted import learnt_last, tokenizer_folder
+from training.start.adapted import base_of, learnt_last, tokenizer_folder
 from units import format_size
 
 
@@ -81,7 +82,14 @@ def export(config: Config) -> Exported:
     """
     if config.export.format is None:
         raise UserError(f"--format = none, is needed: the program to write for; allowed: {', '.join(FORMATS)}")
-    how, folder = FORMATS[config.export.format], find_model(config)
+    folder = find_model(config)
+    home = base_of(folder)
+    shape, copy = read_config(home), 0 if config.export.format == "gguf" else 4  # there all weights are fp32
+    with converting(config, shape, hf_format.stored_dtype(home), copy * weight_counts(shape)["total"]):
+        return _export(config, FORMATS[config.export.format], folder)
+
+
+def _export(config: Config, how: Format, folder: Path) -> Exported:
     model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
     if is_int8(model.embedding):
         raise UserError(f"--model = {home}, has int8 weights; name the model that it was made from")
@@ -98,7 +106,7 @@ def export(config: Config) -> Exported:
             hf_format.write_config(model.config, made, model.embedding.dtype)
             for place in dict.fromkeys((last, home)):
                 keep_generation_settings(place, made)
-        write_card(last, made, config.export.format)
+        write_card(last, made, str(config.export.format))
         difference = how.check(model, vocabulary, made)
         allowed = TOLERANCES[model.embedding.dtype] + SLACK
         if difference is not None and not difference <= allowed:

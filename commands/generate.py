@@ -25,6 +25,7 @@ from commands.loading import (
     check_one_process,
     find_model,
     load_trained,
+    watched,
     writing_of,
 )
 from config import Config, UserError
@@ -82,20 +83,21 @@ def generate(config: Config) -> None:
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
     encoder = Encoder(trained, config)
     written = cut = 0
-    with nullcontext() if output is None else output:
-        for prompt, answer, was_cut in answers(trained, config, encoder, prompts):
-            written, cut = written + 1, cut + was_cut
-            if output is None:
-                print(answer, flush=True)
-            else:
-                output.write(prompt, answer)
-    if output is not None:
-        told = "{file}: {answers}"
-        Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
-    if cut:  # beside the answers, which a script may read from standard output
-        Progress(1, stream=sys.stderr).note(cut_note(cut, written, config))
-    for note in encoder.notes(bad_rows):
-        Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
+    with watched(trained.monitor, "--generate_batch_size=1"):
+        with nullcontext() if output is None else output:
+            for prompt, answer, was_cut in answers(trained, config, encoder, prompts):
+                written, cut = written + 1, cut + was_cut
+                if output is None:
+                    print(answer, flush=True)
+                else:
+                    output.write(prompt, answer)
+        if output is not None:
+            told = "{file}: {answers}"
+            Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
+        if cut:  # beside the answers, which a script may read from standard output
+            Progress(1, stream=sys.stderr).note(cut_note(cut, written, config))
+        for note in encoder.notes(bad_rows):
+            Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
 
 
 def cut_note(cut: int, of: int, config: Config) -> str:

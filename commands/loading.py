@@ -8,8 +8,9 @@ fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,20 @@ from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
 from devices.cores import use_threads
-from devices.kernels.calls import use
+from devices.kernels.calls import kernels, use
 from devices.malloc import trim_malloc, tune_malloc
 from engine.checkpointing import Checkpointing
 from engine.homes.making import resting_store
 from engine.walk import Walk, no_trim
 from engine.weights import weight_store_for
-from language import say
-from memory.cost.generation import Weights, Writing, most_rows, predict_generation
+from language import join, say
+from memory.cost.generation import LIBRARIES_BYTES, AnswerBudget, Weights, Writing, predict_generation
 from memory.cost.homes import away_bytes, slots_bytes
 from memory.cost.work import DEVICE, FILE, Choice, Machine, Work
 from memory.homes import rests_in_memory, weights_folder
 from memory.observe.budget import Budget, measure_budget
 from memory.observe.disks import is_in_memory
+from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.decoding.generation import generate
@@ -45,7 +47,7 @@ from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search
-from settings.fields import AUTO, DoesNotFit, counted
+from settings.fields import AUTO, DoesNotFit, OverBudget, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
@@ -83,6 +85,15 @@ class Trained:
     weights: Weights
     room: Room
     adapters: AdapterSet | None = None
+    monitor: Monitor = field(init=False)
+    kept: AnswerBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        budget = self.room.budget
+        self.monitor = Monitor(budget.host_bytes, self.device, device_budget_bytes=budget.device_bytes)
+        self.kept = AnswerBudget(
+            lambda writing: sum(self.predict(writing).values()), self.room.total_bytes, self.monitor
+        )
 
     def predict(self, writing: Writing) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
@@ -97,16 +108,13 @@ class Trained:
             DoesNotFit: not even one fits, or not so many as were asked for.
         """
         if asked == AUTO:
-            least, rows = replace(writing, rows=1), most_rows(self._fits, writing)
+            least, rows = replace(writing, rows=1), self.kept.most(writing)
         else:
             least = replace(writing, rows=int(asked))
-            rows = least.rows if self._fits(least) else 0
+            rows = least.rows if self.kept.fits(least) else 0
         if not rows:
             raise self.too_little(least, flag)
         return rows
-
-    def _fits(self, writing: Writing) -> bool:
-        return sum(self.predict(writing).values()) <= self.room.total_bytes
 
     def too_little(
         self, writing: Writing, flag: str = "generate_batch_size", parts: Mapping[str, int] | None = None
@@ -133,17 +141,67 @@ class Trained:
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
         """Token ids of the answers to prompts, by the settings of `config.generate`."""
         weight_store = self.walk.weight_store
-        return generate(
-            self.walk.model, inputs, config.generate, seed=config.run.seed,
-            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
+        with self.kept.measuring(writing_of(config, len(inputs), max(map(len, inputs), default=1))):
+            return generate(
+                self.walk.model, inputs, config.generate, seed=config.run.seed,
+                with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
+            )  # fmt: skip
+
+
+@contextmanager
+def watched(monitor: Monitor, *changes: str) -> Iterator[None]:
+    """Measure until the context ends.
+
+    Args:
+        changes: flags that would take less.
+    Raises:
+        OverBudget: everything is done, and took more than the budget.
+    """
+    with monitor:
+        yield
+    if monitor.peak_bytes > monitor.budget_bytes:
+        raise OverBudget(
+            say(
+                "--memory_budget = {budget}, was exceeded: the peak was {peak}; {changes}",
+                budget=format_size(monitor.budget_bytes), peak=format_size(monitor.peak_bytes),
+                changes=join(", ", [say("raise it"), *changes]),
+            )
         )  # fmt: skip
+
+
+@contextmanager
+def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside: int) -> Iterator[None]:
+    """Hold a model as it is stored, and something beside it, inside the budget until the context ends.
+
+    Args:
+        beside: bytes of what is made of the model at the same time.
+    Raises:
+        DoesNotFit: it is predicted to take more. OverBudget: it was done, and took more.
+    """
+    device = devices.pick("cpu")
+    tune_malloc("fast")
+    room, counts = Room.measure(config, device), weight_counts(shape)
+    block = 4 * max(counts["encoder"], counts["decoder"]) if stored != torch.float32 else 0
+    parts = {
+        "base": room.base_bytes, "libraries": LIBRARIES_BYTES, "weights": counts["total"] * stored.itemsize,
+        "weights in compute dtype": max(block, beside),
+    }  # fmt: skip
+    if sum(parts.values()) > room.total_bytes:
+        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        raise DoesNotFit(
+            f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model: {shown}; "
+            f"try --memory_budget={typed_size(sum(parts.values()))} or more"
+        )
+    with watched(Monitor(room.budget.host_bytes, device)):
+        yield
 
 
 def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing:
     """What `config` asks to be written, for prompts of at most `longest` tokens, by default max_seq_len."""
     how = config.generate
     source = min(longest or config.data.max_seq_len, config.data.max_seq_len)
-    return Writing(rows, source, how.max_new_tokens, how.num_beams, how.temperature > 0.0)
+    is_sorted = how.temperature > 0.0 and (how.top_k > 0 or how.top_p < 1.0)
+    return Writing(rows, source, how.max_new_tokens, how.num_beams, is_sorted)
 
 
 def answering(config: Config, folder: Path, adapters: list[Path], searches: bool = True) -> Config:
@@ -273,7 +331,9 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     weight_store = resting or weight_store_for(storage, compute, (model.embedding, model.output_weight))
     trim = no_trim if device.is_separate_memory else trim_malloc
     walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0, trim=trim)
-    return Trained(learnt, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
+    made = Trained(learnt, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
+    made.monitor.interval_seconds = config.memory.monitor_seconds
+    return made
 
 
 def _fitting(
@@ -328,4 +388,4 @@ def _choose_dtypes(
 
 def _weights(shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype) -> Weights:
     count = weight_counts(shape)["total"]
-    return Weights(count * storage.itemsize, storage != compute, name_of(compute))
+    return Weights(count * storage.itemsize, storage != compute, name_of(compute), kernels() is not None)

@@ -11,14 +11,16 @@ from pathlib import Path
 import torch
 
 from commands.convert import DTYPES, probe_logits
-from commands.loading import find_model
+from commands.loading import converting, find_model
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
 from language import say
 from model import hf_format
 from model.formats.checksums import refuse_damaged
+from model.formats.shape_file import read_config
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
+from model.shapes import inner_width
 from model.t5 import T5
 from settings.program import program
 from training.report.progress import Progress
@@ -58,6 +60,14 @@ def merge(config: Config) -> float:
     Memory: the model, and one matrix in fp32 twice.
     """
     folder = find_model(config)
+    home = base_of(folder)
+    shape = read_config(home)
+    matrix = max(shape.d_model * max(shape.d_ff, inner_width(shape)), 1)
+    with converting(config, shape, hf_format.stored_dtype(home), 2 * 4 * matrix):
+        return _merge(config, folder)
+
+
+def _merge(config: Config, folder: Path) -> float:
     model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
     if len(adapters) != 1:
         named = config.checkpoint.adapter or "none"

@@ -16,11 +16,12 @@ from accelerate import Accelerator
 import devices
 from commands.convert import probe_logits
 from commands.evaluate import evaluation_rows, loss_rows
-from commands.loading import Room, find_model
+from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
 from data.batches.loader import StepLoader
+from data.prepare.preparing import Prepared
 from devices.cores import use_threads
 from devices.malloc import trim_malloc
 from engine.checkpointing import Checkpointing
@@ -69,9 +70,18 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     """
     use_threads(config.run.num_threads)
     folder = find_model(config)
-    learnt, home = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), base_of(folder)
+    home = base_of(folder)
+    learnt = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter))
     settings, prepared, loader = evaluation_rows(config, learnt, home)
     rows_at_once = _rows_at_once(settings, home, loader)
+    with converting(settings, read_config(home), hf_format.stored_dtype(home), 0):
+        return _quantize(config, settings, prepared, loader, folder, rows_at_once)
+
+
+def _quantize(
+    config: Config, settings: Config, prepared: Prepared, loader: StepLoader, folder: Path, rows_at_once: int
+) -> tuple[Measured, Measured]:
+    learnt, home = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), base_of(folder)
     model, _, adapters = open_adapted(folder, config.checkpoint.adapter)
     if is_int8(model.embedding):
         raise UserError(f"--model = {home}, has int8 weights already; use it as it is")

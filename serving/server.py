@@ -16,12 +16,12 @@ from commands.loading import (
     check_one_process,
     find_model,
     load_trained,
+    watched,
     writing_of,
 )
 from config import Config
 from language import say
 from memory.cost.generation import MOST_ROWS, Capacity, Writing, serving_capacity
-from memory.observe.monitor import Monitor
 from model.decoding.running import RunningBatch
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts
@@ -52,9 +52,10 @@ def serve(config: Config) -> None:
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
         server = server_of(make_app(api, token, own_names(board.host)), config.serve.shutdown_timeout)
-        with api.engine.monitor, _ending_is_success(server):
-            server.run(sockets=[listener])
-    print(say("ended; memory peak {size}", size=format_size(api.engine.monitor.peak_bytes)), flush=True)
+        with watched(trained.monitor, "--generate_batch_size=1"):
+            with _ending_is_success(server):
+                server.run(sockets=[listener])
+            print(say("ended; memory peak {size}", size=format_size(trained.monitor.peak_bytes)), flush=True)
 
 
 @contextmanager
@@ -80,11 +81,9 @@ def api_of(trained: Trained, config: Config) -> Api:
     """
     model, store, bridge = trained.walk.model, trained.walk.weight_store, Bridge()
     batch = RunningBatch(model, config.generate.max_new_tokens, store.for_products, store.compute_dtype)
-    budget = trained.room.budget
-    monitor = Monitor(budget.host_bytes, trained.device, device_budget_bytes=budget.device_bytes)
     engine = Engine(
         batch, model.config.eos_token_id, model.config.start_token_id, _capacity(trained, config), config.serve.max_queue,
-        monitor, trained.device, bridge.hand_over,
+        trained.monitor, trained.device, bridge.hand_over,
     )  # fmt: skip
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)
     made = int((trained.folder / "config.json").stat().st_mtime) if _has_config(trained.folder) else 0

@@ -51,7 +51,7 @@ class Evaluator:
             try:
                 return score_answers(
                     live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator,
-                    live.longest_answer, free,
+                    live.longest_answer, free, live.monitor,
                 )  # fmt: skip
             except Exception as error:
                 if live.engine.shards is not None or not live.device.is_out_of_memory(error):

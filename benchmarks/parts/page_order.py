@@ -18,7 +18,7 @@ from units import format_size
 
 # chapter -> the beginnings of its sections' names, in order; what is in none comes last
 CHAPTERS = {
-    "Memory": ("contract-keeping", "contract-budgets", "finetuning-"),
+    "Memory": ("contract-keeping", "contract-answers", "contract-budgets", "finetuning-"),
     "Speed": ("throughput-t5-small", "throughput-", "processes", "generation-"),
     "Quality": ("recipe-", "rates-", "quality-"),
     "Plan": ("contract-accuracy", "plan-", "time-"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
-from limits import DROPOUT_ELEMENTS, LONGEST_SHORT, long_tile, row_groups
+from limits import DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, long_tile, row_groups
 from memory.cost.padded import Padded
 from memory.cost.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
@@ -169,6 +169,19 @@ class Blocks:
         n = self.tokens.source
         attention = n * (d + 3 * i) + self._scores(False, False)
         return max(attention, n * 3 * d + self._inner(n))
+
+    def encoder_answering(self) -> int:
+        """The same where the heap is not trimmed on the way: its small tensors at their most, beside the large ones at theirs."""
+        d, i, _ = self._widths
+        n = self.tokens.source
+        tile = self._tile(False, False, buffers=2)
+        attended = [n * i] if self.kernels else [n * i, self._tiling(False, False).queries * i]
+        stages = [[n * d] * 2 + [n * i] * 3 + attended, [n * d] * 3 + [self._inner(n)]]
+        small, large = (
+            [sum(size for size in stage if (size < HEAP_BELOW) == is_small) for stage in stages]
+            for is_small in (True, False)
+        )
+        return max(small[0] + tile, small[1]) + max(large)
 
     def decoder_forward(self) -> int:
         """The same for a decoder block."""

@@ -9,26 +9,31 @@ F d_ff, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from config import T5ModelConfig
-from limits import ENCODER_TOKENS, HEAP_BELOW, LOSS_CHUNK_BYTES
+from limits import ENCODER_TOKENS, HEAP_BELOW, KERNEL_WIDTHS, LOSS_CHUNK_BYTES, TILE_ELEMENTS, filled_tokens
 from memory.cost.blocks import Blocks
 from memory.cost.precision import BFLOAT16, dtype_bytes
 from memory.cost.shapes import Shapes, Tokens
 from memory.cost.step_peaks import blocks_of, evaluation_parts
 from memory.cost.work import Choice, Machine, Work
+from memory.observe.monitor import Monitor
 from model.shapes import inner_width, weight_counts
 from units import MIB
 
-CAST_BYTES = 16 * MIB  # of a table that is widened in pieces
-LIBRARIES_BYTES = 32 * MIB  # what libraries allocate at the first products, and small things of Python
+CAST_BYTES = 4 * MIB  # of a table that is widened in pieces
+LIBRARIES_BYTES = 20 * MIB  # what libraries allocate at the first products, and small things of Python
+LOSS_LIBRARIES_BYTES = 40 * MIB  # the same where losses are measured
+# What oneDNN keeps besides of each size of a bf16 product, of so many at most, and the gaps between them in the heap.
+PRODUCT_BYTES, MOST_PRODUCTS, MOST_SIZES = 3 * MIB // 4, 32, 8
 SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
-# At most, besides: gaps in a heap that no step of writing trims. A small tensor that stays in the gap of a large one lets the
-# next large one find none; which ones stay differs from run to run (the same work took 141 to 183 MiB in some twenty).
-GAP_BYTES = 3 * HEAP_BELOW
+# The end of the heap, which malloc gives back from 8 MiB on, and a tensor whose gap the next one does not fit.
+GAP_BYTES = 2 * HEAP_BELOW
 REQUEST_BYTES = 128 * 1024  # of a request that is taken: its text, tokens and connection
+ANSWERS = "answers"  # the monitor's phase
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
 
@@ -38,7 +43,7 @@ class Writing:
 
     Args:
         rows: B. source_tokens: S of the longest prompt. new_tokens: T of the longest answer. beams: G.
-        sampled: whether tokens are drawn, for which scores are sorted.
+        sampled: whether tokens are drawn from the best, for which scores are sorted.
     """
 
     rows: int
@@ -54,11 +59,13 @@ class Weights:
 
     Args:
         bytes: of all weights at rest. is_cast: whether they rest in another dtype than they are computed in. compute: its name.
+        kernels: whether compiled kernels compute.
     """
 
     bytes: int
     is_cast: bool
     compute: str
+    kernels: bool = False
 
 
 def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing, base_bytes: int) -> dict[str, int]:
@@ -67,24 +74,43 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     Args:
         base_bytes: the process before the model is loaded.
     """
-    e, inner, counts = dtype_bytes(weights.compute), inner_width(model), weight_counts(model)
-    w, number = writing, inner * e
-    one = number * w.rows * max(w.source_tokens, w.beams * w.new_tokens)  # keys or values of one block
-    encoder = _encoder_bytes(model, e, w)
-    step = one + _logits_bytes(model, e, w)  # rows that leave, and buffers that grow, are copied one tensor at a time
-    passing = max(encoder, step)
-    block = max(counts["encoder"], counts["decoder"]) * e  # of fp32 weights; narrow ones are widened in pieces
+    e = dtype_bytes(weights.compute)
+    number = inner_width(model) * e
+    w, block = writing, 2 * number * writing.rows  # keys and values of one token in one decoder block
+    source, own = (model.num_decoder_layers * block * count for count in (w.source_tokens, w.beams * w.new_tokens))
+    # rows that leave, and buffers that grow, are copied one tensor at a time
+    step = block // 2 * max(w.source_tokens, w.beams * w.new_tokens) + _step_bytes(model, e, w)
+    encoder = _encoder_bytes(model, weights, w)
+    is_reading = encoder + _slack(encoder) >= own + step + _slack(
+        step
+    )  # the buffers of answers are mapped, and not there before they are written to
+    passing = encoder if is_reading else step
+    held = _fixed(model, weights, base_bytes, passing)
+    if weights.compute == BFLOAT16:
+        held["libraries"] += _products_bytes(w)
+    return held | {
+        "keys and values": source + (0 if is_reading else own),
+        "encoder" if is_reading else "logits": passing,
+    }
+
+
+def _fixed(model: T5ModelConfig, weights: Weights, base_bytes: int, passing: int) -> dict[str, int]:
+    """What is held whatever is written, beside what comes and goes at the highest."""
+    counts = weight_counts(model)
+    widened = max(counts["encoder"], counts["decoder"]) * 2  # of fp32 weights; narrow ones are widened in pieces
     return {
         "base": base_bytes,
         "libraries": LIBRARIES_BYTES,
         "weights": weights.bytes,
-        "keys and values": 2 * model.num_decoder_layers * number * w.rows * (w.source_tokens + w.beams * w.new_tokens),
-        "encoder" if encoder >= step else "logits": passing,
-        "weights in compute dtype": CAST_BYTES + (block if weights.compute == "float16" else 0)
+        "weights in compute dtype": CAST_BYTES + (widened if weights.compute == "float16" else 0)
         if weights.is_cast
         else 0,
-        "allocator slack": int(SLACK * passing) + min(passing, GAP_BYTES),
+        "allocator slack": _slack(passing),
     }
+
+
+def _slack(passing: int) -> int:
+    return int(SLACK * passing) + min(passing, GAP_BYTES)
 
 
 def predict_loss(
@@ -102,7 +128,7 @@ def predict_loss(
     passing = evaluation_parts(work, choice, machine)
     tiles = blocks_of(work, choice, machine, is_evaluation=True).tile_bytes()  # small tensors, which stay in the heap
     slack = int(LOSS_SLACK * sum(passing.values())) + tiles
-    fixed = {"base": base_bytes, "libraries": LIBRARIES_BYTES, "weights": weights.bytes}
+    fixed = {"base": base_bytes, "libraries": LOSS_LIBRARIES_BYTES, "weights": weights.bytes}
     return {**fixed, **passing, "allocator slack": slack}
 
 
@@ -139,10 +165,12 @@ def serving_capacity(
     one = longest.source_tokens + longest.new_tokens
     rows = max(1, min(longest.rows, MOST_ROWS))
     while rows:
-        # prompts are read one by one, and no buffer of a row grows
-        fixed = predict_generation(model, weights, replace(longest, rows=1), base_bytes)
-        fixed["keys and values"] = 0
-        fixed["logits"] = _logits_bytes(model, dtype_bytes(weights.compute), replace(longest, rows=rows))
+        # prompts are read one by one, between two steps, and no buffer of a row grows
+        one_row, e = replace(longest, rows=1), dtype_bytes(weights.compute)
+        reading, step = _encoder_bytes(model, weights, one_row), _step_bytes(model, e, replace(longest, rows=rows))
+        fixed = _fixed(model, weights, base_bytes, max(reading, step)) | {
+            "encoder" if reading >= step else "logits": max(reading, step)
+        }
         fixed["requests"] = REQUEST_BYTES * (rows + waiting) + reading_bytes
         left = total_bytes - sum(fixed.values())
         tokens = min(int(left / (token * (1 + SLACK))), rows * one)
@@ -154,19 +182,63 @@ def serving_capacity(
     return None
 
 
-def _encoder_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
-    """One pass with as many prompts as go together, and their output as keys and values of one block."""
+def _encoder_bytes(model: T5ModelConfig, weights: Weights, w: Writing) -> int:
+    """One pass with as many prompts as go together, and its output."""
+    e = dtype_bytes(weights.compute)
     tokens = min(w.rows * w.source_tokens, max(ENCODER_TOKENS, w.source_tokens))
     rows = max(1, tokens // w.source_tokens)
-    blocks = Blocks(model, e, False, Tokens(tokens, 1), ((w.source_tokens, 1),) * rows)
-    return blocks.encoder_forward() + 2 * tokens * model.d_model * e + 8 * tokens
+    blocks = Blocks(
+        model, e, False, Tokens(tokens, 1), ((w.source_tokens, 1),) * rows,
+        kernels=weights.kernels and model.d_kv in KERNEL_WIDTHS,
+    )  # fmt: skip
+    return blocks.encoder_answering() + tokens * model.d_model * e + 8 * tokens
 
 
-def _logits_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
-    """Scores (B G, V) in fp32, and what is made of them: log-probabilities, or sorted scores with their places."""
-    number = 4 + (0 if e == 4 else e)
-    number += 8 if w.beams > 1 else 24 if w.sampled else 0
-    return w.rows * w.beams * model.vocab_size * number
+def _products_bytes(w: Writing) -> int:
+    """What is kept of products with keys and with values, of each number of keys and of rows that are still being written."""
+    keys = len({filled_tokens(length) for length in range(1, min(w.new_tokens, 2**12) + 1)})
+    return PRODUCT_BYTES * min(MOST_PRODUCTS, 2 * keys * min(w.rows, MOST_SIZES))
+
+
+def _step_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
+    """Scores and weights of a tile of attention, and the logits (B G, V) in fp32 with what is made of them.
+
+    That is log-probabilities, or sorted scores with their places and probabilities.
+    """
+    beams = w.rows * w.beams
+    keys = max(w.source_tokens, w.beams * w.new_tokens)
+    tile = 2 * e * max(keys, min(TILE_ELEMENTS, beams * model.num_heads * keys))
+    seen = w.rows * w.beams**2 * w.new_tokens if w.beams > 1 else 0
+    return tile + 2 * seen + beams * model.vocab_size * (4 + max(0 if e == 4 else e, 17 if w.sampled else 4))
+
+
+class AnswerBudget:
+    """Keeps writing inside a budget: what a batch took beyond its prediction is added to those of the next ones.
+
+    Args:
+        predict: bytes of everything that is held at the highest. total_bytes: that may be. monitor: measures what is.
+    """
+
+    def __init__(self, predict: Callable[[Writing], int], total_bytes: int, monitor: Monitor) -> None:
+        self.predict, self.total_bytes, self.monitor = predict, total_bytes, monitor
+        self.excess_bytes = self._highest = 0
+
+    def fits(self, writing: Writing) -> bool:
+        """Whether the budget holds it, as predicted."""
+        return self.predict(writing) <= self.total_bytes
+
+    def most(self, writing: Writing) -> int:
+        """So many rows of `writing` as fit, by what has been measured too: at least one where the prediction says so; else 0."""
+        measured = most_rows(lambda w: self.predict(w) + self.excess_bytes <= self.total_bytes, writing)
+        return measured or int(self.fits(replace(writing, rows=1)))
+
+    @contextmanager
+    def measuring(self, writing: Writing) -> Iterator[None]:
+        """Watch while these are written."""
+        with self.monitor.phase(ANSWERS):
+            yield
+        self._highest = max(self._highest, self.predict(writing))
+        self.excess_bytes = max(0, self.monitor.phase_peaks[ANSWERS] - self._highest)
 
 
 def most_rows(fits: Callable[[Writing], bool], writing: Writing) -> int:

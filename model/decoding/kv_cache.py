@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from limits import ENCODER_TOKENS
+from devices.ways import way_of
+from limits import ENCODER_TOKENS, filled_tokens
 from model.attention import Attention
 from model.decoding.passing import Passing, WithWeights, check_ids, in_place
 from model.rows import Rows
@@ -51,7 +53,7 @@ class _BlockCache:
 
 
 def _longer(buffer: Tensor, capacity: int) -> Tensor:
-    longer = buffer.new_empty(*buffer.shape[:2], capacity, *buffer.shape[3:])
+    longer = buffer.new_zeros(*buffer.shape[:2], capacity, *buffer.shape[3:])
     longer[:, :, : buffer.shape[2]] = buffer
     return longer
 
@@ -91,19 +93,20 @@ class Decoding:
             part = Rows(source.lengths[first:last])
             ids = torch.tensor([i for row in input_ids[first:last] for i in row], device=self.device)
             self._fill(self._passing.encode(ids, part), part, first)
+        for cache in self.caches:  # behind the encoder's pass, which they would stand beside
+            cache.grow(self.capacity)
         lengths = torch.tensor(source.lengths, device=self.device)
         beyond = torch.arange(source.longest, device=self.device) >= lengths[:, None]
-        blank = torch.zeros_like(beyond, dtype=self.dtype).masked_fill_(beyond, float("-inf"))
-        self.source_mask = blank[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
+        self.source_mask = beyond[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
         self._slots = torch.arange(num_beams, device=self.device)
         self._paths = self._slots.new_zeros(len(source.lengths), num_beams, 0)  # (B, G, length): ancestors' slots
-        self._biases = self._all_biases()
+        self._biases = self._passing.biases(self.capacity)
 
     def _empty(self, attention: Attention, source: Rows) -> _BlockCache:
         rows, heads, width = len(source.lengths), attention.num_heads, attention.d_kv
         like = torch.empty(0, device=self.device, dtype=self.dtype)
         cross = [like.new_zeros(rows, heads, source.longest, width) for _ in range(2)]
-        own = [like.new_empty(rows, heads, self.capacity, self.num_beams, width) for _ in range(2)]
+        own = [like.new_empty(rows, heads, 0, self.num_beams, width) for _ in range(2)]
         return _BlockCache(*cross, *own)
 
     def _fill(self, encoder_output: Tensor, rows: Rows, first: int) -> None:
@@ -113,21 +116,20 @@ class Decoding:
                 for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True), first):
                     place[row, :, :length] = flat[start : start + length].transpose(0, 1)
 
-    def _all_biases(self) -> list[Tensor | None]:
-        """For each table the bias (H, capacity) of a token towards those before it, the token itself last."""
-        return self._passing.biases(self.capacity)
-
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
         """Append one token to each beam: ids (B G,) int64, beams of a prompt side by side -> next logits (B G, V) fp32."""
         if self.length == self.capacity:
             self._grow()
         self.length += 1
-        mask = self._ancestors() if self.num_beams > 1 else None
-        biases = [self._bias(bias, mask) for bias in self._biases]
+        seen = min(
+            self.capacity, filled_tokens(self.length)
+        )  # few sizes of products, as libraries keep something for each
+        foreign = self._foreign(seen) if self.num_beams > 1 else None
+        reach = slice(self.capacity - self.length, self.capacity - self.length + seen)
         ways = [
-            (partial(self._attend_own, cache, bias), partial(self._attend_source, cache))
-            for cache, bias in zip(self.caches, biases, strict=True)
+            (partial(self._attend_own, cache, bias[:, reach], foreign), partial(self._attend_source, cache))
+            for cache, bias in zip(self.caches, self._biases, strict=True)
         ]
         return self._passing.step(ids, ways)
 
@@ -135,33 +137,35 @@ class Decoding:
         self.capacity = 2 * self.capacity if self._limit is None else min(2 * self.capacity, self._limit)
         for cache in self.caches:
             cache.grow(self.capacity)
-        self._biases = self._all_biases()
+        self._passing.trim()
+        self._biases = self._passing.biases(self.capacity)
 
-    def _ancestors(self) -> Tensor:
-        """(B, 1, G, length G): 0 where a slot holds a token of the beam, -inf elsewhere."""
+    def _foreign(self, seen: int) -> Tensor:
+        """(B, 1, G, seen G) bool: where a slot holds a token that is no ancestor of the beam; each has its own newest token."""
         rows = len(self._paths)
         newest = self._slots.expand(rows, -1).unsqueeze(2)
         self._paths = torch.cat([self._paths, newest], 2)
-        foreign = (self._paths.unsqueeze(3) != self._slots).view(rows, 1, self.num_beams, -1)
-        return torch.zeros_like(foreign, dtype=self.dtype).masked_fill_(foreign, float("-inf"))
+        foreign = (self._paths.unsqueeze(3) != self._slots).flatten(2)  # (B, G, length G)
+        return F.pad(foreign, (0, (seen - self.length) * self.num_beams)).unsqueeze(
+            1
+        )  # the bias hides what is not written
 
-    def _bias(self, bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores of the newest token: broadcast to (B, H, G, length G)."""
-        if bias is None:
-            return None
-        near = bias[:, None, self.capacity - self.length :]  # (H, 1, length)
-        return near if mask is None else mask + near.repeat_interleave(self.num_beams, 2)
+    def _attend_own(
+        self, cache: _BlockCache, bias: Tensor, foreign: Tensor | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Attention of one token a beam to those before it, which it joins: (B G, H, K) each -> (B G, H K).
 
-    def _attend_own(self, cache: _BlockCache, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one token a beam to those before it, which it joins: (B G, H, K) each -> (B G, H K)."""
+        Args:
+            bias: (H, seen), -inf towards places that are not written.
+        """
         cache.self_k[:, :, self.length - 1] = self._beams(k)
         cache.self_v[:, :, self.length - 1] = self._beams(v)
-        keys, values = (buffer[:, :, : self.length].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
-        return _attend(self._beams(q), keys, values, bias)
+        keys, values = (buffer[:, :, : bias.shape[1]].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
+        return _attend(self._beams(q), keys, values, bias.repeat_interleave(self.num_beams, 1), foreign)
 
     def _attend_source(self, cache: _BlockCache, q: Tensor) -> Tensor:
         """Attention of one token a beam to its source: q (B G, H, K) -> (B G, H K)."""
-        return _attend(self._beams(q), cache.cross_k, cache.cross_v, self.source_mask)
+        return _attend(self._beams(q), cache.cross_k, cache.cross_v, None, self.source_mask)
 
     def _beams(self, x: Tensor) -> Tensor:
         """(B G, H, K) -> (B, H, G, K), a view."""
@@ -190,8 +194,30 @@ def _groups(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield first, len(lengths)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """G queries a prompt: q (B, H, G, K), k and v (B, H, M, K), bias broadcast to (B, H, G, M) -> (B G, H K)."""
-    scores = torch.matmul(q, k.transpose(2, 3))
-    weights = torch.softmax(scores if bias is None else scores.add_(bias), -1)
-    return torch.matmul(weights, v).transpose(1, 2).flatten(2).flatten(0, 1)
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, blank: Tensor | None) -> Tensor:
+    """G queries a prompt: q (B, H, G, K), k and v (B, H, M, K) -> (B G, H K), in tiles of the scores.
+
+    Args:
+        bias: (H, M), added to the scores. blank: bool, broadcast to (B, H, G, M): where nothing is seen.
+    """
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])  # (B, G, H, K)
+    for rows, heads, queries in _tiles(q.shape[0], q.shape[1], q.shape[2], k.shape[2], way_of(q.device).scores):
+        scores = torch.matmul(q[rows, heads, queries], k[rows, heads].transpose(2, 3))
+        if bias is not None:
+            scores.add_(bias[heads].unsqueeze(1))
+        if blank is not None:
+            scores.masked_fill_(blank[rows, :, queries if blank.shape[2] > 1 else slice(None)], float("-inf"))
+        out[rows, queries, heads] = torch.matmul(torch.softmax(scores, -1), v[rows, heads]).transpose(1, 2)
+    return out.flatten(2).flatten(0, 1)
+
+
+def _tiles(rows: int, heads: int, queries: int, keys: int, scores: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Parts of so many scores at most, or of one query: as many queries as go, of as many heads, of as many rows."""
+    steps, left = [], scores // keys
+    for count in (queries, heads, rows):
+        steps.append(max(1, min(count, left)))
+        left //= count
+    for row in range(0, rows, steps[2]):
+        for head in range(0, heads, steps[1]):
+            for query in range(0, queries, steps[0]):
+                yield slice(row, row + steps[2]), slice(head, head + steps[1]), slice(query, query + steps[0])

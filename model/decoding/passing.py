@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from model.attention import PositionBias
+from devices.malloc import trim_malloc
 from model.dropout import Dropout
 from model.quantization import embed, few_rows, product
 from model.rows import Rows
@@ -51,14 +51,22 @@ class Passing:
         return embed(ids, self.model.embedding, self.dtype)
 
     def encode(self, ids: Tensor, rows: Rows) -> Tensor:
-        """Encoder output (N, D) of ids (N,)."""
+        """Encoder output (N, D) of ids (N,). What malloc keeps of other lengths is given back before, and its own after."""
         stack, dropout = self.model.encoder, Dropout(0.0, rows)
+        self.trim()
         x = self._embed(ids)
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
             with self.with_weights(block.parameters()):
                 x = block(x, bias, rows, dropout)
-        return stack.leave(x, dropout)
+        output = stack.leave(x, dropout)
+        self.trim()
+        return output
+
+    def trim(self) -> None:
+        """Give back what malloc holds free, where tensors lie in its heap."""
+        if self.device.type == "cpu":
+            trim_malloc()
 
     def sources(self, encoder_output: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each decoder block the keys and values (N, H, K) of the encoder's output (N, D)."""
@@ -68,14 +76,12 @@ class Passing:
                 keys, values = (attention.heads(matrix(encoder_output)) for matrix in (attention.k, attention.v))
             yield keys, values
 
-    def biases(self, longest: int) -> list[Tensor | None]:
-        """For each decoder block the bias (H, longest) of a token towards those before it, the token itself last."""
-
-        def of(table: PositionBias | None) -> Tensor | None:
-            return None if table is None else table(longest)[:, :longest].to(self.dtype)
-
-        shared = of(self.model.decoder.bias)
-        return [shared if block.bias is None else of(block.bias) for block in self.blocks]
+    def biases(self, longest: int) -> list[Tensor]:
+        """For each decoder block the bias (H, 2 longest - 1) of a token towards those before it, itself in the middle, then -inf."""
+        shared = self.model.decoder.bias
+        if shared is not None:
+            return [shared(longest).to(self.dtype)] * len(self.blocks)
+        return [block.bias(longest).to(self.dtype) for block in self.blocks if block.bias is not None]
 
     def step(self, ids: Tensor, ways: Sequence[tuple[AttendOwn, AttendSource]]) -> Tensor:
         """One more token of each row: ids (N,) int64 -> next logits (N, V) fp32.

@@ -52,7 +52,7 @@ class RunningBatch:
         self, model: T5, longest: int, with_weights: WithWeights = in_place, compute_dtype: torch.dtype | None = None
     ) -> None:
         self._passing, self._longest = Passing(model, with_weights, compute_dtype), longest
-        self._biases = [None if bias is None else bias.float().contiguous() for bias in self._passing.biases(longest)]
+        self._biases = [bias[:, :longest].float().contiguous() for bias in self._passing.biases(longest)]
         self.device = self._passing.device
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class RunningBatch:
         for number, row in enumerate(rows):
             keys, values = row.own[0, place], row.own[1, place]  # (H, T, K)
             keys[:, row.length], values[:, row.length] = k[number], v[number]
-            near = None if bias is None else bias[:, self._longest - row.length - 1 :]
+            near = bias[:, self._longest - row.length - 1 :]
             out[number] = _attend_row(q[number], keys[:, : row.length + 1], values[:, : row.length + 1], near)
         return out.flatten(1)
 

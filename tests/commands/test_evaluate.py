@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from commands import evaluate as evaluating
 from commands import loading
 from commands.evaluate import _data_settings, evaluate, evaluation_rows, loss_rows
 from commands.quantize import quantize
@@ -154,7 +153,7 @@ def test_who_takes_more_than_the_budget_says_so(
             super().__exit__(*error)
             self.peak_bytes = 2**50
 
-    monkeypatch.setattr(evaluating, "Monitor", Full)
+    monkeypatch.setattr(loading, "Monitor", Full)
     with pytest.raises(OverBudget, match=r"was exceeded: the peak was 1,?048,?576.* GiB"):
         evaluate(settings(folder, tmp_path, eval_generate_rows=0))
     assert "perplexity" in capsys.readouterr().out, "what was measured is told"
@@ -240,13 +239,14 @@ def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     alone = Rank(0, num_processes=1)
     results = [
-        score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, free)  # type: ignore[arg-type]
+        score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, free, trained.monitor)  # type: ignore[arg-type]
         for free in (2**40, 0)
     ]
     assert results[0][0] == results[1][0] and list(results[0][0]) == ["f1", "chrf"]
     assert len(results[0][1]) == 3
     config = config.changed(eval_generate_rows="auto")
-    assert score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, 2**40) == ({}, [])  # type: ignore[arg-type]
+    scored = score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, 2**40, trained.monitor)  # type: ignore[arg-type]
+    assert scored == ({}, [])
 
 
 def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(

@@ -22,7 +22,8 @@ from commands.chat import chat
 from commands.generate import generate, names_file
 from config import Config, load
 from devices.cpu import CpuDevice
-from settings.fields import DoesNotFit, UserError
+from memory.observe.monitor import Monitor
+from settings.fields import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -236,11 +237,25 @@ def test_auto_answers_fewer_at_once_in_less_memory(folder: Path) -> None:
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     writing = loading.writing_of(config, 64)
     wide = trained.rows_at_once("auto", writing)
-    trained.room.total_bytes = sum(trained.predict(loading.writing_of(config, 5)).values())
+    trained.kept.total_bytes = trained.kept.predict(loading.writing_of(config, 5))
     assert wide == 64 and trained.rows_at_once("auto", writing) == 4
     assert trained.rows_at_once(5, writing) == 5
     with pytest.raises(DoesNotFit):
         trained.rows_at_once(6, writing)
+
+
+def test_who_takes_more_than_the_budget_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(Monitor):
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+            self.peak_bytes = 2**50
+
+    monkeypatch.setattr(loading, "Monitor", Full)
+    with pytest.raises(OverBudget, match=r"was exceeded: the peak was 1,?048,?576.* GiB.*--generate_batch_size=1"):
+        generate(settings(folder, input="x"))
+    assert capsys.readouterr().out, "the answer is there"
 
 
 def test_bf16_weights_are_widened_once_where_they_fit(tmp_path: Path) -> None:

@@ -209,6 +209,6 @@ def test_the_budget_says_how_much_is_written_at_once() -> None:
     assert sum(narrow.parts.values()) <= 512 * MIB < sum(narrow.parts.values()) + 2 * token
     assert serving_capacity(model, weights, longest, 200 * MIB, 240 * MIB, 64) is None
     reading = serving_capacity(model, weights, longest, 200 * MIB, 512 * MIB, 64, reading_bytes=20 * MIB)
-    assert reading is not None and 0 <= narrow.tokens - reading.tokens - 20 * MIB / (1.1 * token) < 2
+    assert reading is not None and abs(narrow.tokens - reading.tokens - 20 * MIB / (1.1 * token)) < 1
     few = serving_capacity(model, weights, replace(longest, rows=3), 200 * MIB, 4 * GIB, 64)
     assert few is not None and few.rows == 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 from accelerate import Accelerator
@@ -15,7 +17,8 @@ from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from engine.walk import Walk
 from language import say
 from limits import SAMPLE_TOKENS
-from memory.cost.generation import Weights, Writing, most_rows, predict_generation
+from memory.cost.generation import AnswerBudget, Weights, Writing, predict_generation
+from memory.observe.monitor import Monitor
 from model.decoding.generation import generate, is_cut
 from settings.fields import AUTO
 from training.evaluation.scores import AnswerScores, metric_names
@@ -43,6 +46,7 @@ def generate_metrics(
     names: Sequence[str],
     shown: int = 0,
     seed: int = 0,
+    kept: AnswerBudget | None = None,
 ) -> tuple[dict[str, float], list[Sample], int]:
     """Answer the first held-out rows, each process its part, and score the answers.
 
@@ -51,6 +55,7 @@ def generate_metrics(
         rows: how many, of all processes. batch_size: answered at once.
         names: scores, see `training.evaluation.scores.metric_names`.
         shown: samples to give back, of this process. seed: of answers that are drawn.
+        kept: by which a batch is answered in parts where memory is nearer to its budget than predicted; None: never.
     Returns:
         score name -> percentage over all processes; the first samples; and how many answers of all were cut.
     Memory: `model.decoding.generation.generate` for one batch; nothing grows with `rows`.
@@ -60,7 +65,7 @@ def generate_metrics(
     rank, processes = accelerator.process_index, accelerator.num_processes
     for batch in loader.evaluation_batches(rows, batch_size, rank, processes):
         pairs = [_row(batch, place) for place in range(batch.num_rows)]
-        answers = _answers(walk, [source for source, _ in pairs], settings, seed)
+        answers = _answers(walk, [source for source, _ in pairs], settings, seed, kept)
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
@@ -80,12 +85,13 @@ def score_answers(
     accelerator: Accelerator,
     longest_answer: int,
     free_bytes: int,
+    monitor: Monitor,
 ) -> tuple[dict[str, float], list[Sample]]:
     """Score answers within a training run: greedy ones to the first `eval_generate_rows` held-out rows.
 
     Args:
         longest_answer: tokens of the longest that it is trained on, where the published model ends its answers too.
-        free_bytes: what may be taken now; so many rows are answered at once as fit, one at least.
+        free_bytes: what may be taken now; so many rows are answered at once as fit, one at least. monitor: of the run.
     Returns:
         score name -> percentage, empty where no rows were asked for; and a few samples.
     Memory: at most `free_bytes` where one row fits.
@@ -99,14 +105,17 @@ def score_answers(
         0, walk.model.embedding.dtype != walk.weight_store.compute_dtype, compute
     )  # the model is there already
 
-    def fits(writing: Writing) -> bool:
-        return sum(predict_generation(walk.model.config, beside, writing, 0).values()) <= free_bytes
-
+    held = monitor.sample().anon_bytes
+    kept = AnswerBudget(
+        lambda writing: held + sum(predict_generation(walk.model.config, beside, writing, 0).values()),
+        held + free_bytes, monitor,
+    )  # fmt: skip
     settings = GenerateConfig(max_new_tokens=longest_answer)
-    batch_size = max(1, most_rows(fits, Writing(rows, loader.longest[0], longest_answer)))
+    batch_size = max(1, kept.most(Writing(rows, loader.longest[0], longest_answer)))
     scores, samples, _ = generate_metrics(
         walk, loader, tokenizer, settings, accelerator,
         rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
+        kept=None if walk.weight_store.is_collective else kept,
     )  # fmt: skip
     return scores, samples
 
@@ -161,12 +170,21 @@ def _whole(text: str) -> str:
     return text.rstrip(BROKEN)
 
 
-def _answers(walk: Walk, inputs: list[list[int]], settings: GenerateConfig, seed: int = 0) -> list[list[int]]:
-    weight_store = walk.weight_store
-    return generate(
-        walk.model, inputs, settings, seed=seed, with_weights=weight_store.for_products,
-        compute_dtype=weight_store.compute_dtype,
-    )  # fmt: skip
+def _answers(
+    walk: Walk, inputs: list[list[int]], settings: GenerateConfig, seed: int = 0, kept: AnswerBudget | None = None
+) -> list[list[int]]:
+    weight_store, answers = walk.weight_store, list[list[int]]()
+    longest, is_drawn = max(map(len, inputs), default=1), settings.temperature > 0.0
+    while rest := inputs[len(answers) :]:
+        writing = Writing(len(rest), longest, settings.max_new_tokens, settings.num_beams, is_drawn)
+        if kept is not None and kept.excess_bytes:
+            writing = replace(writing, rows=max(1, kept.most(writing)))
+        with nullcontext() if kept is None else kept.measuring(writing):
+            answers += generate(
+                walk.model, rest[: writing.rows], settings, seed=seed, with_weights=weight_store.for_products,
+                compute_dtype=weight_store.compute_dtype,
+            )  # fmt: skip
+    return answers
 
 
 def _rows(loader: StepLoader, count: int) -> Iterator[Row]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from config import T5ModelConfig
-from memory.cost.generation import Weights, Writing, most_rows, predict_generation
+from memory.cost.generation import AnswerBudget, Weights, Writing, most_rows, predict_generation
+from memory.observe.monitor import HostAlone, Monitor
+from memory.observe.processes import Usage
 from model.shapes import weight_counts
 from tests.measuring import in_child
 from units import MIB
@@ -42,6 +45,8 @@ def weights(shape: T5ModelConfig = SHAPE) -> Weights:
         Writing(24, 512, 64),
         pytest.param(Writing(1, 4096, 4), marks=pytest.mark.slow),
         Writing(8, 64, 96, beams=4),
+        Writing(1, 1024, 24, beams=32),
+        pytest.param(Writing(2, 2048, 60, beams=64), marks=pytest.mark.slow),
         pytest.param(Writing(64, 128, 64, sampled=True), marks=pytest.mark.slow),
         pytest.param(Writing(4, 64, 512, beams=8), marks=pytest.mark.slow),
     ],
@@ -68,13 +73,31 @@ def test_more_of_anything_takes_more() -> None:
         return sum(predict_generation(SHAPE, weights(), writing, 0).values())
 
     base = Writing(4, 512, 64)
-    for larger in (Writing(8, 512, 64), Writing(4, 1024, 64), Writing(4, 512, 640), Writing(4, 512, 64, beams=4)):
+    for larger in (Writing(8, 512, 64), Writing(4, 1024, 64), Writing(4, 512, 1280), Writing(4, 512, 64, beams=16)):
         assert total(larger) > total(base)
     # scores that tokens are drawn from are sorted, with their places
     assert total(Writing(64, 8, 8, sampled=True)) > total(Writing(64, 8, 8))
     # the source is held once for all beams: its keys and values are the same
     one, four = (predict_generation(SHAPE, weights(), Writing(4, 4096, 1, beams), 0) for beams in (1, 4))
     assert four["keys and values"] < 1.01 * one["keys and values"]
+
+
+def test_what_is_measured_beyond_a_prediction_counts_for_the_next_batches() -> None:
+    held = iter((100, 130, 130, 90, 90))
+    processes = SimpleNamespace(usage=lambda: Usage(next(held, 90), 0))
+    monitor = Monitor(200, HostAlone(), processes=processes)  # type: ignore[arg-type]
+    kept = AnswerBudget(lambda writing: 60 + 10 * writing.rows, 200, monitor)
+    eight = Writing(16, 8, 8)
+    assert kept.most(eight) == 8
+    with kept.measuring(Writing(4, 8, 8)):
+        pass
+    assert kept.excess_bytes == 30 and kept.most(eight) == 8  # 60 + 80 + 30 fits
+    kept.excess_bytes = 70
+    assert kept.most(eight) == 4
+    kept.excess_bytes = 1000
+    assert kept.most(eight) == 1  # begun is begun
+    kept.total_bytes = 60
+    assert kept.most(eight) == 0
 
 
 def test_most_rows_is_the_largest_power_of_two_that_fits() -> None:

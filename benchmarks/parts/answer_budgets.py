@@ -1,0 +1,160 @@
+"""Do commands that answer and convert keep their budgets, and refuse none that they could keep? Closed in on by halving."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parts.results import ROOT, markdown
+from benchmarks.parts.watched import POLL_SECONDS, peak_of_process
+from memory.observe.processes import ProcessTree
+from units import MIB, format_size
+
+STEP = 4  # MiB, down to which it is halved
+AMPLE = "4G"
+ABOVE = (1.05, 1.15, 1.3)  # times the smallest budget that was accepted, run as well
+USED_SHARE = 0.9  # of a budget, that a run has to fit in to be accepted
+OVER_MARK = "over its memory budget"
+Flags = dict[str, Any]
+
+
+def cases(model: Path, adapter: Path, data: Path, pairs: Path, preferences: Path) -> dict[str, Flags]:
+    """Commands with their flags; `said`: what is written to standard input."""
+    asked: Flags = {"command": "generate", "model": model, "input": data, "max_seq_len": 1024, "max_new_tokens": 40}
+    measured = {"model": model, "validation_file": pairs, "max_seq_len": 256}
+    return {
+        "generate, greedy": asked,
+        "generate, sampled": {**asked, "temperature": 1.0, "top_p": 0.9},
+        "generate, 16 beams": {**asked, "num_beams": 16},
+        "chat": {**asked, "command": "chat", "input": None, "said": ("what runs under the bridge " * 40 + "\n") * 2},
+        "evaluate with answers": {"command": "evaluate", **measured, "eval_generate_rows": 32},
+        "quantize": {"command": "quantize", **measured, "eval_rows": 32},
+        "merge": {"command": "merge", "model": model, "adapter": adapter},
+        "export to CTranslate2": {"command": "export", "model": model, "format": "ctranslate2"},
+        "export to ONNX": {"command": "export", "model": model, "format": "onnx"},
+        "dpo with answers": {
+            "command": "dpo", "finetune_from": model, "train_file": preferences, "max_steps": 4, "eval_steps": 2,
+            "eval_generate_rows": 16, "sample_rows": 0, "effective_batch_size": 4, "max_seq_len": 128,
+        },
+    }  # fmt: skip
+
+
+def run(flags: Flags, budget: str) -> dict[str, Any]:
+    """One command in folders that are gone afterwards: exit code, what it said, and the peak of its process tree."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf8") as errors:
+        own: Flags = {"memory_budget": budget, **flags}
+        command, said = own.pop("command"), own.pop("said", "")
+        if command not in ("merge", "export"):
+            own["num_threads"] = 1
+        if command in ("evaluate", "quantize", "dpo"):
+            own["cache_dir"] = f"{folder}/cache"
+        if command in ("generate", "quantize", "merge", "export"):
+            own["output"] = f"{folder}/made"
+        if command == "dpo":
+            own |= {"output_dir": f"{folder}/out", "log_dir": f"{folder}/logs"}
+        words = [f"--{name}={value}" for name, value in own.items() if value is not None]
+        child = subprocess.Popen(
+            [sys.executable, "train_low_mem.py", command, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=errors, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert child.stdin is not None
+        child.stdin.write(said.encode())
+        child.stdin.close()
+        peak, tree = 0, ProcessTree(child.pid)
+        while child.poll() is None:
+            peak = max(peak, peak_of_process(child.pid), tree.usage().anon_bytes)
+            time.sleep(POLL_SECONDS)
+        errors.seek(0)
+        told = errors.read()
+    return {"budget": budget, "exit": child.returncode, "peak": peak, "over": OVER_MARK in told, "told": told[-300:]}
+
+
+def close_in(flags: Flags) -> list[dict[str, Any]]:
+    """Runs of one command: with an ample budget, down to the smallest that is accepted, and some above that."""
+    ample = run(flags, AMPLE)
+    runs, refused, accepted = [ample], 64, int(ample["peak"] / USED_SHARE / MIB) + 1
+    runs.append(run(flags, f"{accepted}M"))
+    while accepted - refused > STEP:
+        middle = (accepted + refused) // 2
+        runs.append(run(flags, f"{middle}M"))
+        refused, accepted = (middle, accepted) if runs[-1]["exit"] == 3 and not runs[-1]["over"] else (refused, middle)
+    return runs + [run(flags, f"{int(accepted * times)}M") for times in ABOVE]
+
+
+def judged(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What became of the two rules.
+
+    Returns:
+        smallest: MiB accepted. share: highest peak over its budget. over, wrong: runs above their budget, and runs that ended
+            otherwise than done or refused. wasted: how much of the largest refused budget the smallest accepted run took.
+    """
+    held = [one for one in runs if one["budget"] != AMPLE]
+    sizes = {id(one): int(one["budget"].rstrip("M")) for one in held}
+    done = [one for one in held if one["exit"] == 0 or one["over"]]
+    refused = [sizes[id(one)] for one in held if one["exit"] == 3 and not one["over"]]
+    least = min(done, key=lambda one: sizes[id(one)], default=None)
+    shares = [one["peak"] / MIB / sizes[id(one)] for one in done]
+    return {
+        "smallest": sizes[id(least)] if least else None, "least_peak": least["peak"] if least else 0,
+        "share": max(shares, default=0.0), "over": sum(share > 1 for share in shares),
+        "wrong": sum(one["exit"] not in (0, 3) for one in runs),
+        "wasted": least["peak"] / MIB / max(refused) if least and refused else 1.0,
+    }  # fmt: skip
+
+
+def answers_body(found: list[dict[str, Any]]) -> str:
+    """Table of the commands."""
+    rows = []
+    for case in found:
+        j = judged(case["runs"])
+        rows.append([
+            case["flags"], str(len(case["runs"])), format_size(case["runs"][0]["peak"]), f"{j['smallest']} MiB",
+            format_size(j["least_peak"]), f"{j['share']:.2f}", f"{j['wasted']:.2f}", str(j["over"]), str(j["wrong"]),
+        ])  # fmt: skip
+    return (
+        "Budgets closed in on by halving; peaks of anonymous memory of the process tree. Kept: no peak above its budget. Used: the "
+        f"smallest accepted run takes at least {USED_SHARE} of the largest budget that was refused.\n\n"
+        + markdown(
+            [
+                "command",
+                "runs",
+                "peak under 4 GiB",
+                "smallest budget",
+                "its peak",
+                "highest peak / budget",
+                "its peak / largest refused",
+                "above",
+                "failed",
+            ],
+            rows,
+        )
+    )
+
+
+def write_prompts(path: Path, sentence: str) -> None:
+    """Prompts of 3 to 1,000 letters."""
+    text = (sentence + " ") * 12
+    lines = [json.dumps({"prompt": text[: 3 + 83 * number % 997]}) for number in range(24)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf8")
+
+
+def write_preferences(path: Path, sentence: str) -> None:
+    """Preferences of like lengths."""
+    words = sentence.split()
+    lines = [
+        json.dumps(
+            {
+                "prompt": " ".join(words[number % 7 :]),
+                "chosen": words[2 + number % 9],
+                "rejected": words[1 + number % 9],
+            }
+        )
+        for number in range(200)
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf8")
