@@ -23,7 +23,7 @@ from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.decoding.generation import stream
-from settings.fields import AUTO, counted, reason_of
+from settings.fields import AUTO, DoesNotFit, counted, reason_of
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
@@ -46,14 +46,14 @@ def chat(config: Config) -> None:
     """Talk until the user leaves.
 
     Raises:
-        UserError: the model is not usable. DoesNotFit: the budget does not hold one answer.
+        UserError: the model is not usable. DoesNotFit: the budget does not hold the model, or the answer to a question
+            that does not come from a terminal.
     """
     check_one_process("chat")
     folder = find_model(config)
     config = answering(config, folder, adapter_folders(folder, config.checkpoint.adapter))
     writing = writing_of(config, 1)
     trained = load_trained(config, folder, writing)
-    trained.rows_at_once(1, writing)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     note = _note_in_json if config.plan.json else _note
@@ -115,7 +115,13 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
         if text.startswith("/"):
             print(session.command(text), file=out, flush=True)
         elif text:
-            answer = session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
+            try:
+                answer = session.ask(text, lambda piece: print(piece, end="", file=out, flush=True))
+            except DoesNotFit as error:
+                if not is_terminal:
+                    raise
+                print(error, file=out, flush=True)
+                continue
             print(say(NOTHING) if is_terminal and not answer.strip() else "", file=out, flush=True)
             if remark := session.remark():
                 _note(remark)
@@ -140,8 +146,12 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
         if isinstance(asked, dict) and asked.get("reset"):
             session.command("/reset")
         elif isinstance(asked, dict) and isinstance(asked.get("text"), str):
-            session.ask(asked["text"], lambda piece: tell({"piece": piece}))
-            if remark := session.remark():
+            try:
+                session.ask(asked["text"], lambda piece: tell({"piece": piece}))
+                remark = session.remark()
+            except DoesNotFit as error:
+                remark = str(error)
+            if remark:
                 tell({"note": remark})
             tell({"end": True})
 
@@ -297,6 +307,7 @@ class Writer:
         """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered anew."""
         self.asked += 1
         ids = self._fitted(turns, system)
+        self.trained.rows_at_once(1, writing_of(self.config, 1, len(ids)))
         weight_store = self.trained.walk.weight_store
         tokens = stream(
             self.trained.walk.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,

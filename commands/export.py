@@ -33,7 +33,7 @@ from model.t5 import T5
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from training.start.adapted import base_of, learnt_last, tokenizer_folder
-from units import format_size
+from units import MIB, format_size
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,10 @@ def export(config: Config) -> Exported:
         raise UserError(f"--format = none, is needed: the program to write for; allowed: {', '.join(FORMATS)}")
     folder = find_model(config)
     home = base_of(folder)
-    shape, copy = read_config(home), 0 if config.export.format == "gguf" else 4  # there all weights are fp32
-    with converting(config, shape, hf_format.stored_dtype(home), copy * weight_counts(shape)["total"]):
+    shape = read_config(home)
+    # the program that checks what was written holds all weights in fp32
+    beside = 0 if config.export.format == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
+    with converting(config, shape, hf_format.stored_dtype(home), beside):
         return _export(config, FORMATS[config.export.format], folder)
 
 
@@ -120,6 +122,7 @@ def _export(config: Config, how: Format, folder: Path) -> Exported:
     return done
 
 
+PROGRAM_BYTES = 8 * MIB  # of another program's library
 SLACK = 1e-3  # other orders of sums, and tables of GELU
 
 

@@ -114,7 +114,8 @@ def answers(
     Memory: one window of prompts, and one batch of answers being written.
     """
     asked = config.answer.generate_batch_size
-    size = trained.rows_at_once(asked, writing_of(config, MOST_ROWS)) * WINDOW_BATCHES
+    # of the longest prompt that may come; those that do come decide what is answered at once
+    size = max(1, trained.kept.most(writing_of(config, MOST_ROWS)) if asked == AUTO else int(asked)) * WINDOW_BATCHES
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
