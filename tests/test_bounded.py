@@ -16,7 +16,7 @@ from bounded import MOST_BYTES, read_bytes, read_text
 from data.shards.store import Manifest
 from data.text.chat_templates import read_chat_template
 from data.text.templates import Template
-from data.tokenizers.published import read_backend
+from data.tokenizers.published import read_published
 from model.formats.adapter_folder import read_info
 from model.formats.checksums import damages
 from model.formats.headers import TensorHeaders, read_json
@@ -56,10 +56,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "manifest.json": Manifest.read,
     "chat_template.jinja": read_chat_template,
     "prompt_template.json": Template.read,
-    "tokenizer.json": read_backend,
-    "spiece.model": read_backend,
-    "vocab.json": read_backend,
-    "tokenizer_config.json": read_backend,
+    "tokenizer.json": read_published,
+    "spiece.model": read_published,
+    "vocab.json": read_published,
+    "tokenizer_config.json": read_published,
     "state/training.json": read_training_state,
     "state/shards/index.json": lambda folder: Pieces(folder / "state" / "shards"),
     "run.json": lambda folder: None if read_run(folder) is None else folder,
