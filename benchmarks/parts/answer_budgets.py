@@ -33,6 +33,7 @@ def cases(model: Path, adapter: Path, data: Path, pairs: Path, preferences: Path
         "generate, sampled": {**asked, "temperature": 1.0, "top_p": 0.9},
         "generate, 16 beams": {**asked, "num_beams": 16},
         "chat": {**asked, "command": "chat", "input": None, "said": ("what runs under the bridge " * 40 + "\n") * 2},
+        "chat, short questions": {**asked, "command": "chat", "input": None, "said": "what runs?\nand where?\n"},
         "evaluate with answers": {"command": "evaluate", **measured, "eval_generate_rows": 32},
         "quantize": {"command": "quantize", **measured, "eval_rows": 32},
         "merge": {"command": "merge", "model": model, "adapter": adapter},

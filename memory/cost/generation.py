@@ -33,6 +33,7 @@ SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
 # The end of the heap, which malloc gives back from 8 MiB on, and a tensor whose gap the next one does not fit.
 GAP_BYTES = 2 * HEAP_BELOW
 REQUEST_BYTES = 128 * 1024  # of a request that is taken: its text, tokens and connection
+MARGIN = 0.02  # by which the same work takes more in one run than in another
 ANSWERS = "answers"  # the monitor's phase
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
@@ -88,10 +89,12 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     held = _fixed(model, weights, base_bytes, passing)
     if weights.compute == BFLOAT16:
         held["libraries"] += _products_bytes(w)
-    return held | {
+    parts = held | {
         "keys and values": source + (0 if is_reading else own),
         "encoder" if is_reading else "logits": passing,
     }
+    parts["allocator slack"] += int(MARGIN * sum(parts.values()))
+    return parts
 
 
 def _fixed(model: T5ModelConfig, weights: Weights, base_bytes: int, passing: int) -> dict[str, int]:
