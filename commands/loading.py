@@ -29,7 +29,7 @@ from engine.homes.making import resting_store
 from engine.walk import Walk, no_trim
 from engine.weights import weight_store_for
 from language import join, say
-from memory.cost.generation import LIBRARIES_BYTES, AnswerBudget, Weights, Writing, predict_generation
+from memory.cost.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_generation
 from memory.cost.homes import away_bytes, slots_bytes
 from memory.cost.work import DEVICE, FILE, Choice, Machine, Work
 from memory.homes import rests_in_memory, weights_folder
@@ -54,6 +54,11 @@ from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import AdapterSet, attach
 from units import format_size, typed_size
+
+
+# Of the budget, that one answer of the longest may take before malloc is told to keep the heap small: gaps between tensors of
+# prompts of many lengths grow it by a tenth over some dozens of them
+ROOMY_SHARE = 0.8
 
 
 @dataclass
@@ -186,6 +191,7 @@ def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside
         "base": room.base_bytes, "libraries": LIBRARIES_BYTES, "weights": counts["total"] * stored.itemsize,
         "weights in compute dtype": max(block, beside),
     }  # fmt: skip
+    parts["allocator slack"] = int(MARGIN * sum(parts.values()))
     if sum(parts.values()) > room.total_bytes:
         shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
         raise DoesNotFit(
@@ -324,6 +330,11 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         Progress(1, rank() == 0, stream=sys.stderr).note(told)
     compute = chosen.dtype
     weights, homes = _fitting(config, shape, storage, compute, writing, room)
+    roomy = replace(weights, small_heap=False)
+    if sum(predict_generation(shape, roomy, writing, room.base_bytes).values()) <= ROOMY_SHARE * room.total_bytes:
+        weights = roomy
+    else:
+        tune_malloc("small")
     resting = resting_store(homes, device, weights_folder(config))
     cut, filling = (None, in_memory) if resting is None else (resting.make, resting.filling)
     model = hf_format.load(home, dtype=storage, device=device.torch_device, cut=cut, filling=filling)
@@ -388,4 +399,6 @@ def _choose_dtypes(
 
 def _weights(shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype) -> Weights:
     count = weight_counts(shape)["total"]
-    return Weights(count * storage.itemsize, storage != compute, name_of(compute), kernels() is not None)
+    return Weights(
+        count * storage.itemsize, storage != compute, name_of(compute), kernels() is not None, small_heap=True
+    )

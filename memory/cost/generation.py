@@ -26,6 +26,7 @@ from units import MIB
 
 CAST_BYTES = 4 * MIB  # of a table that is widened in pieces
 LIBRARIES_BYTES = 20 * MIB  # what libraries allocate at the first products, and small things of Python
+SMALL_LIBRARIES_BYTES = 14 * MIB  # the same where malloc keeps the heap small
 LOSS_LIBRARIES_BYTES = 40 * MIB  # the same where losses are measured
 # What oneDNN keeps besides of each size of a bf16 product, of so many at most, and the gaps between them in the heap.
 PRODUCT_BYTES, MOST_PRODUCTS, MOST_SIZES = 3 * MIB // 4, 32, 8
@@ -61,12 +62,14 @@ class Weights:
     Args:
         bytes: of all weights at rest. is_cast: whether they rest in another dtype than they are computed in. compute: its name.
         kernels: whether compiled kernels compute.
+        small_heap: whether malloc gives back what is freed at once: slower, and nothing grows from prompt to prompt.
     """
 
     bytes: int
     is_cast: bool
     compute: str
     kernels: bool = False
+    small_heap: bool = False
 
 
 def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing, base_bytes: int) -> dict[str, int]:
@@ -82,9 +85,8 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     # rows that leave, and buffers that grow, are copied one tensor at a time
     step = block // 2 * max(w.source_tokens, w.beams * w.new_tokens) + _step_bytes(model, e, w)
     encoder = _encoder_bytes(model, weights, w)
-    is_reading = encoder + _slack(encoder) >= own + step + _slack(
-        step
-    )  # the buffers of answers are mapped, and not there before they are written to
+    # the buffers of answers are mapped, and not there before they are written to
+    is_reading = encoder + _slack(encoder, weights) >= own + step + _slack(step, weights)
     passing = encoder if is_reading else step
     held = _fixed(model, weights, base_bytes, passing)
     if weights.compute == BFLOAT16:
@@ -103,17 +105,17 @@ def _fixed(model: T5ModelConfig, weights: Weights, base_bytes: int, passing: int
     widened = max(counts["encoder"], counts["decoder"]) * 2  # of fp32 weights; narrow ones are widened in pieces
     return {
         "base": base_bytes,
-        "libraries": LIBRARIES_BYTES,
+        "libraries": SMALL_LIBRARIES_BYTES if weights.small_heap else LIBRARIES_BYTES,
         "weights": weights.bytes,
         "weights in compute dtype": CAST_BYTES + (widened if weights.compute == "float16" else 0)
         if weights.is_cast
         else 0,
-        "allocator slack": _slack(passing),
+        "allocator slack": _slack(passing, weights),
     }
 
 
-def _slack(passing: int) -> int:
-    return int(SLACK * passing) + min(passing, GAP_BYTES)
+def _slack(passing: int, weights: Weights) -> int:
+    return int(SLACK * passing) + (0 if weights.small_heap else min(passing, GAP_BYTES))
 
 
 def predict_loss(
@@ -132,7 +134,9 @@ def predict_loss(
     tiles = blocks_of(work, choice, machine, is_evaluation=True).tile_bytes()  # small tensors, which stay in the heap
     slack = int(LOSS_SLACK * sum(passing.values())) + tiles
     fixed = {"base": base_bytes, "libraries": LOSS_LIBRARIES_BYTES, "weights": weights.bytes}
-    return {**fixed, **passing, "allocator slack": slack}
+    parts = {**fixed, **passing, "allocator slack": slack}
+    parts["allocator slack"] += int(MARGIN * sum(parts.values()))
+    return parts
 
 
 @dataclass(frozen=True)
