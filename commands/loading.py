@@ -55,7 +55,6 @@ from training.start.adapted import adapter_folders, base_of, learnt_last, tokeni
 from training.start.adapters import AdapterSet, attach
 from units import format_size, typed_size
 
-
 # Of the budget, that one answer of the longest may take before malloc is told to keep the heap small: gaps between tensors of
 # prompts of many lengths grow it by a tenth over some dozens of them
 ROOMY_SHARE = 0.8
