@@ -355,6 +355,7 @@ def newest_turns(
         return ids
 
     questions = [place for place, (role, _) in enumerate(turns) if role == USER]
+    questions[0] = 0  # what an assistant said before the first question belongs to it
     kept, more, is_growing = 1, 1, True
     fitting = encoded(questions[-1])
     while more and kept < len(questions) and len(fitting) <= longest:

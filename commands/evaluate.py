@@ -144,6 +144,8 @@ def _table(
         (say("perplexity"), f"{result.perplexity:,.2f}"),
     ]
     rows += [(say("cut"), say("{count} to the longest length", count=counted(cut, "row")))] if cut else []
+    if bad := prepared.counts.get("validation_bad_rows", 0):
+        rows.append((say("left out"), say("{count} that cannot be read", count=counted(bad, "row"))))
     rows += [(say("answers"), say("{count}, scores in percent", count=f"{answered:,}"))] if answered else []
     told = "{count} with unknown tokens in the reference, which no answer matches"
     rows += [(say("unknown"), say(told, count=counted(unknown, "row")))] if unknown else []

@@ -66,25 +66,26 @@ def rows_of_shards(loader: StepLoader, tokenizer: Tokenizer, count: int) -> list
 
 def rows_of_files(
     config: Config, count: int, once: Once = make_once, worded: Path | None = None
-) -> tuple[Task, list[SeenRow], str]:
+) -> tuple[Task, list[SeenRow], str, BadRows]:
     """The first rows of the files that the settings name; none where those are shards already.
 
     Args:
         once: `make_once`, or `only_if_made` where no tokenizer shall be trained.
         worded: a folder whose template words the prompts, where the tokenizer is not known yet: no tokens are told.
     Returns:
-        the task, rows, and how many are cut.
+        the task, rows, how many are cut, and those that cannot be read.
     Raises:
         UserError: the data cannot be read. NotMade: by `only_if_made`.
     """
     task = decide(config, once)
     if task.shards is not None:
-        return task, [], ""
-    made = limited(read_rows(task.sources, task.columns, BadRows(skip=True)), config.data.max_samples)
+        return task, [], "", BadRows()
+    bad_rows = BadRows(skip=True)
+    made = limited(read_rows(task.sources, task.columns, bad_rows), config.data.max_samples)
     raw = list(islice(chain.from_iterable(made), max(count, SAMPLED_ROWS)))
     if worded is not None:
         left, *_ = examples_of(config, task.kind, task.columns, worded).usable(raw)
-        return task, [SeenRow(texts) for texts in left[:count]], ""
+        return task, [SeenRow(texts) for texts in left[:count]], "", bad_rows
     folder = tokenizer_folder(config, task, once)
     job = Job(task.kind, task.columns, [], [], False, lengths_of(config.data, task.kind), None, True, 1)
     encoded = make_encoder(folder, examples_of(config, task.kind, task.columns, folder), job.longest)(raw)
@@ -99,7 +100,7 @@ def rows_of_files(
     cut = sum(
         np.any([before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)], axis=0)
     )
-    return task, rows, _cut(config, task.kind, int(cut), encoded.num_rows, of_first=True)
+    return task, rows, _cut(config, task.kind, int(cut), encoded.num_rows, of_first=True), bad_rows
 
 
 def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
@@ -178,8 +179,15 @@ def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, toke
 
 def table_of_files(config: Config, count: int, once: Once = make_once, worded: Path | None = None) -> tuple[Task, Rows]:
     """The task, and a table of the first rows of the files. Args, and what is raised: as of `rows_of_files`."""
-    task, rows, cut = rows_of_files(config, count, once, worded)
-    return task, [*told(rows, task.columns.sides()), *_cut_row(cut), *passed_over(config, task.kind)]
+    task, rows, cut, bad_rows = rows_of_files(config, count, once, worded)
+    table = [*told(rows, task.columns.sides()), *_cut_row(cut)]
+    if bad_rows.count:
+        words = "{count} of the first ones, such as {example}"
+        if not config.data.skip_bad_rows:
+            words = "{count} of the first ones, such as {example}; training stops there without --skip_bad_rows=True"
+        bad = say(words, count=counted(bad_rows.count, "row"), example=bad_rows.examples[0])
+        table.append((say("cannot be read"), bad))
+    return task, [*table, *passed_over(config, task.kind)]
 
 
 def lost_of_shards(config: Config, prepared: Prepared) -> Rows:

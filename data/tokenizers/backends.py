@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 # Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, SPIECE_FILE = "tokenizer.json", "spiece.model"
 Ids = NDArray[np.int32]
 
 
@@ -43,6 +44,9 @@ class Backend(Protocol):
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Ids]:
         """(N,) int32 ids of each text; special: whether names of special tokens in a text are those tokens."""
+
+    def encode_but(self, text: str, plain: Collection[str]) -> Ids:
+        """Ids of a text in which names of special tokens are these tokens, but for the names in `plain`."""
 
     def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
         """The same of one text, and for each token the character behind its last one."""
@@ -91,6 +95,16 @@ class LibraryBackend:
         self._backend.encode_special_tokens = not special
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def encode_but(self, text: str, plain: Collection[str]) -> Ids:
+        names = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special} - {
+            *plain
+        }
+        pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        parts = [part for part in re.split(f"({pattern})", text) if part] if names else [text]
+        return np.concatenate(
+            [*(self.encode([part], special=part in names)[0] for part in parts), np.zeros(0, np.int32)]
+        )
 
     def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
         self._backend.encode_special_tokens = not special

@@ -22,13 +22,14 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from bounded import MOST_TABLE_BYTES, read_bytes, read_text
 from data.text.chat_templates import special_tokens
-from data.tokenizers.backends import TOKENIZER_FILE, Backend, LibraryBackend
+from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, Backend, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
 from settings.fields import UserError
 from settings.published_keys import check_keys
 
-VOCABULARY, MERGES, SPIECE_FILE = "vocab.json", "merges.txt", "spiece.model"
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+MAIN_FILES = (TOKENIZER_FILE, SPIECE_FILE, VOCABULARY, MERGES)
 COMPANIONS = (CONFIG_FILE, SPECIAL_FILE, ADDED_FILE, "chat_template.jinja")
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 MODEL_FILE = "config.json"  # the first published ones say there which class their tokenizer has
@@ -92,6 +93,8 @@ def read_published(place: str | Path) -> Published:
         return Published(LibraryBackend(backend), folder / VOCABULARY, stated.names, files, is_in_files=True)
     if not spieces and _names_byt5(folder):
         backend = byte_backend(stated.num_sentinels(NUM_BYTE_SENTINELS), strip=True)
+        for number in range(len((PAD, EOS, UNK)), LAST_BYTE + 1):  # a byte that was added as a token keeps its id
+            stated.by_id.pop(number, None)
         stated.add_to(backend)
         masks = range(LAST_BYTE, LAST_BYTE - NUM_SENTINELS, -1)
         return Published(LibraryBackend(backend), folder / CONFIG_FILE, stated.names, files, True, masks)
@@ -131,10 +134,12 @@ class _Stated:
         for text, number in _read_object(folder / ADDED_FILE).items():
             if isinstance(number, int):
                 self.by_id[number] = self.special.get(text) or AddedToken(text, special=False, normalized=False)
+        self.described: set[int] = set()  # of these it is known how they are found in texts, beside their names
         decoder = config.get("added_tokens_decoder")
         for number, entry in decoder.items() if isinstance(decoder, dict) else ():
             if str(number).isdecimal() and (token := _token(entry, special=False)) is not None:
                 self.by_id[int(number)] = token
+                self.described.add(int(number))
                 if token.special:  # where a text has it, this says more than a list of names
                     self.special[token.content] = token
 
@@ -148,11 +153,12 @@ class _Stated:
         """Add tokens that `tokenizer.json` does not have, and give those that it has the attributes stated here."""
         for number, token in sorted(self.by_id.items()):
             known = backend.token_to_id(token.content)
-            if known is None or (number == known and backend.get_added_tokens_decoder().get(number) != token):
+            has_own_flags = number in self.described and backend.get_added_tokens_decoder().get(number) != token
+            if known is None or (number == known and has_own_flags):
                 _add(backend, token)
             if backend.token_to_id(token.content) != number:
                 raise UserError(
-                    f"{self.folder}: {token.content} has the id {number} in {CONFIG_FILE} or {ADDED_FILE}, and "
+                    f"{self.folder}: {token.content!r} has the id {number} in {CONFIG_FILE} or {ADDED_FILE}, and "
                     f"{backend.token_to_id(token.content)} by the other files; fetch the folder again"
                 )
         for text, token in self.special.items():
@@ -258,8 +264,8 @@ def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
         if text in vocabulary:
             _add(backend, stated.special.get(text) or special(text))
     stated.add_to(backend)
-    end_with(backend, stated.names.get("eos_token", EOS))
     begin, end = "<s>", stated.names.get("eos_token", EOS)
+    end_with(backend, end)
     if "Roberta" in str(stated.config.get("tokenizer_class")) and begin in vocabulary:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A {end}",

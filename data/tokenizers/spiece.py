@@ -16,7 +16,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
-SPIECE_FILE = "spiece.model"
+from data.tokenizers.backends import SPIECE_FILE
+
 BLANK = "▁"
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }: appended messages are merged
 Ids = NDArray[np.int32]
@@ -83,7 +84,12 @@ class SentencePieceBackend:
         return str(self._model.id_to_piece(number)) if 0 <= number < self._num_pieces else None
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Ids]:
-        rows = [self._parts(text, special) for text in texts]
+        return self._encode([self._parts(text, special) for text in texts])
+
+    def encode_but(self, text: str, plain: Collection[str]) -> Ids:
+        return self._encode([self._parts(text, True, plain)])[0]
+
+    def _encode(self, rows: list[list[tuple[int | None, str, str, int]]]) -> list[Ids]:
         plain = [anchor + part for row in rows for token, anchor, part, _ in row if token is None]
         encoded = iter(self._model.encode(plain, return_type="numpy", num_threads=1))
         found = []
@@ -126,17 +132,28 @@ class SentencePieceBackend:
     def serialized(self) -> bytes:
         return self._proto
 
-    def _parts(self, text: str, special: bool) -> list[tuple[int | None, str, str, int]]:
-        """The id of an added token, or None; what is encoded before the part; the part; and where it begins."""
+    def _parts(self, text: str, special: bool, plain: Collection[str] = ()) -> list[tuple[int | None, str, str, int]]:
+        """The id of an added token, or None; what is encoded before the part; the part; and where it begins.
+
+        Args:
+            plain: names of tokens that are text here.
+        """
         if not self._legacy:
             text = BLANK + text.replace(BLANK, " ")
         self._splitter.encode_special_tokens = not special
         split = self._splitter.encode(text, add_special_tokens=False)
-        parts: list[tuple[int | None, str, str, int]] = []
+        spans: list[tuple[int | None, int, int]] = []
         for number, (begin, end) in zip(split.ids, split.offsets, strict=True):
-            token = self._ids[str(self._splitter.id_to_token(number))] if number else None
-            if not self._legacy and token in self.special_ids and [part for _, _, part, _ in parts] == [BLANK]:
-                parts = []
+            name = str(self._splitter.id_to_token(number)) if number else None
+            token = None if name is None or name in plain else self._ids[name]
+            if token is None and spans and spans[-1][0] is None:
+                spans[-1] = (None, spans[-1][1], end)
+            else:
+                spans.append((token, begin, end))
+        if not self._legacy and len(spans) > 1 and text[: spans[0][2]] == BLANK and spans[1][0] in self.special_ids:
+            spans = spans[1:]  # the blank before a text, not before a token
+        parts = []
+        for token, begin, end in spans:
             anchored = not self._legacy and token is None and text[begin] in (BLANK, " ")
             parts.append((token, self._anchor * anchored, text[begin:end], begin - (not self._legacy)))
         return parts

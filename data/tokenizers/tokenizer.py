@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -22,7 +22,7 @@ import tokenizers
 from data.text.templates import Template
 from data.tokenizers.backends import Backend, Ids, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
-from data.tokenizers.published import CONFIG_FILE, EOS, PAD, SPECIAL_FILE, UNK, read_published
+from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, read_published
 from settings.fields import UserError
 
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
@@ -118,6 +118,8 @@ class Tokenizer:
         files.setdefault(CONFIG_FILE, _json(config))
         if not self._files:
             files[SPECIAL_FILE] = _json({**self.names, "additional_special_tokens": self._sentinel_names()})
+        for name in {*MAIN_FILES, JINJA_FILE} - files.keys():  # of another tokenizer that was there
+            (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)
         self.template.save(folder)
@@ -201,12 +203,10 @@ class Tokenizer:
         return [np.concatenate([self._prefix, ids]) for ids in found]
 
     def _without_roles(self, text: str) -> Ids:
-        names = [self._backend.id_to_token(number) or "" for number in self._special - self._roles]
-        parts = (
-            re.split(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})", text) if names else [text]
-        )
-        encoded = [self.encode_batch([part], special=part in names)[0] for part in parts if part]
-        return np.concatenate(encoded)
+        with failure_is_user_error(self._failing):
+            ids = self._backend.encode_but(text, self.names.values())
+        # a Unigram vocabulary may match the names of roles itself; sentinels it may
+        return self._spelt(ids, self._roles - {self.unk_id})
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
@@ -231,12 +231,20 @@ class Tokenizer:
             (ids,) = self._backend.encode([RARE_LETTER], special=False)
         return len(ids) > 0 and self.unk_id not in ids
 
-    def _spelt(self, ids: Ids) -> Ids:
-        """Spell special tokens whose names the model itself matches in a text, as old Unigram vocabularies do."""
-        if not self._reserved[ids].any():
+    def _spelt(self, ids: Ids, names: Collection[int] | None = None) -> Ids:
+        """Spell special tokens whose names the model itself matches in a text, as old Unigram vocabularies do.
+
+        Args:
+            names: ids of these tokens; None: padding, end and sentinels.
+        """
+        found = self._reserved[ids] if names is None else np.isin(ids, list(names))
+        if not found.any():
             return ids
-        parts = np.split(ids, np.flatnonzero(self._reserved[ids][1:] | self._reserved[ids][:-1]) + 1)
-        return np.concatenate([self._letters(part[0]) if self._reserved[part[0]] else part for part in parts])
+        parts = [
+            self._letters(int(number)) if is_name else ids[at : at + 1]
+            for at, (number, is_name) in enumerate(zip(ids, found, strict=True))
+        ]
+        return np.concatenate(parts)
 
     def _letters(self, number: int) -> Ids:
         letters = map(self._backend.token_to_id, self._backend.id_to_token(number) or "")

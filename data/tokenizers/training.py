@@ -106,7 +106,9 @@ def _train_words(counts: dict[str, int], vocab_size: int, room: Room) -> Backend
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, special_tokens=[special(token) for token in SPECIAL], show_progress=False
     )
-    _learn(backend, trainer, most_frequent(counts, room.bpe_bytes, len), None)
+    # a word that is called like a special token would take its place, and shift the ids of all behind it
+    words = {word: count for word, count in counts.items() if word not in SPECIAL}
+    _learn(backend, trainer, most_frequent(words, room.bpe_bytes, len), None)
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return backend
 

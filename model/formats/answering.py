@@ -69,7 +69,7 @@ def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any
             asked[name] = (name, named[name])
         elif type(named.get(with_start)) is int and (name == "max_new_tokens" or named[with_start] > 0):
             asked[name] = (with_start, named[with_start] - 1)
-        elif with_start in named and named[with_start] != 0:
+        elif with_start in named and named[with_start] != 0 and name not in given:
             problems.append(f"{path}: {with_start} = {str(named[with_start])[:60]}, must be a whole number")
     if named.get("do_sample") is True:
         asked |= {name: (name, named.get(name, value)) for name, value in DRAWN.items()}

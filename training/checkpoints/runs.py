@@ -19,6 +19,7 @@ from typing import Any
 
 from bounded import read_text
 from data.durable import make_folder, sync, sync_folder, writing
+from data.tokenizers.published import MAIN_FILES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings.fields import UserError, reason_of
@@ -293,6 +294,10 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
     sums = read_sums(checkpoint)
     try:
         Path(run_dir, CHECKSUMS_FILE).unlink(missing_ok=True)  # of the model before, until all files are there
+        names = {source.name for source in files}
+        if names & {*MAIN_FILES}:
+            for name in {*MAIN_FILES} - names:  # of a tokenizer that an earlier version wrote in another form
+                Path(run_dir, name).unlink(missing_ok=True)
         for source in files:
             replace_file(Path(run_dir, source.name), partial(_share, source))
         if sums is not None:

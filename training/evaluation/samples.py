@@ -135,10 +135,7 @@ def show_samples(
         the text of the first prompt, for the next command to type; None where there are no rows.
     """
     rows = list(itertools.islice(_rows(loader, max(count, 1)), max(count, 1)))
-    prompts = [
-        _whole(tokenizer.decode(source, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
-        for source, _ in rows
-    ]
+    prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
         answers = _answers(walk, [source for source, _ in rows], settings)

@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> None:
     config = configure(train_file=file, max_seq_len=32, max_target_len=16, prompt_template="question")
-    task, rows, cut = rows_of_files(config, 2)
+    task, rows, cut, _ = rows_of_files(config, 2)
     assert [list(row.texts) for row in rows] == [["question: qqq", "a0"], ["question: " + "q" * 21, "a1"]]
     assert [list(row.tokens) for row in rows] == [[14, 3], [32, 3]]
     assert cut.startswith("75 of the first 150 rows (50.0%) are longer than --max_seq_len=32 or --max_target_len=16")
@@ -50,7 +50,7 @@ def test_as_many_rows_are_shown_as_are_asked_for(configure: Configure, tmp_path:
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in talks), encoding="utf8")
     config = configure(train_file=path, expand_turns=True)
     worded = {} if is_known else {"worded": tmp_path}
-    _, rows, _ = rows_of_files(config, 2, **worded)
+    _, rows, *_ = rows_of_files(config, 2, **worded)
     assert [list(row.texts) for row in rows] == [["q0.0", "a0.0"], ["q0.0\na0.0\nq0.1", "a0.1"]]
 
 

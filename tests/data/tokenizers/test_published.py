@@ -69,7 +69,7 @@ def test_codet5_gives_the_ids_of_transformers(tmp_path: Path) -> None:
 def test_gaps_between_added_ids_are_refused(tmp_path: Path) -> None:
     folder = codet5_folder(tmp_path / "codet5")
     (folder / "added_tokens.json").write_text('{"<extra_id_0>": 5000}')
-    with pytest.raises(UserError, match="<extra_id_0> has the id 5000"):
+    with pytest.raises(UserError, match="extra_id_0>' has the id 5000"):
         Tokenizer.load(folder)
 
 
@@ -79,6 +79,20 @@ def test_broken_files_are_user_errors(tmp_path: Path, file: str, content: str) -
     (folder / file).write_text(content)
     with pytest.raises(UserError, match=r"fetch (it|them) again"):
         Tokenizer.load(folder)
+
+
+def test_a_byte_that_byt5_has_as_a_token_keeps_its_id(tmp_path: Path) -> None:
+    token = {
+        "content": "\n",
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "single_word": False,
+        "special": False,
+    }
+    about = {"tokenizer_class": "ByT5Tokenizer", "added_tokens_decoder": {"13": token}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    assert Tokenizer.load(tmp_path).encode_prompts(["a\n"])[0].tolist() == [100, 13]
 
 
 def test_byt5_needs_no_vocabulary(tmp_path: Path) -> None:

@@ -115,6 +115,24 @@ def test_folders_that_hold_no_tokenizer_are_user_errors(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_names_in_added_tokens_alone_keep_the_flags_of_tokenizer_json(tmp_path: Path) -> None:
+    """As transformers before 4.34 wrote folders."""
+    BYTES.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    flags = {"single_word": True, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    content["added_tokens"].append({"id": 384, "content": "word", **flags})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "added_tokens.json").write_text('{"word": 384}')
+    ids, inside = (ids.tolist() for ids in Tokenizer.load(tmp_path).encode_prompts(["a word", "aword"]))
+    assert ids[-1] == 384 and 384 not in inside
+
+
+def test_what_another_tokenizer_left_in_a_folder_goes(tmp_path: Path) -> None:
+    (tmp_path / "spiece.model").write_bytes(b"of another")
+    BYTES.save(tmp_path)
+    assert not (tmp_path / "spiece.model").exists() and Tokenizer.load(tmp_path).fingerprint == BYTES.fingerprint
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("with_model_config", [False, True])
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
