@@ -315,7 +315,7 @@ def _settings(fields: _Fields, defaults: GenerateConfig) -> Asked:
         repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
         no_repeat_ngram_size=fields.whole("no_repeat_ngram_size", defaults.no_repeat_ngram_size, 0, 65536),
     )
-    stop = fields.take("stop", [], _is_stop, f"a text, or up to {MOST_STOPS}, of 1 to {LONGEST_STOP} characters")
+    stop = fields.take("stop", [], _is_stop, f"a text, or up to {MOST_STOPS}, of up to {LONGEST_STOP} characters")
     options = fields.take("stream_options", {}, lambda x: isinstance(x, dict), "a table")
     seed = fields.whole("seed", -1, -(2**63), 2**63 - 1)
     return Asked(
@@ -323,7 +323,7 @@ def _settings(fields: _Fields, defaults: GenerateConfig) -> Asked:
         how,
         count=fields.whole("n", 1, 1, MOST_CHOICES),
         seed=None if seed == -1 else seed,  # -1 asks for any, as in vLLM and llama.cpp
-        stops=(stop,) if isinstance(stop, str) else tuple(stop),
+        stops=tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text),  # "" ends nothing
         is_streamed=fields.switch("stream"),
         with_usage=options.get("include_usage") is True,
         unknown=fields.end(),
@@ -335,5 +335,5 @@ def _is_stop(value: Any) -> bool:
     return (
         isinstance(several, list)
         and len(several) <= MOST_STOPS
-        and all(isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in several)
+        and all(isinstance(one, str) and len(one) <= LONGEST_STOP for one in several)
     )

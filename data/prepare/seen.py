@@ -165,7 +165,8 @@ def _of_columns(config: Config, kind: str, firsts: Sequence[Source]) -> Rows:
     for source in firsts:
         names = [] if source.kind == TEXT else all_names(source)
         unused |= dict.fromkeys(name for name in names if name not in columns.kinds(names))
-    table = [(say("not used"), listed(unused))] if unused else []
+    named = [name or say("a column without a name") for name in unused]  # as pandas writes its index
+    table = [(say("not used"), listed(named))] if named else []
     quoted = [source.path for source in firsts if is_quoted(source)]
     told_quotes = "{file}: cells in quotes are read as in CSV"
     return [*table, *((say("quotes"), say(told_quotes, file=file)) for file in quoted)]

@@ -31,7 +31,7 @@ from language import say
 from settings.fields import AUTO, UserError
 
 QUALITY_CHARS = 1024**2
-TOKENIZER_FORMAT = 2  # raise it when the same text would give another tokenizer
+TOKENIZER_FORMAT = 3  # raise it when the same text would give another tokenizer
 
 
 @dataclass(frozen=True)

@@ -95,14 +95,14 @@ def _first_objects(source: Source) -> Iterator[dict[str, Any]]:
         if begin[:1] == b"[" and source.compression:
             hint = "; an array is read unpacked alone: unpack the file"
         elif begin[:1] == b"{" and (wrapped := _WRAPPED.search(begin[:FIRST_BYTES].decode("utf8", "replace"))):
-            raise UserError(_not_rows(source, wrapped[1]))
+            raise UserError(_not_rows(source, wrapped[1], begin[:FIRST_BYTES].decode("utf8", "replace")))
         elif begin[:1] == b"{":
             hint = "; here an object goes on over lines"
         raise UserError(
             f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}'
         )
     if second is None and (wrapped := _WRAPPED.search(json.dumps(first)[:FIRST_BYTES])):
-        raise UserError(_not_rows(source, wrapped[1]))
+        raise UserError(_not_rows(source, wrapped[1], json.dumps(first)[:FIRST_BYTES]))
     if second is None and _is_columns(first):
         raise UserError(
             f"{source.path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
@@ -116,7 +116,10 @@ def _first_objects(source: Source) -> Iterator[dict[str, Any]]:
             return
 
 
-def _not_rows(source: Source, key: str) -> str:
+def _not_rows(source: Source, key: str, begin: str) -> str:
+    if '"paragraphs"' in begin:  # SQuAD's own files
+        rows = f"[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: [.answers[].text]}}}}]"
+        return f"{source.path}: its rows stand under {key}.paragraphs.qas; write them out (jq '{rows}' {source.path} > NEW.json)"
     return f"{source.path}: its rows stand under {key}; write that array alone (jq .{key} {source.path} > NEW.json)"
 
 

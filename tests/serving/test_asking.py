@@ -114,7 +114,7 @@ def test_fields_that_are_not_known_are_ignored_and_reported() -> None:
     "fields",
     [{"max_tokens": 0}, {"max_tokens": -2}, {"max_tokens": "5"}, {"max_tokens": True}, {"max_tokens": 1.5}, {"max_completion_tokens": 0},
      {"temperature": 2.1}, {"temperature": -1}, {"temperature": "hot"}, {"temperature": float("nan")}, {"temperature": float("inf")},
-     {"top_p": 1.5}, {"n": 0}, {"n": 17}, {"seed": 1.5}, {"seed": 2**63}, {"stop": ["a"] * 17}, {"stop": [""]}, {"stop": ""},
+     {"top_p": 1.5}, {"n": 0}, {"n": 17}, {"seed": 1.5}, {"seed": 2**63}, {"stop": ["a"] * 17}, {"stop": [7]}, {"stop": 7},
      {"stop": 5}, {"stop": ["x" * 201]}, {"stream": 1}, {"stream_options": 5}, {"top_k": -2}, {"min_p": 0.1}, {"logprobs": True},
      {"logprobs": 1}, {"top_logprobs": 3}, {"logit_bias": {"5": 1}}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "auto"},
      {"functions": [{}]}, {"tool_choice": "required"}, {"tool_choice": TOOL}, {"frequency_penalty": 0.5}, {"presence_penalty": -1},
