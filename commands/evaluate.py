@@ -52,9 +52,7 @@ def evaluate(config: Config) -> Evaluation:
         load_libraries(names)
     trained = load_trained(config, folder, Writing(1, *loader.longest))
     batch_size = loss_rows(trained.walk.model.config, trained.weights, trained.room, asked, loader.longest)
-    writing = Writing(
-        min(answered, MOST_ROWS), loader.longest[0], how.max_new_tokens, how.num_beams, how.temperature > 0
-    )
+    writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
     trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0

@@ -205,8 +205,7 @@ def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing
     """What `config` asks to be written, for prompts of at most `longest` tokens, by default max_seq_len."""
     how = config.generate
     source = min(longest or config.data.max_seq_len, config.data.max_seq_len)
-    is_sorted = how.temperature > 0.0 and (how.top_k > 0 or how.top_p < 1.0)
-    return Writing(rows, source, how.max_new_tokens, how.num_beams, is_sorted)
+    return Writing.by(how, rows, source)
 
 
 def answering(config: Config, folder: Path, adapters: list[Path], searches: bool = True) -> Config:

@@ -25,6 +25,7 @@ from data.shards.store import STREAM, TRAIN, Manifest, is_shards
 from data.sources.files import Listing, Source, detect, listing, parts_of
 from data.sources.lines import BadRows
 from data.sources.reading import all_names, is_quoted, read_rows
+from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import join, say
@@ -33,7 +34,6 @@ from settings.fields import UserError, counted, listed
 LETTERS = 240  # of a text that are shown
 TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read
 SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # the first bytes of a letter that was cut through
 Rows = list[tuple[str, str]]
 
 

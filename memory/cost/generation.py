@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from config import T5ModelConfig
+from config import GenerateConfig, T5ModelConfig
 from limits import ENCODER_TOKENS, HEAP_BELOW, KERNEL_WIDTHS, LOSS_CHUNK_BYTES, TILE_ELEMENTS, filled_tokens
 from memory.cost.blocks import Blocks
 from memory.cost.precision import BFLOAT16, dtype_bytes
@@ -53,6 +53,12 @@ class Writing:
     new_tokens: int
     beams: int = 1
     sampled: bool = False
+
+    @classmethod
+    def by(cls, how: GenerateConfig, rows: int, source_tokens: int) -> Writing:
+        """What settings of answers ask for."""
+        is_sorted = how.temperature > 0.0 and (how.top_k > 0 or how.top_p < 1.0)
+        return cls(rows, source_tokens, how.max_new_tokens, how.num_beams, is_sorted)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from config import Config, GenerateConfig
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
+from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from engine.walk import Walk
 from language import say
@@ -30,7 +31,6 @@ from training.report.tracking import MetricsFile
 CUT = "[...]"  # behind a sample that was cut at the longest length
 SHOWN = 3  # scored answers that are shown
 READ_ROWS = 64  # at once, where nothing is answered
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer shows for the first bytes of a letter that was cut through
 Row = tuple[list[int], list[int]]  # token ids of prompt and reference
 
 
@@ -171,9 +171,9 @@ def _answers(
     walk: Walk, inputs: list[list[int]], settings: GenerateConfig, seed: int = 0, kept: AnswerBudget | None = None
 ) -> list[list[int]]:
     weight_store, answers = walk.weight_store, list[list[int]]()
-    longest, is_drawn = max(map(len, inputs), default=1), settings.temperature > 0.0
+    longest = max(map(len, inputs), default=1)
     while rest := inputs[len(answers) :]:
-        writing = Writing(len(rest), longest, settings.max_new_tokens, settings.num_beams, is_drawn)
+        writing = Writing.by(settings, len(rest), longest)
         if kept is not None and kept.excess_bytes:
             writing = replace(writing, rows=max(1, kept.most(writing)))
         with nullcontext() if kept is None else kept.measuring(writing):
