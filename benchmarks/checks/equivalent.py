@@ -21,9 +21,9 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/alternatives.py", "helpful = [change for change in priced if peak - change.peak_bytes > MIB]",
         "peak - change.peak_bytes > MIB", "peak - change.peak_bytes >= MIB",
     ): "a byte decides whether a change of about a mebibyte is worth a word",
-    ("memory/cost/blocks.py", "return 0", "0", "-1"): "one byte",
+    ("memory/cost/blocks.py", "return 0", "0", "1"): "one byte",
     (
-        "memory/cost/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "-1",
+        "memory/cost/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "1",
     ): "one byte",
     (
         "memory/cost/blocks.py", "is_fused: bool = False", "False", "True",
@@ -54,7 +54,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "training/checkpoints/folder.py", "named = self.folder / name_of(number) if type(number) is int and number >= 0 else None", "0", "1",
     ): "no checkpoint is of step 0",
     (
-        "training/checkpoints/runs.py", "text = json.dumps(record, indent=1, ensure_ascii=False) + '\\n'", "1", "2",
+        "training/checkpoints/runs.py", "text = json.dumps(record, indent=1, ensure_ascii=False) + '\\n'", "1", "0",
     ): "spaces",
     (
         "training/checkpoints/state.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
