@@ -58,7 +58,7 @@ class Tokenizer:
         sentinel_ids: Sequence[int] | None = None,
     ) -> None:
         self.template = template or Template()
-        self._place, self._failing = place, f"{place}: fails at a text"
+        self._failing = f"{place}: fails at a text"
         self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | dict(names or {})
         self._backend = LibraryBackend(backend) if isinstance(backend, tokenizers.Tokenizer) else backend
         self._files, self._is_in_files = dict(files or {}), is_in_files
@@ -110,7 +110,8 @@ class Tokenizer:
             files[self._backend.file_name] = self._backend.serialized()
         config = json.loads(files[CONFIG_FILE]) if CONFIG_FILE in files else self._hugging_face_config()
         words = self.template.chat_template()
-        if files.get(JINJA_FILE) != (words or "").encode() and words != config.get("chat_template"):
+        given = files[JINJA_FILE].decode() if JINJA_FILE in files else config.get("chat_template")
+        if words != given:  # the template that prompts were worded by counts
             files.pop(JINJA_FILE, None)
             config.pop("chat_template", None)
             config |= {} if words is None else {"chat_template": words}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.text.templates import Template
 from data.tokenizers.tokenizer import ENCODE_CHARS, Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from settings.fields import UserError
@@ -131,6 +132,18 @@ def test_what_another_tokenizer_left_in_a_folder_goes(tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(b"of another")
     BYTES.save(tmp_path)
     assert not (tmp_path / "spiece.model").exists() and Tokenizer.load(tmp_path).fingerprint == BYTES.fingerprint
+
+
+def test_a_chat_template_that_was_not_used_is_not_kept(tmp_path: Path) -> None:
+    BYTES.save(tmp_path / "given")
+    (tmp_path / "given/chat_template.jinja").write_text("{{ messages[-1]['content'] }}!")
+    tokenizer = Tokenizer.load(tmp_path / "given")
+    tokenizer.template = Template.load("{{ messages[-1]['content'] }}!")
+    tokenizer.save(tmp_path / "same")
+    tokenizer.template = Template()
+    tokenizer.save(tmp_path / "plain")
+    assert [(tmp_path / name / "chat_template.jinja").exists() for name in ("same", "plain")] == [True, False]
+    assert "chat_template" not in (tmp_path / "plain/tokenizer_config.json").read_text()
 
 
 @pytest.mark.slow
