@@ -264,14 +264,8 @@ def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
         if text in vocabulary:
             _add(backend, stated.special.get(text) or special(text))
     stated.add_to(backend)
-    begin, end = "<s>", stated.names.get("eos_token", EOS)
-    end_with(backend, end)
-    if "Roberta" in str(stated.config.get("tokenizer_class")) and begin in vocabulary:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A {end}",
-            pair=f"{begin} $A {end} {end} $B {end}",
-            special_tokens=[(token, backend.token_to_id(token)) for token in (begin, end)],
-        )
+    is_roberta = "Roberta" in str(stated.config.get("tokenizer_class")) and "<s>" in vocabulary
+    end_with(backend, stated.names.get("eos_token", EOS), "<s>" if is_roberta else "")
     return backend
 
 
@@ -280,13 +274,16 @@ def special(token: str) -> AddedToken:
     return AddedToken(token, special=True, normalized=False)
 
 
-def end_with(backend: LibraryTokenizer, eos: str) -> None:
-    """Let `AutoTokenizer` put the end of text after every text; ours does that itself."""
-    number = backend.token_to_id(eos)
-    if number is not None:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, number)]
-        )
+def end_with(backend: LibraryTokenizer, eos: str, begin: str = "") -> None:
+    """Let `AutoTokenizer` put the end of text after every text, which ours does itself; and `begin` before it."""
+    if backend.token_to_id(eos) is None:
+        return
+    first, between = (f"{begin} ", f" {eos}") if begin else ("", "")
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{first}$A {eos}",
+        pair=f"{first}$A {eos}{between} $B {eos}",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (begin, eos) if token],
+    )
 
 
 def byte_backend(num_sentinels: int = NUM_BYTE_SENTINELS, strip: bool = False) -> LibraryTokenizer:

@@ -106,6 +106,6 @@ def test_missing_special_tokens_are_named(tmp_path: Path, missing: str) -> None:
     folder = codet5_folder(tmp_path / "codet5")
     names = json.loads((folder / "special_tokens_map.json").read_text())
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        (folder / file).write_text(json.dumps({**names, missing: "[NONE]"}))
+        (folder / file).write_text(json.dumps({**names, missing: "[NONE]", "tokenizer_class": "RobertaTokenizer"}))
     with pytest.raises(UserError, match=rf"has no \[NONE\] \({missing}\); a T5 tokenizer is needed"):
         Tokenizer.load(folder)
