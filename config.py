@@ -19,7 +19,8 @@ from typing import Any
 import optimizers
 from language import LANGUAGES
 from settings.consistency import PREFERENCES, asks_for_text, check
-from settings.fields import AUTO, DoesNotFit, UserError, defining, setting
+from settings.errors import DoesNotFit, UserError
+from settings.fields import AUTO, defining, setting
 from settings.precedence import fill
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]

@@ -31,7 +31,8 @@ from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from language import join, say, speak
 from screen import guard, visible
 from settings.consistency import unheeded
-from settings.fields import AUTO, OverBudget, allowed, counted, reason_of
+from settings.errors import OverBudget, reason_of
+from settings.fields import AUTO, allowed, counted
 from settings.help import ABOUT, command_help, general_help, versions
 from settings.program import missing, python
 from terminal import paragraphs

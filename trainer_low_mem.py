@@ -23,10 +23,10 @@ from accelerate import Accelerator
 
 import devices
 from config import Config, UserError
-from data.durable import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
+from storage import writing
 from training.ahead import Ahead
 from training.averaging import publish_mean
 from training.budget.keeping import Keeper

@@ -16,7 +16,7 @@ from typing import Any
 
 from board.places import plain_json
 from board.series import Grid
-from bounded import opened
+from storage import open_plain
 
 METRICS_FILE = "metrics.jsonl"
 MARKS, SAMPLES, NOTES = 500, 12, 100  # kept of each, the newest
@@ -79,12 +79,12 @@ class History:
             return self._read(most_bytes)
 
     def _head_now(self) -> bytes:
-        with opened(self.path) as file:
+        with open_plain(self.path) as file:
             return file.read(HEAD_BYTES)
 
     def _read(self, most_bytes: int) -> bool:
         before = self._offset
-        with opened(self.path) as file:
+        with open_plain(self.path) as file:
             file.seek(self._offset)
             rest = b""
             while chunk := file.read(CHUNK_BYTES):
@@ -179,7 +179,7 @@ class History:
         with self.lock:
             offset = next((place for step, place in reversed(self._index) if step <= first), 0)
             grid, clock = Grid(first), self.grid
-        with opened(self.path) as file:
+        with open_plain(self.path) as file:
             file.seek(offset)
             while line := file.readline(LONGEST_LINE):
                 try:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bounded import read_text
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
 from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
+from storage import read_text
 
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
 MOST_DIGITS = 20

@@ -28,7 +28,7 @@ from typing import Any
 
 from board.history import METRICS_FILE
 from board.places import Places, plain_json, read_json
-from bounded import opened
+from storage import open_plain
 
 HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE, RUN_FILE = "heartbeat.json", "request", "launch.json", "run.json"
 OWNER_FILE = "owner.json"
@@ -259,7 +259,7 @@ def _head(path: Path) -> dict[str, dict[str, Any]]:
     """The first event of each kind at the beginning of a file."""
     found: dict[str, dict[str, Any]] = {}
     try:
-        with opened(path) as file:
+        with open_plain(path) as file:
             content = file.read(HEAD_BYTES)
     except OSError:
         return found
@@ -273,7 +273,7 @@ def _head(path: Path) -> dict[str, dict[str, Any]]:
 def _tail(path: Path) -> Iterator[dict[str, Any]]:
     """The events at the end of a file."""
     try:
-        with opened(path) as file:
+        with open_plain(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             content = file.read()

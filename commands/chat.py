@@ -23,7 +23,8 @@ from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.decoding.generation import stream
-from settings.fields import AUTO, DoesNotFit, counted, reason_of
+from settings.errors import DoesNotFit, reason_of
+from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress

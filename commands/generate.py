@@ -29,7 +29,6 @@ from commands.loading import (
     writing_of,
 )
 from config import Config, UserError
-from data.cache import fingerprint
 from data.packed.room import keep_to
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
@@ -40,8 +39,9 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from memory.cost.generation import MOST_ROWS
 from model.decoding.generation import is_cut
-from settings.fields import AUTO, counted, is_encodable, reason_of
-from training.checkpoints.durable import replace_text
+from settings.errors import reason_of
+from settings.fields import AUTO, counted, is_encodable
+from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.progress import Progress
 from training.report.tracking import plain
@@ -249,7 +249,7 @@ class Output:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.rows:
-                replace_text(self.marker, self._identity + "\n")
+                write_text(self.marker, self._identity + "\n")
             self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
         except OSError as error:
             raise UserError(

@@ -47,7 +47,8 @@ from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search
-from settings.fields import AUTO, DoesNotFit, OverBudget, counted
+from settings.errors import DoesNotFit, OverBudget
+from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data.durable import sync, sync_folder
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
-from settings.fields import UserError, listed, reason_of
-from training.checkpoints.durable import TEMPORARY, remove
+from settings.errors import UserError, reason_of
+from settings.fields import listed
+from storage import TEMPORARY, remove, sync, sync_folder
 from training.checkpoints.folder import REPLACED
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import RUN_FILE

@@ -15,7 +15,6 @@ from typing import Any
 from config import Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
-from data.cache import only_if_made
 from data.prepare.preparing import find_prepared
 from data.prepare.seen import Rows as SeenRows
 from data.prepare.seen import table_of_files, table_of_shards
@@ -33,6 +32,7 @@ from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
+from storage import only_if_made
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.runs import check_name
 from training.evaluation.scores import metric_names

@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 from config import Config, UserError
-from data.durable import make_folder, writing
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
 from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO
 from settings.program import program
+from storage import make_folder, writing
 from training.checkpoints.runs import check_writable
 from training.report.progress import Progress
 

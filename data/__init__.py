@@ -1,4 +1,4 @@
 """Text to batches. `dataset` is the face: one row of files of any size in flat memory.
-Beside it what all rooms need, `durable` and `cache`; rooms: `sources`, `text`, `tokenizers`, `prepare`, `shards`, `batches`.
+Rooms: `sources`, `text`, `tokenizers`, `prepare`, `shards`, `batches`.
 No torch here, and nothing of `model`; engine, training and commands import from every room.
 """

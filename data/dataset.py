@@ -26,7 +26,8 @@ from data.sources.files import TABLES, Source, find
 from data.sources.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
 from data.sources.tables import broken_file_is_user_error
 from formats import PARQUET
-from settings.fields import UserError, listed
+from settings.errors import UserError
+from settings.fields import listed
 
 DROP_EVERY_READS = 1024
 MOST_PROBLEMS = 20  # that are told of one dataset's columns

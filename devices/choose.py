@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from config import DEVICES
 from language import say
-from settings.fields import AUTO, UserError, counted
+from settings.errors import UserError
+from settings.fields import AUTO, counted
 
 if TYPE_CHECKING:
     from devices.base import Device

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from settings.fields import UserError
+from settings.errors import UserError
 
 FIRST_SCALE = 2.0**16
 LEAST_SCALE = 1.0  # true gradients of a mean loss are far inside fp16's range: here it is the forward that overflows

@@ -36,9 +36,9 @@ START = f"""import sys
 sys.path.insert(0, {ROOT!r})
 from devices.environment import prepare_environment
 prepare_environment()  # before torch is imported
-from devices.lifeline import end_with
+from childproc import exit_with_parent
 from memory.probe import limit_processor_time
-end_with(int(sys.argv[2]))
+exit_with_parent(int(sys.argv[2]))
 limit_processor_time(int(sys.argv[1]))
 from training.budget.probing import serve
 serve()"""

@@ -29,7 +29,8 @@ from model.formats.tensor_files import TensorFolder, write_safetensors, write_sh
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
 from model.shapes import hf_names, weights
 from model.t5 import T5, Filling, Parts, in_memory
-from settings.fields import UserError, counted
+from settings.errors import UserError
+from settings.fields import counted
 
 Cut = Callable[[T5], Parts]
 

@@ -25,7 +25,7 @@ from model.decoding.choosing import Choice
 from model.decoding.running import RunningBatch
 from serving.answers import Answer, Told
 from serving.meters import Meters
-from settings.fields import UserError
+from settings.errors import UserError
 
 QUIET_SECONDS = 2.0  # without work, after which memory is given back
 PRESSURE, REST_SECONDS = (

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bounded import read_bytes
 from language import Said, join, say
+from settings.errors import UserError, reason_of
+from storage import read_bytes
 from units import format_size, parse_size
 
 AUTO = "auto"
@@ -26,37 +27,6 @@ TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0"
 LONGEST_NUMBER_BITS = 1024  # of a whole number: what is longer is no float either
 FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
 NOTHING_WORDS = ("none", "null", "")
-
-
-class UserError(Exception):
-    """What a user can repair: wrong settings or wrong data. Ends the program with exit code 2.
-
-    Args:
-        problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*.
-    """
-
-    exit_code = 2
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = list(problems)
-
-
-def reason_of(error: BaseException) -> str:
-    """What went wrong, in a line: the system's own word where there is one. Libraries raise an OSError that has none."""
-    return getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-
-
-class DoesNotFit(UserError):
-    """The work cannot be done inside the memory budget. Ends the program with exit code 3."""
-
-    exit_code = 3
-
-
-class OverBudget(UserError):
-    """The work is done and saved, and took more than the memory budget on the way. Ends the program with exit code 3."""
-
-    exit_code = 3
 
 
 def setting(

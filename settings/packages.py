@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 from language import say
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.program import python
 
 

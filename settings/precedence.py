@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from language import say
-from settings.fields import UserError, nearest_name, not_known, parse, read_settings_file
+from settings.errors import UserError
+from settings.fields import nearest_name, not_known, parse, read_settings_file
 from settings.foreign import answer
 
 if TYPE_CHECKING:

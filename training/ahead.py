@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from config import PREFERENCES, Config
-from data.durable import writing
 from data.prepare.child import call_in_child
 from data.sources.places import public_values
 from devices import pick
@@ -23,7 +22,9 @@ from language import say, speak
 from memory.cost.work import BASE_BYTES
 from memory.observe.budget import Budget, host_budget
 from memory.observe.monitor import HostAlone, Monitor
-from settings.fields import AUTO, DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
+from settings.fields import AUTO
+from storage import writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, is_stopped, new_run_name

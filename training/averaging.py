@@ -12,8 +12,9 @@ from pathlib import Path
 from language import say
 from model.formats.checksums import seal
 from model.formats.mean import write_mean
-from settings.fields import UserError, counted, reason_of
-from training.checkpoints.durable import remove
+from settings.errors import UserError, reason_of
+from settings.fields import counted
+from storage import remove
 from training.checkpoints.folder import MEAN, step_of
 from training.checkpoints.runs import publish
 from training.evaluating import Evaluator

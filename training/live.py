@@ -18,7 +18,7 @@ from devices.malloc import tune_malloc
 from language import say
 from memory.choices import step_settings
 from memory.observe.monitor import Monitor
-from settings.fields import UserError
+from settings.errors import UserError
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState

@@ -15,7 +15,6 @@ import torch
 from accelerate import Accelerator
 
 from config import Config
-from data.durable import writing
 from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
@@ -29,10 +28,11 @@ from memory.plan import Plan
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from settings.consistency import writes_answers
-from settings.fields import AUTO, UserError, counted
+from settings.errors import UserError
+from settings.fields import AUTO, counted
+from storage import atomic_file, writing
 from training.ahead import Ahead, Watch, kind_of, refuse, settle
 from training.budget.planning import look_ahead, resolve_here
-from training.checkpoints.durable import replace_file
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.ownership import Ownership
@@ -323,7 +323,8 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
     if config.train.is_keep_training:
         resume_run(begin.run_dir, launch=launch_marks())
         with writing("output_dir", config.run.output_dir):
-            replace_file(begin.run_dir / SETTINGS_FILE, settings.save)
+            with atomic_file(begin.run_dir / SETTINGS_FILE) as fresh:
+                settings.save(fresh)
             Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
             owner.sign()
         return

@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGETS = (
-    "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "data/durable.py", "model/formats/checksums.py",
+    "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "storage.py", "model/formats/checksums.py",
     "training/checkpoints/*.py",
 )  # fmt: skip
 SWAPPED: dict[type[ast.AST], Any] = {

@@ -19,7 +19,7 @@ from commands.exporting.onnx_folder import DECODER_FILE, ENCODER_FILE
 from commands.exporting.vocabulary import Vocabulary
 from model.shapes import weights
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.packages import needs
 
 

@@ -18,7 +18,7 @@ from commands.exporting.vocabulary import Vocabulary
 from config import T5ModelConfig
 from model.shapes import Weight, weights
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.packages import needs
 
 CONTEXT_TOKENS = 512  # what llama.cpp assumes of a T5, which has no limit of its own

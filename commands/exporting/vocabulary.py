@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from data.tokenizers.backends import LibraryBackend
 from data.tokenizers.tokenizer import Tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.packages import needs
 
 Kind = Literal["normal", "unknown", "control", "named", "unused", "byte"]  # named: stands for itself in a text

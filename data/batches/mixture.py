@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.order import Order, mix, permute
-from settings.fields import UserError, counted
+from settings.errors import UserError
+from settings.fields import counted
 
 TURN = 2**16
 

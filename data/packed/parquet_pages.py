@@ -23,7 +23,7 @@ from data.packed.room import check_unpacked, fits
 from data.packed.thrift import I32, I64, Fields, NoThrift, Tally, read_struct
 from data.sources.places import Place
 from formats import ENCRYPTED
-from settings.fields import UserError
+from settings.errors import UserError
 
 # {number of a field: its type}, by parquet.thrift
 _FOOTER = {4: {1: {3: {5: I64, 7: I64, 9: I64, 11: I64}, 8: {}}}}  # row_groups: columns: meta_data, crypto_metadata

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from data.sources.places import Place
 from memory.observe.budget import host_limits
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
 from units import MIB, format_size
 
 BESIDE = 300 * MIB  # the process that waits, and the one that reads

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from devices.lifeline import end_with
+from childproc import exit_with_parent
 from language import speak, spoken
 from leaving import INTERRUPTED
 from memory.observe.processes import tree_pids, usage_of
 from screen import stand_guard
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 from units import format_size
 
 Result = TypeVar("Result")
@@ -85,7 +85,7 @@ def serve() -> None:
         os.dup2(2, 1)  # whatever a library prints must not mix with the answer
         try:
             parent, language, function, arguments = pickle.load(sys.stdin.buffer)
-            end_with(parent)
+            exit_with_parent(parent)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             speak(language)
             reply: tuple[list[str] | None, Any] = (None, function(*arguments))

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from data.batches.lengths import LengthCounts
 from data.batches.objectives import Lengths
 from data.batches.order import mix
-from data.durable import put_in_place
 from data.prepare.encoder import Encoded, make_encoder
 from data.prepare.pace import Pace
 from data.prepare.spool import Spool
@@ -39,7 +38,8 @@ from data.text.conversations import Examples
 from data.text.duplicates import RESULT, find_duplicates
 from data.text.preferences import check_answers
 from language import say
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import rename
 
 HELD_OUT_ONE_IN = 100
 CHECKPOINT_SECONDS = 3.0
@@ -252,7 +252,7 @@ class Writing:
         state = json.dumps({"splits": splits, "points": points, "dropped": self.dropped.reasons})
         fresh = self.folder / f"{PROGRESS}.tmp"
         fresh.write_text(f"{zlib.crc32(state.encode()):08x}{state}", encoding="utf8")
-        put_in_place(fresh, self.folder / PROGRESS)
+        rename(fresh, self.folder / PROGRESS)
         for split in self.splits.values():
             split.spool.forget()
         self._saved_at = time.monotonic()

@@ -18,8 +18,6 @@ from pathlib import Path
 from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
-from data.cache import NotMade, Once, fingerprint, make_once, only_if_made, remove
-from data.durable import put_in_place, sync, writing
 from data.prepare.child import call_in_child
 from data.prepare.encoding import Job, Writing, clear
 from data.prepare.pace import noted_in
@@ -42,7 +40,9 @@ from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.cores import usable_cores
 from language import say
-from settings.fields import AUTO, UserError, at_home
+from settings.errors import UserError
+from settings.fields import AUTO, at_home
+from storage import NotMade, Once, fingerprint, make_once, only_if_made, remove, rename, sync, writing
 
 FORMAT = 3  # raise it when the same text would give other shards
 IDENTITY = "identity"
@@ -288,7 +288,7 @@ def _put_manifest(folder: Path, content: dict[str, object]) -> None:
     sync(folder / TOKENIZER)
     fresh = folder / f"{shards.MANIFEST}.tmp"
     fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
-    put_in_place(fresh, folder / shards.MANIFEST)
+    rename(fresh, folder / shards.MANIFEST)
 
 
 def _is_finished(folder: Path, identity: str) -> bool:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from config import Config
 from data.batches.objectives import lengths_of
-from data.cache import NotMade, only_if_made
 from data.prepare.encoder import Encoder
 from data.prepare.task import Task, decide, examples_of, held_out_sources, tokenizer_folder
 from data.shards.store import COLUMNS, STREAM
@@ -25,6 +24,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from language import say
 from settings.fields import counted
+from storage import NotMade, only_if_made
 
 SAMPLED_ROWS = 2048
 TAUGHT_BYTES = 256 * 1024  # of the sample, that a tokenizer learns from

@@ -16,7 +16,6 @@ import numpy as np
 from config import Config
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
-from data.cache import Once, make_once
 from data.prepare.encoder import make_encoder
 from data.prepare.encoding import Job, limited
 from data.prepare.preparing import Prepared
@@ -29,7 +28,9 @@ from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import join, say
-from settings.fields import UserError, counted, listed
+from settings.errors import UserError
+from settings.fields import counted, listed
+from storage import Once, make_once
 
 LETTERS = 240  # of a text that are shown
 TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read

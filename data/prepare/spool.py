@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.shards.store import COLUMNS, ROW_TOKENS, STREAM, id_dtype, write_shard
-from settings.fields import UserError
+from settings.errors import UserError
 
 Column = tuple[NDArray[np.int32], NDArray[np.int64]]  # ids of many rows end to end, and the length of each row
 

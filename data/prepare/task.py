@@ -9,7 +9,6 @@ from pathlib import Path
 
 from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
-from data.cache import Once, fingerprint, make_once
 from data.packed.room import keep_to
 from data.prepare.encoding import limited
 from data.prepare.pace import Pace
@@ -28,7 +27,9 @@ from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import check_vocabulary, train_tokenizer
 from formats import JSONL
 from language import say
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
+from storage import Once, fingerprint, make_once
 
 QUALITY_CHARS = 1024**2
 TOKENIZER_FORMAT = 3  # raise it when the same text would give another tokenizer

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from data.prepare.child import BEFORE
 from screen import stand_guard
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

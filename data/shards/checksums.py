@@ -19,7 +19,7 @@ from pathlib import Path
 
 from data.prepare.pace import Pace
 from language import say
-from settings.fields import UserError
+from settings.errors import UserError
 
 PIECE_BYTES = 1024**2
 _sound: set[tuple[str, int, int]] = set()  # path, size and time of change of files that were checked

@@ -24,13 +24,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bounded import MOST_TABLE_BYTES, read_text
 from data.batches.objectives import SpecialIds
-from data.durable import put_in_place
 from data.shards.checksums import ShardFile, SummedFile, check_sums
 from data.sources.row_access import ROWS_PER_BATCH_KEY
 from data.tokenizers.tokenizer import Tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import MOST_TABLE_BYTES, read_text, rename
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -68,7 +67,7 @@ def write_shard(path: Path, kind: str, dtype: type, ids: Sequence[Path], lengths
             parts = [column[first : first + BATCH_ROWS] for column in lengths]
             arrays = [_list_array(file, part, dtype) for file, part in zip(files, parts, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
-    put_in_place(fresh, path)
+    rename(fresh, path)
     return summed.crc32
 
 

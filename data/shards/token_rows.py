@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from data.dataset import LowMemDataset
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 class TokenRows(Sequence[dict[str, Any]]):

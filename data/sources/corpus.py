@@ -23,8 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
-from data.cache import Once, make_once
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import Once, make_once
 
 FORMAT = 1  # raise it when the same installation would give other text
 LEFT_OUT = {

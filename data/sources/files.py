@@ -21,8 +21,6 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from bounded import read_text
-from data.cache import fingerprint
 from data.sources.places import Place, is_address, list_remote, local_path, public, readable
 from formats import (
     ARROW_FILE,
@@ -37,7 +35,9 @@ from formats import (
     TSV,
 )
 from language import say
-from settings.fields import UserError, at_home, listed, reason_of
+from settings.errors import UserError, reason_of
+from settings.fields import at_home, listed
+from storage import fingerprint, read_text
 
 KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix != ".md")
 OF_THE_SYSTEM = {"lost+found", "System Volume Information", "$RECYCLE.BIN"}  # in the root of a disk, and often closed

@@ -23,7 +23,7 @@ from data.sources.lines import (
 )
 from formats import JSON
 from language import join, say
-from settings.fields import UserError
+from settings.errors import UserError
 
 Objects = Iterator[tuple[str, dict[str, Any]]]
 _BLANK = " \t\r\n"

@@ -20,7 +20,7 @@ from data.packed.room import fits, reading_room
 from data.sources.files import Source
 from data.sources.places import Place
 from language import join, say
-from settings.fields import UserError
+from settings.errors import UserError
 from units import format_size
 
 PARAGRAPH_CHARS = 16 * 1024

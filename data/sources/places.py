@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from settings.fields import UserError, reason_of
+from settings.errors import UserError, reason_of
 
 # a name and a password, which may hold a slash (a name with a colon is no bucket), or in the query one of these
 _SECRET = re.compile(

@@ -16,7 +16,7 @@ from data.sources.files import Source, find
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import column_names, read_source, recognised_columns
-from settings.fields import UserError
+from settings.errors import UserError
 
 COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
 BARS = 24

@@ -29,7 +29,8 @@ from data.sources.tables import (
 )
 from data.text.templates import Turn
 from formats import TEXT
-from settings.fields import UserError, is_encodable, listed
+from settings.errors import UserError
+from settings.fields import is_encodable, listed
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_ROWS = 256

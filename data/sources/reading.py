@@ -36,7 +36,8 @@ from data.sources.lines import (
 from data.sources.tables import check_types, table_columns, table_rows, table_sample
 from formats import CSV, TEXT, TSV
 from language import join, say
-from settings.fields import UserError, counted, is_encodable, listed
+from settings.errors import UserError
+from settings.fields import counted, is_encodable, listed
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2

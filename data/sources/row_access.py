@@ -19,7 +19,7 @@ from data.sources.files import Source
 from data.sources.ranges import RangeIndex, plain
 from data.sources.tables import parquet_batch_rows, parquet_file, unpacks_to
 from formats import ARROW_STREAM
-from settings.fields import UserError
+from settings.errors import UserError
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"

@@ -25,7 +25,8 @@ from data.sources.files import Source
 from data.sources.layouts import NUMBER, TABLE, TURNS, RowOf
 from data.sources.places import Place
 from formats import ARROW_STREAM, PARQUET
-from settings.fields import UserError, listed
+from settings.errors import UserError
+from settings.fields import listed
 
 ReportBadRow = Callable[[Place, str, str], None]
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bounded import read_text
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import read_text
 
 FILES = ("chat_template.jinja", "tokenizer_config.json")
 KEY = "chat_template"

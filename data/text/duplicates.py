@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.order import mix
-from data.durable import put_in_place
 from data.prepare.pace import Pace
 from data.prepare.workers import in_order
 from data.sources.chunks import Chunk, Point, chunks
@@ -39,7 +38,8 @@ from data.sources.lines import BadRows
 from data.text.conversations import Examples, Prompt, Row
 from data.text.templates import Template
 from language import say
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import rename
 
 EXACT, NEAR = "exact", "near"
 NUM_PERM, BANDS = 128, 16
@@ -137,7 +137,7 @@ def find_duplicates(
         doubles = _exact(folder) if how == EXACT else _near(folder)
         fresh = folder / f"tmp.{RESULT}"
         np.save(fresh, doubles)
-        put_in_place(fresh, folder / RESULT)
+        rename(fresh, folder / RESULT)
     for path in folder.glob("signatures.*"):
         path.unlink()
     (folder / STATE).unlink(missing_ok=True)
@@ -197,7 +197,7 @@ def _save_signing(folder: Path, point: Point, sizes: list[int]) -> None:
     fresh = folder / f"{STATE}.tmp"
     state = json.dumps({"point": asdict(point), "sizes": sizes})
     fresh.write_text(f"{zlib.crc32(state.encode()):08x}{state}", encoding="utf8")
-    put_in_place(fresh, folder / STATE)
+    rename(fresh, folder / STATE)
 
 
 def _mapped(path: Path, dtype: type, width: int = 1) -> NDArray[Any]:

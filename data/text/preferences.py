@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from data.text.clean import Dropped
 from data.text.templates import ASSISTANT, USER, Turn
-from settings.fields import UserError, counted
+from settings.errors import UserError
+from settings.fields import counted
 
 EQUAL, EMPTY = "equal answers", "empty answer"
 _NAMED = 60  # characters of a prompt that names a row

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bounded import read_text
 from config import DataConfig
 from data.text.chat_templates import T5_TOKENS, as_jinja, is_jinja, read_chat_template, render, special_tokens
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
+from storage import read_text
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 FILE_NAME = "prompt_template.json"

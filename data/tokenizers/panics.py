@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 @contextmanager

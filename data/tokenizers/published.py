@@ -20,12 +20,12 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from bounded import MOST_TABLE_BYTES, read_bytes, read_text
 from data.text.chat_templates import special_tokens
 from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, Backend, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.published_keys import check_keys
+from storage import MOST_TABLE_BYTES, read_bytes, read_text
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"

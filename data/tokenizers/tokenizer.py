@@ -23,7 +23,7 @@ from data.text.templates import Template
 from data.tokenizers.backends import Backend, Ids, LibraryBackend
 from data.tokenizers.panics import failure_is_user_error
 from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, read_published
-from settings.fields import UserError
+from settings.errors import UserError
 
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
 OVERLAP_CHARS = 4096  # that two parts of a longer text share

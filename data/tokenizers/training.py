@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from data.tokenizers.published import EOS, NUM_SENTINELS, PAD, UNK, byte_backend, end_with, special
 from data.tokenizers.sample import LARGE, UNSPACED, Room, Words, count_words, most_frequent, repeated, sample_texts
 from data.tokenizers.tokenizer import Tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 SPECIAL = [PAD, EOS, UNK]
 ASCII = [chr(code) for code in range(33, 127)]

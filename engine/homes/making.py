@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from data.durable import is_full, make_folder
 from devices.base import Device
 from engine.homes.places import FileHome, Home, RamHome
 from engine.homes.resting import RestingWeightStore
 from memory.cost.homes import SLOTS
 from memory.cost.work import FILE, Choice
-from settings.fields import UserError, reason_of
+from settings.errors import UserError, reason_of
+from storage import is_full, make_folder
 from units import format_size
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from devices.copies import Wait
 from engine.homes.places import Home
-from settings.fields import UserError, reason_of
+from settings.errors import UserError, reason_of
 
 
 @dataclass(eq=False)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from language import join, say
 from memory.observe.cgroup import group_limits
 from memory.observe.processes import ROOT, has_proc, parent_pid, process_usage, tree_pids, usage_of
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
 from units import GIB, MIB, format_size
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from model.dropout import Dropout
 from model.quantization import embed, few_rows, product
 from model.rows import Rows
 from model.t5 import T5, DecoderBlock
-from settings.fields import UserError
+from settings.errors import UserError
 
 WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
 AttendOwn = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v of the newest tokens (N, H, K) -> (N, H K)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
-from settings.fields import UserError
+from settings.errors import UserError
 
 CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 FINGERPRINT = "base_fingerprint"

@@ -15,7 +15,8 @@ from typing import Any
 
 from config import GenerateConfig
 from model.formats.headers import read_json
-from settings.fields import UserError, parse
+from settings.errors import UserError
+from settings.fields import parse
 from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys, unknown_keys
 
 GENERATION_FILE = GENERATION

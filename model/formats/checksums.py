@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bounded import MOST_TABLE_BYTES, read_text
-from settings.fields import UserError, reason_of
+from settings.errors import UserError, reason_of
+from storage import MOST_TABLE_BYTES, read_text
 
 CHECKSUMS_FILE = "checksums.json"
 STATE = "state"  # what only resuming needs lies below it, and is not published

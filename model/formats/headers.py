@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from bounded import read_text
 from limits import FILE_CHUNK_BYTES
 from model.formats.checksums import is_inside
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import read_text
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights

@@ -24,7 +24,8 @@ from model.lora.adapter import LoraAdapter, adapters_of, linears
 from model.lora.form import LoraSettings
 from model.shapes import targets_of, weights
 from model.t5 import T5
-from settings.fields import UserError, counted
+from settings.errors import UserError
+from settings.fields import counted
 
 _TABLE = re.compile(r"\.(shared|lm_head|embed_tokens)\.")
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}

@@ -22,7 +22,8 @@ from typing import Any
 from config import T5ModelConfig
 from model.formats.headers import TensorHeaders, read_json
 from model.shapes import weight_counts
-from settings.fields import UserError, counted, parse
+from settings.errors import UserError
+from settings.fields import counted, parse
 from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys
 
 CONFIG_FILE = CONFIG

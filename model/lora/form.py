@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from config import T5ModelConfig
 from model.shapes import ALL, asked_targets, targets_of, weights
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 @dataclass(frozen=True)

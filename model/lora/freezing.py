@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from config import T5ModelConfig
 from model.shapes import SCATTERED, hf_names, is_meant
-from settings.fields import UserError
+from settings.errors import UserError
 
 if TYPE_CHECKING:
     from model.t5 import T5

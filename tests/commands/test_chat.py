@@ -31,7 +31,7 @@ from model import hf_format
 from model.formats.peft import save_adapters
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.start.adapters import fingerprint_of

@@ -16,7 +16,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.adapter_folder import read_info
 from model.formats.checksums import CHECKSUMS_FILE
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.measuring import in_child
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -26,7 +26,7 @@ from model import hf_format
 from model.formats.peft import save_adapters
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
-from settings.fields import DoesNotFit, OverBudget, UserError
+from settings.errors import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
 from training.evaluation import samples as answering
 from training.evaluation.samples import generate_metrics, score_answers

@@ -19,7 +19,7 @@ from model import hf_format
 from model.decoding.generation import generate
 from model.shapes import weights
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.commands.llama_graph import LlamaT5
 
 TEXTS = [f"a river runs under a bridge {number}, and it's 3 o'clock; 中文" for number in range(100)]

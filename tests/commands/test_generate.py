@@ -23,7 +23,7 @@ from commands.generate import generate, names_file
 from config import Config, load
 from devices.cpu import CpuDevice
 from memory.observe.monitor import Monitor
-from settings.fields import DoesNotFit, OverBudget, UserError
+from settings.errors import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ import pytest
 
 from commands.new_folder import new_folder
 from model.formats.checksums import damages
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.killing import DIED, die_at, run_child
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import create_run

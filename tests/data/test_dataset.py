@@ -18,7 +18,7 @@ from data.dataset import LowMemDataset, TokenStream
 from data.prepare.child import ROOT
 from data.sources import row_access, tables
 from data.sources.row_access import MODES, ROWS_PER_BATCH_KEY
-from settings.fields import UserError
+from settings.errors import UserError
 
 N = 1000
 TABLE = pa.table(

@@ -11,7 +11,7 @@ from devices.cpu import CpuDevice
 from devices.cuda import CudaDevice
 from devices.mps import MpsDevice
 from devices.processor import AMX_BF16, ARM_PLAIN, AVX2, AVX512_BF16
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -9,7 +9,7 @@ import torch
 import devices
 from devices import cuda, mps
 from devices.choose import passed_over
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 def machine(monkeypatch, cuda_missing="no GPU", gpus=0, mps_missing="no Mac"):

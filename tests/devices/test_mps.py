@@ -14,7 +14,7 @@ from devices.inventory import look
 from devices.mps import MpsDevice
 from memory.observe import budget
 from memory.observe.budget import Budget, Limit, margin_of, measure_budget
-from settings.fields import UserError
+from settings.errors import UserError
 from training.budget.planning import machine_of
 
 GIB = 2**30

@@ -12,7 +12,7 @@ from engine.walk import Walk
 from engine.weights import WeightStore
 from model.lora.freezing import freeze
 from model.loss import LossSettings
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
 
 CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]]}

@@ -14,7 +14,7 @@ from engine.walk import Walk
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
 
 CUTS = [[0, 3], [1, 2]]

@@ -14,7 +14,7 @@ from config import T5ModelConfig
 from model.formats.shape_file import read_config
 from model.hf_format import load, save
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.measuring import in_child
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -17,7 +17,7 @@ from model.formats.shape_file import read_config
 from model.layers import Linear
 from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, row_pieces
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.measuring import in_child
 from tests.model.lora.test_adapter import GATED, logits
 

@@ -31,7 +31,7 @@ from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows
 from data.sources.row_access import MODES
 from data.tokenizers.training import byte_tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.mutating import mutated_runs, mutated_schemas
 from tests.mutating.mutated_files import PLAIN, TABLE, delimited, jsonl, packed, saved_dataset, write_ipc, zstandard
 from tests.mutating.mutated_tokenizers import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from config import load
-from settings.fields import UserError
+from settings.errors import UserError
 
 Maker = Callable[[Path], None]
 Reader = Callable[[Path], None]

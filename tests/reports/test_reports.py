@@ -46,7 +46,7 @@ from model import hf_format
 from model.decoding.generation import generate
 from model.formats.shape_file import read_config
 from model.shapes import weights
-from settings.fields import UserError
+from settings.errors import UserError
 from training.start.schedules import Steps, learning_rate
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]

@@ -10,7 +10,7 @@ import pytest
 from commands import loading
 from language import speak
 from serving.server import _greeting, serve
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.serving.served import make_api, settings, trained
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config import COMMANDS, flags_of, load
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.foreign import BY_NAME, answer
 
 EVERY = {name for command in COMMANDS for name in flags_of(command)} | {"config", "preset", "model_preset"}

@@ -12,17 +12,8 @@ import pytest
 
 from config import load
 from settings import precedence
-from settings.fields import (
-    DoesNotFit,
-    UserError,
-    allowed,
-    counted,
-    nearest_name,
-    parse,
-    read_settings_file,
-    setting,
-    show,
-)
+from settings.errors import DoesNotFit, UserError
+from settings.fields import allowed, counted, nearest_name, parse, read_settings_file, setting, show
 from settings.help import versions
 from settings.packages import needs
 

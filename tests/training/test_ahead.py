@@ -16,7 +16,7 @@ import pytest
 from config import load
 from memory.cost.work import BASE_BYTES
 from memory.observe.budget import FLAG, Budget, Limit
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 from trainer_low_mem import LowMemTrainer
 from training.ahead import begin_ahead
 from training.checkpoints.ownership import Ownership

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import training.averaging as averaging
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.end_to_end.running import write_text
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer

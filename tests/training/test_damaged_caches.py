@@ -14,7 +14,7 @@ from data.sources.chunks import Point
 from data.text.duplicates import STATE, _save_signing, _signed_so_far
 from devices import machine_file
 from memory.probe import ProbeResult, _read
-from settings.fields import UserError
+from settings.errors import UserError
 from training.checkpoints.ownership import OWNER_FILE, _describe
 from training.report.tracking import MetricsFile
 from training.start.reference import ReferenceStore

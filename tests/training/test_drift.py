@@ -13,7 +13,7 @@ from config import load
 from memory.cost.prediction import Machine
 from memory.observe.budget import Budget
 from memory.plan import plan
-from settings.fields import DoesNotFit
+from settings.errors import DoesNotFit
 from training.budget import keeping
 from units import GIB, MIB
 

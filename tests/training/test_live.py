@@ -12,7 +12,7 @@ import torch
 
 from config import load
 from memory.choices import step_settings
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.evaluation.stopping import BestMetric

@@ -15,7 +15,8 @@ from accelerate import Accelerator
 
 import devices
 from config import Config, load
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
 from tests.training.small_trained import SHAPE, save_trained
 from training import opening
 from training.ahead import _reopen

@@ -11,7 +11,7 @@ import torch
 
 from config import Config
 from engine.step import Outcome
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 from training import recovering
 from training.divergence import MOST_IN_A_ROW, Divergence
 from training.recovering import Recovery

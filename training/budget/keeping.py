@@ -24,7 +24,8 @@ from memory.observe.growth import FORESIGHT, Growth
 from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from memory.recovery import RecoveryRecord, Shortage, free_failed
-from settings.fields import AUTO, DoesNotFit, counted
+from settings.errors import DoesNotFit
+from settings.fields import AUTO, counted
 from training.report.journal import Journal
 from training.report.summary import recomputed
 from units import MIB, format_size

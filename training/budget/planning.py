@@ -26,7 +26,8 @@ from memory.homes import Homes, weights_folder
 from memory.observe.budget import FLAG, Budget, free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
-from settings.fields import AUTO, DoesNotFit
+from settings.errors import DoesNotFit
+from settings.fields import AUTO
 from training.processes.launch import local_rank, rank
 from training.start.resolving import Rows, RunSpec, resolve
 from training.start.startup import Start

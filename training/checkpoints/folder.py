@@ -22,10 +22,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from data.durable import make_folder, sync, sync_folder
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
-from settings.fields import UserError, reason_of
-from training.checkpoints.durable import TEMPORARY, remove
+from settings.errors import UserError, reason_of
+from storage import TEMPORARY, make_folder, remove, sync, sync_folder
 
 REPLACED, DAMAGED = ".replaced-", "damaged-"
 MEAN = f"{TEMPORARY}mean"  # of the last checkpoints, as long as it is evaluated (`training.averaging`)

@@ -25,11 +25,10 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from data.durable import sync
 from data.sources.places import public
 from model.formats.checksums import CHECKSUMS_FILE, damages, describe, is_inside
-from settings.fields import UserError, reason_of
-from training.checkpoints.durable import TEMPORARY, remove, replace_text
+from settings.errors import UserError, reason_of
+from storage import TEMPORARY, remove, sync, write_text
 from training.checkpoints.folder import DAMAGED, Checkpoints, name_of, step_of
 from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE, read_run
 
@@ -277,7 +276,7 @@ class Mirror:
             raise self._foreign(f"{file} is damaged")
         run_dir.mkdir(parents=True, exist_ok=True)
         for file, text in found.items():
-            replace_text(run_dir / file, text)
+            write_text(run_dir / file, text)
 
     def _bring(self, here: Checkpoints, name: str) -> list[str]:
         """Fetch one checkpoint, compare its sums, and give it its name; returns what is damaged in the copy."""

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bounded import read_text
-from data.locks import NO_LOCKS, lock_at
-from settings.fields import reason_of
-from training.checkpoints.durable import replace_text
+from settings.errors import reason_of
+from storage import NO_LOCKS, lock_at, read_text, write_text
 from training.report.wording import duration
 
 OWNER_FILE = "owner.json"
@@ -80,7 +78,7 @@ class Ownership:
         """
         if self._run_dir is not None:
             record = {"process": os.getpid(), "host": platform.node(), "started": time.time()}
-            replace_text(self._run_dir / OWNER_FILE, json.dumps(record) + "\n")
+            write_text(self._run_dir / OWNER_FILE, json.dumps(record) + "\n")
 
     def _give_back(self) -> None:
         if self._run_dir is not None:

@@ -19,8 +19,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bounded import MOST_TABLE_BYTES, read_text
 from model.formats.tensor_files import write_safetensors
+from storage import MOST_TABLE_BYTES, read_text
 
 INDEX = "index.json"
 _FILE = re.compile(r"rank_\d{5,9}\.safetensors")

@@ -12,19 +12,16 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bounded import read_text
-from data.durable import make_folder, sync, sync_folder, writing
 from data.tokenizers.published import MAIN_FILES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
-from settings.fields import UserError, reason_of
+from settings.errors import UserError, reason_of
 from settings.names import name_problem, shown_name
-from training.checkpoints.durable import TEMPORARY, remove, replace_file, replace_text
+from storage import TEMPORARY, atomic_file, make_folder, read_text, remove, sync, sync_folder, write_text, writing
 from training.checkpoints.folder import REPLACED, Checkpoints
 from training.processes.launch import is_restart_of
 
@@ -299,10 +296,12 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
             for name in {*MAIN_FILES} - names:  # of a tokenizer that an earlier version wrote in another form
                 Path(run_dir, name).unlink(missing_ok=True)
         for source in files:
-            replace_file(Path(run_dir, source.name), partial(_share, source))
+            with atomic_file(Path(run_dir, source.name)) as fresh:
+                _share(source, fresh)
         if sums is not None:
             published = {name: entry for name, entry in sums["files"].items() if "/" not in name}
-            replace_file(Path(run_dir, CHECKSUMS_FILE), lambda fresh: write_sums(fresh, published))
+            with atomic_file(Path(run_dir, CHECKSUMS_FILE)) as fresh:
+                write_sums(fresh, published)
     except OSError as error:
         raise UserError(
             f"--output_dir = {Path(run_dir).parent}, cannot be written: {reason_of(error)}; free space; "
@@ -321,7 +320,7 @@ def _share(source: Path, fresh: Path) -> None:
 def _write_record(run_dir: Path, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     # a damaged one may hold halves of letters
-    replace_text(run_dir / RUN_FILE, text.encode("utf8", "replace").decode("utf8"))
+    write_text(run_dir / RUN_FILE, text.encode("utf8", "replace").decode("utf8"))
 
 
 def _beside(run_dir: Path) -> tuple[Path, Path]:

@@ -31,7 +31,7 @@ from model.formats.headers import WEIGHTS_FILE
 from model.formats.tensor_files import write_safetensors
 from model.shapes import hf_names
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.pieces import INDEX, Pieces, write_index, write_rows
 from training.checkpoints.state import GREEDY, OPTIMIZER_FILE, TRAINING_FILE, TrainingState, take_state

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bounded import read_text
 from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
@@ -31,7 +30,8 @@ from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
 from model.formats.tensor_files import write_safetensors
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import read_text
 from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from settings.consistency import ROUGE, score_words
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
 
 Sums = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import broadcast_object_list, gather_object
 
-from settings.fields import UserError
+from settings.errors import UserError
 from training.processes.alone import Alone
 
 Value = TypeVar("Value")

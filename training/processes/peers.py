@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from leaving import INTERRUPTED
 from screen import visible
-from settings.fields import UserError
+from settings.errors import UserError
 from training.processes.interrupts import SHOW_CURSOR
 from training.report.endings import Interrupted
 from training.report.tracking import log_crash

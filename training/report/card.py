@@ -16,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bounded import read_text
 from config import PREFERENCES, T5ModelConfig
-from data.durable import put_in_place
 from data.sources.places import public
 from model.formats.shape_file import read_config
 from model.shapes import weight_counts
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
+from storage import read_text, rename
 from training.report.wording import duration
 from units import format_size
 
@@ -88,7 +88,7 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
     fresh.unlink(missing_ok=True)
     has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     fresh.write_text(card(model, form, has_spiece), encoding="utf8")
-    put_in_place(fresh, path)
+    rename(fresh, path)
     return True
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from settings.fields import UserError
+from settings.errors import UserError
 from training.report.endings import SAVE, STOP, Interrupted
 
 HEARTBEAT_FILE, REQUEST_FILE, PREPARING_FILE = "heartbeat.json", "request", ".preparing"

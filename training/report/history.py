@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.packages import needs
 from units import GIB
 

@@ -28,7 +28,8 @@ from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from memory.recovery import RecoveryRecord
 from model.shapes import weight_counts
-from settings.fields import UserError, counted
+from settings.errors import UserError
+from settings.fields import counted
 from training.report.card import push_command
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat

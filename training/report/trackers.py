@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from config import Config
 from data.sources.places import public_values
-from settings.fields import UserError, not_known
+from settings.errors import UserError
+from settings.fields import not_known
 from settings.packages import needs
 
 if TYPE_CHECKING:

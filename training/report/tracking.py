@@ -22,7 +22,7 @@ from loguru import logger
 
 from language import english
 from screen import visible
-from settings.fields import UserError, reason_of
+from settings.errors import UserError, reason_of
 
 Listener = Callable[[dict[str, Any]], Any]  # takes an event
 LOG_PREFIX = "chat_trainer_low_mem_"

@@ -13,7 +13,8 @@ from model.formats.adapter_folder import is_adapter, read_info
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
 from model.shapes import adapter_weights, weights
-from settings.fields import AUTO, UserError
+from settings.errors import UserError
+from settings.fields import AUTO
 from training.checkpoints.runs import near_folder
 
 

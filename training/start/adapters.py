@@ -25,7 +25,7 @@ from model.lora.adapter import LoraAdapter, add_adapters, use_adapters
 from model.lora.form import AdapterInfo, LoraSettings
 from model.lora.freezing import freeze
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from training.start.adapted import form_problems, lora_settings
 
 FINGERPRINT_ROWS = 4

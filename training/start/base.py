@@ -12,13 +12,13 @@ import json
 import re
 from pathlib import Path
 
-from bounded import read_text
 from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.fitting import fit_in_child
 from language import say
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
 from settings.fields import AUTO
+from storage import read_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, near_folder, newest_run
 from training.start.adapted import check_trained, home_of, with_form_of

@@ -9,7 +9,7 @@ import os
 from pathlib import Path, PurePath
 
 from language import say
-from settings.fields import UserError
+from settings.errors import UserError
 
 MODELS_DIR = "models"
 # beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names

@@ -24,10 +24,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from bounded import read_text
 from data.batches.loader import StepLoader
-from data.cache import fingerprint
-from data.durable import make_folder, writing
 from data.shards.store import Manifest
 from devices.base import Device
 from engine.micro_batches import to_micro_batch
@@ -37,8 +34,8 @@ from language import say
 from memory.cleanup import clean_all
 from memory.cost.work import Choice
 from model.formats.adapter_folder import is_adapter, read_info
-from settings.fields import UserError
-from training.checkpoints.durable import replace_file, replace_text
+from settings.errors import UserError
+from storage import atomic_file, fingerprint, make_folder, read_text, write_text, writing
 from training.checkpoints.state import TrainingState
 from training.processes.collectives import agree_on
 from training.report.wording import duration
@@ -117,11 +114,8 @@ class ReferenceStore:
 
     def _create(self) -> None:
         make_folder(self.path.parent)
-        replace_file(self.path, self._write_unknown)
-
-    def _write_unknown(self, path: Path) -> None:
         header = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, 2)}
-        with path.open("wb") as file:
+        with atomic_file(self.path) as fresh, fresh.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             for first in range(0, self.num_rows, 1 << 16):
                 np.full((min(1 << 16, self.num_rows - first), 2), np.nan, "<f4").tofile(file)
@@ -186,7 +180,7 @@ def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
             model = model_digest(_reference_folder(begin)) if found is None else found.model
             found = _Record(_store_folder(begin, choice, model), model, content)
             about = {"folder": found.folder.name, "model": found.model, "content": content}
-            replace_text(place, json.dumps(about) + "\n")
+            write_text(place, json.dumps(about) + "\n")
     found = agree_on(accelerator, found)
     assert found is not None
     return found

@@ -14,7 +14,6 @@ from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
-from data.cache import NotMade
 from data.prepare.encoding import HELD_OUT_ONE_IN
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.sampled import SampledLengths, sampled_lengths
@@ -27,6 +26,7 @@ from memory.first_guess import effective_batch
 from memory.homes import Homes
 from memory.plan import Plan, make_work, plan
 from settings.fields import AUTO
+from storage import NotMade
 from training.start.schedules import Steps
 
 

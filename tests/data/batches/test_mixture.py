@@ -13,7 +13,7 @@ from data.batches import mixture as mixture_module
 from data.batches.loader import StepLoader
 from data.batches.mixture import TURN, Mixture, quotas, temperature_weights
 from data.prepare.preparing import find_prepared, prepare
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))

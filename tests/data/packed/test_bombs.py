@@ -22,7 +22,7 @@ from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.sources.tables import open_parquet, parquet_batch_rows
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.measuring import in_child
 from units import MIB
 
@@ -35,7 +35,7 @@ from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows
-from settings.fields import UserError
+from settings.errors import UserError
 
 keep_to(400 * 2**20)
 refused = 0

@@ -14,7 +14,7 @@ from data.packed.flat_tables import FIELD_FACTS, Table, described_bytes, within
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
-from settings.fields import UserError
+from settings.errors import UserError
 from units import MIB
 
 HEADER_OF_MESSAGE, SCHEMA_OF_FOOTER, FIELDS_OF_SCHEMA = 2, 1, 1

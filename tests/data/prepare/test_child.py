@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from data.prepare.child import ROOT, call_in_child
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 from units import parse_size
 
 

@@ -20,7 +20,7 @@ from data.shards.store import ROW_TOKENS, Manifest
 from data.sources.corpus import SampleCorpus
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 def tokens_of(split: Path) -> list[int]:

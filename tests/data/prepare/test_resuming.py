@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import storage
 from config import load
-from data import durable
 from data.prepare import encoding
 from data.prepare.child import ROOT
 from data.prepare.preparing import prepare
 from data.prepare.spool import Spool
 from data.shards import checksums
 from data.text import duplicates
-from settings.fields import UserError
+from settings.errors import UserError
 
 # Runs `prepare` and kills itself at the n-th call of any function; writes how many calls an unbroken run makes.
 PREPARING = """
@@ -158,7 +158,7 @@ class Room:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes, self.most = 0, 10**9
         for place, name in (
-            (Spool, "_append"), (checksums.SummedFile, "write"), (durable, "_sync_file"), (encoding.json, "dump"),
+            (Spool, "_append"), (checksums.SummedFile, "write"), (storage, "_sync"), (encoding.json, "dump"),
             (Path, "write_text"), (np, "save"),
         ):  # fmt: skip
             monkeypatch.setattr(place, name, self._limited(getattr(place, name)))

@@ -14,7 +14,7 @@ from data.batches.step_lengths import drawn_lengths
 from data.prepare.preparing import prepare
 from data.prepare.sampled import TIMES_LONGER, sampled_lengths
 from data.shards.store import Manifest
-from settings.fields import UserError
+from settings.errors import UserError
 
 Configure = Callable[..., Config]
 

@@ -13,7 +13,7 @@ import pytest
 from data.batches.lengths import BOUNDS, LengthCounts
 from data.prepare.pace import Pace, noted_in
 from data.prepare.workers import in_order
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 from terminal import fitted
 
 

@@ -18,7 +18,7 @@ from data.prepare.preparing import Prepared, prepare
 from data.prepare.spool import Column, Spool
 from data.shards import checksums
 from data.shards.store import BATCH_ROWS, FORMAT, MANIFEST, PAIRS, ROW_TOKENS, STREAM, Manifest, check_shards, is_shards
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.data.conftest import Configure
 
 

@@ -17,7 +17,8 @@ from data.sources.lines import LONGEST_LINE_BYTES, BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import check_columns, column_names, read_rows
 from data.sources.tables import open_parquet, parquet_batch_rows, unpacks_to
-from settings.fields import UserError, listed
+from settings.errors import UserError
+from settings.fields import listed
 
 LONG = "x" * 5000
 

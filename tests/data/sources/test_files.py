@@ -18,7 +18,7 @@ from data.dataset import LowMemDataset
 from data.shards.store import is_shards
 from data.sources.files import find, listing, sources_fingerprint
 from data.sources.lines import blocks
-from settings.fields import UserError
+from settings.errors import UserError
 
 TABLE = pa.table({"text": ["one", "two"]})
 

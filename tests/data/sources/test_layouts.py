@@ -16,7 +16,7 @@ from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows
-from settings.fields import UserError
+from settings.errors import UserError
 
 ALPACA = [
     {"instruction": "翻译", "input": "river", "output": "河"},

@@ -15,7 +15,7 @@ from data.sources.files import find, listing, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.places import is_address, public, public_values
 from data.sources.reading import read_rows
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.conftest import S3
 
 ROWS = [(f"row {number}",) for number in range(700)]

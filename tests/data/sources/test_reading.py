@@ -17,7 +17,7 @@ from data.sources import lines, reading, tables
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import BATCH_ROWS, column_names, read_rows
-from settings.fields import UserError
+from settings.errors import UserError
 
 ROWS = [(f"prompt {number} 你好", f'response, "{number}"\nsecond line') for number in range(600)]
 COLUMNS = ("prompt", "response")

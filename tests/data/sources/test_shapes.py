@@ -19,7 +19,7 @@ from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import column_names, is_quoted, read_rows
 from data.text.templates import USER, Template
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 def user(text: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from data.text.chat_templates import read_chat_template, render, special_tokens
 from data.text.templates import ASSISTANT, SYSTEM, TEMPLATES, USER, Template, Turn, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 THEIRS = (
     "{% for message in messages %}{% if message['role'] == 'user' %}<U>{{ message['content'] }}</U>\n"

@@ -17,7 +17,7 @@ from data.text.clean import Cleaning
 from data.text.conversations import Examples, turns_of
 from data.text.templates import Template
 from data.tokenizers.tokenizer import Tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 TURNS = [["user", "a?"], ["assistant", "A."], ["user", "b?"], ["assistant", "B."]]
 SHAPES = [

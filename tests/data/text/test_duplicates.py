@@ -20,7 +20,7 @@ from data.text import duplicates
 from data.text.conversations import Examples
 from data.text.duplicates import EXACT, NEAR, find_duplicates, minhash
 from data.text.templates import Template
-from settings.fields import UserError
+from settings.errors import UserError
 
 WORDS = [
     f"{a}{b}" for a in ("lo", "mi", "ra", "tu", "ke", "sno", "fi") for b in ("ba", "der", "gon", "pit", "sal", "wex")

@@ -13,7 +13,7 @@ from data.batches.collate import PreferenceBatch
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.prepare.preparing import prepare
-from settings.fields import UserError
+from settings.errors import UserError
 
 Rows = list[dict[str, str]]
 

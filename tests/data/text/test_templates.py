@@ -10,7 +10,7 @@ from data.dataset import LowMemDataset
 from data.prepare.preparing import prepare
 from data.text.templates import TEMPLATES, Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 TALK = [("user", "Hi"), ("assistant", "Hello!"), ("user", "Who?")]
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from data.tokenizers.tokenizer import Tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 CODE = ["def add(a, b):\n    return a + b", "for i in range(10):  print(i)", "class A: pass", "你好 naïve"] * 3
 

@@ -15,7 +15,7 @@ import sentencepiece
 from benchmarks.checks.tokenizer_ids import KINDS, differing, texts
 from data.tokenizers.pieces import pieces as as_they_come
 from data.tokenizers.tokenizer import Tokenizer, quality
-from settings.fields import UserError
+from settings.errors import UserError
 
 NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "tokenizer_class": "T5Tokenizer"}
 SENTINELS = [f"<extra_id_{number}>" for number in range(100)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data.text.templates import Template
 from data.tokenizers.tokenizer import ENCODE_CHARS, Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 TEXTS = ["Hello, world!  Two  spaces\n\tnew line", "你好,世界 🙂 é", "", "x"]
 BYTES = byte_tokenizer()

@@ -10,7 +10,7 @@ import pytest
 from data.prepare.child import ROOT
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 
 WORDS = [
     "time",

@@ -32,7 +32,7 @@ from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.quantization import dequantize
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.engine.small_models import FAMILIES, Rectangle, small_model
 
 BF16, FP32, INT8, INT4, CPU = torch.bfloat16, torch.float32, torch.int8, torch.int4, torch.device("cpu")

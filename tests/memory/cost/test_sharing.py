@@ -11,7 +11,7 @@ from memory.cost.prediction import Choice, Machine, Work, predict
 from memory.cost.sharing import communication_seconds
 from memory.plan import plan
 from model.shapes import weight_counts
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 from units import GIB
 
 BASE = 200 * 2**20

@@ -4,7 +4,7 @@ import pytest
 
 from memory.observe import budget
 from memory.observe.budget import free_host_bytes, host_limits, measure_budget
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import GIB, ME, MIB, FakeMachine
 

@@ -15,7 +15,7 @@ from model.decoding.generation import generate, stream
 from model.decoding.kv_cache import Decoding
 from model.quantization import dequantize, quantize_model
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.measuring import in_child
 
 ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]

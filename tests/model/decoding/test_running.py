@@ -13,7 +13,7 @@ from devices.kernels.calls import kernels, use
 from model.decoding.generation import generate
 from model.decoding.running import RunningBatch, RunningRow
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.model.decoding.test_generation import ROWS, build, lively
 
 LIMIT = 12

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from model.formats.checksums import CHECKSUMS_FILE, damages, describe, is_inside, read_sums, refuse_damaged, seal
-from settings.fields import UserError
+from settings.errors import UserError
 
 
 @pytest.fixture

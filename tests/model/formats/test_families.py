@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from model.decoding.generation import generate
 from model.hf_format import load, save
-from settings.fields import UserError
+from settings.errors import UserError
 from settings.published_keys import CONFIG, FILES, GENERATION, TOKENIZER, check_keys
 from tests.golden.make_published import KEPT, PUBLISHED, SIZES, inputs, weight
 

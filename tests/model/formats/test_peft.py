@@ -18,7 +18,7 @@ from model.formats.peft import load_adapters, save_adapters
 from model.lora.adapter import adapters_of, add_adapters, use_adapters
 from model.lora.form import LoraSettings
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.model.lora.test_adapter import FORMS, GATED, logits, stir
 
 

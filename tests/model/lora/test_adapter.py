@@ -13,7 +13,7 @@ from model.lora.form import LoraSettings, resolve_targets
 from model.quantization import quantize
 from model.shapes import targets_of
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 FORMS = [

@@ -20,7 +20,7 @@ from memory.first_guess import effective_batch
 from memory.observe.budget import FLAG, Budget
 from memory.plan import Plan
 from memory.probe import KILLED, ProbeRequest, ProbeResult
-from settings.fields import DoesNotFit
+from settings.errors import DoesNotFit
 from training.budget import planning
 from training.budget.planning import resolve_here
 from training.checkpoints.state import TrainingState

@@ -14,7 +14,7 @@ from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
 from engine.sharing.sharding import Shards
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.engine.small_models import small_model
 from training.checkpoints import sharded_state
 from training.checkpoints.folder import Checkpoints

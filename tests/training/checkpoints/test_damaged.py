@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.checkpoints.test_folder import names, write_file
 from training.checkpoints.folder import Checkpoints, step_of
 

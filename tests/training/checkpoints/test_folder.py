@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.disk_faults import Fault, start
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.killing import DIED, die_at, run_child
 from training.checkpoints.folder import Checkpoints, resolve, step_of
 

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import fs
 
 from config import Config, load
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.killing import DIED, die_at, run_child
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror

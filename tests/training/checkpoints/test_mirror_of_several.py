@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from config import load
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.checkpoints.test_mirror import began, content, save
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror

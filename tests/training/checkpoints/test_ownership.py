@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from data.cache import make_once
+from storage import make_once
 from training.checkpoints.ownership import OWNER_FILE, Ownership
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent

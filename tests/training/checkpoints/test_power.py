@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.faults.disk_faults import Fault, start
 from model.formats.checksums import damages
+from storage import write_text
 from tests.killing import run_child
-from training.checkpoints.durable import replace_text
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.runs import create_run, publish, read_run
 from training.start.reference import ReferenceStore
@@ -58,7 +58,7 @@ def save(disk: Path, step: int, is_best: bool = False) -> None:
 
 def test_a_new_run_and_its_first_checkpoint(tmp_path: Path, undoes: bool) -> None:
     def begin(disk: Path) -> None:
-        fill = lambda folder: replace_text(folder / "settings.json", "{}")  # noqa: E731
+        fill = lambda folder: write_text(folder / "settings.json", "{}")  # noqa: E731
         create_run(disk / "runs", "r", "pretrain", fill=fill)
         save(disk, 1)
 

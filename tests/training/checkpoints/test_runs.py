@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from model.formats.checksums import damages
-from settings.fields import UserError
+from settings.errors import UserError
+from storage import write_text
 from tests.killing import DIED, die_at, run_child
-from training.checkpoints.durable import replace_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import (
@@ -296,7 +296,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     for name in (".tmp-run.json", "settings.json", ".tmp-settings.json", "owner.json", ".tmp-owner.json"):
         (run_dir / name).symlink_to(tmp_path / "mine")
     resume_run(run_dir)
-    replace_text(run_dir / "settings.json", "{}")
+    write_text(run_dir / "settings.json", "{}")
     with Ownership() as owner:
         assert owner.take(run_dir) == []
         owner.sign()
@@ -321,13 +321,13 @@ def test_a_kill_at_every_single_change_while_a_run_is_made(tmp_path: Path, overw
 
     def make(folder: Path, word: str) -> None:
         create_run(
-            folder, "run", "pretrain", overwrite=overwrite, fill=lambda made: replace_text(made / "settings.json", word)
+            folder, "run", "pretrain", overwrite=overwrite, fill=lambda made: write_text(made / "settings.json", word)
         )
 
     for number in range(1000):
         folder = tmp_path / str(number)
         if overwrite:
-            create_run(folder, "run", "pretrain", fill=lambda made: replace_text(made / "settings.json", "old"))
+            create_run(folder, "run", "pretrain", fill=lambda made: write_text(made / "settings.json", "old"))
 
         def start(folder: Path = folder, number: int = number) -> None:
             die_at(number, is_after)

@@ -22,7 +22,7 @@ from engine.sharing.sharding import part_of
 from memory.cost.work import Choice, choice_fields
 from model.formats.answering import answers_by
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.small_trained import SHAPE
 from training.checkpoints.pieces import INDEX, Pieces, write_index, write_rows
 from training.checkpoints.sharded_state import has_pieces, load_optimizer_share

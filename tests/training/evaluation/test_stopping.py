@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from config import load
-from settings.fields import UserError
+from settings.errors import UserError
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.scores import metric_names
 from training.evaluation.stopping import BestMetric, lowest_of

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from settings.fields import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError
 from training.processes.collectives import group_of_hosts, group_settings, least_of, most_of, sum_over
 from training.processes.peers import Peers
 from training.report.endings import Interrupted

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from settings.fields import UserError
+from settings.errors import UserError
 from training.processes.interrupts import Interrupts, ends_like_ctrl_c, interrupt_main_thread
 from training.report import heartbeat
 from training.report.endings import SAVE, STOP, Interrupted

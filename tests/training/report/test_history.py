@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer, plot
 from training.report.card import CARD_FILE, MARK, push_command, write_card

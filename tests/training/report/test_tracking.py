@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from loguru import logger
 
-from settings.fields import UserError
+from settings.errors import UserError
 from training.report import tracking
 from training.report.tracking import MetricsFile, close_log, log_crash, open_log
 

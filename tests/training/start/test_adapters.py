@@ -20,7 +20,7 @@ from model.lora.adapter import adapters_of, add_adapters
 from model.lora.form import AdapterInfo, LoraSettings
 from model.quantization import is_int8
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from training.start.adapted import adapter_folders, base_of, check_trained, with_form_of
 from training.start.adapters import attach, choose_trained, fingerprint_of, note_origin
 

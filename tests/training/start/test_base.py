@@ -11,7 +11,7 @@ import pytest
 from config import Config, load
 from data.prepare.fitting import Fit
 from data.tokenizers.training import train_tokenizer
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import SETTINGS_FILE, create_run
 from training.start import base, download

@@ -19,7 +19,7 @@ from model import hf_format
 from model.lora.adapter import adapters_of
 from model.quantization import is_int8
 from model.t5 import T5
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.start.test_adapters import SHAPE, make_adapter, run_config
 from training.start.building import build
 

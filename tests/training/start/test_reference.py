@@ -16,7 +16,7 @@ import devices
 from config import Config, load
 from memory.cost.prediction import Choice
 from model import hf_format
-from settings.fields import UserError
+from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.start import reference as reference_module

@@ -1,0 +1,283 @@
+"""Child processes: a function called in a fresh interpreter, with limits of memory and time, and other programs run.
+
+What a child takes, it takes with it: memory that a library keeps, a crash, a file that unpacks to far more than it shows. A fresh
+interpreter is used rather than `multiprocessing`: no helper process stays, and the user's main script is not imported again.
+Children end with their parent. No other file of the project starts a process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from language import speak, spoken
+from leaving import INTERRUPTED
+from screen import stand_guard
+from settings.errors import UserError
+
+Result = TypeVar("Result")
+ROOT = str(Path(__file__).resolve().parent)
+START = (
+    f"import sys; sys.path.insert(0, {ROOT!r}); from leaving import leave_at_ctrl_c; leave_at_ctrl_c(False); "
+    "from childproc import serve; serve()"
+)
+LOOK_SECONDS = 0.1  # between two looks at a child whose memory is limited
+CLOSING_SECONDS = 5  # that a child has to end once its input has ended
+MEMORY, TIME, FAILED = "memory", "time", "failed"
+OUT_OF_MEMORY = 137  # the exit code of a child that could not allocate, as of one that was killed
+PR_SET_PDEATHSIG = 1
+
+
+class ChildDied(Exception):
+    """A child ended without an answer.
+
+    Args:
+        reason: MEMORY: it held more than its limit, or the system killed it, most likely for its memory. TIME: it took longer than its
+            limit. FAILED: anything else. detail: the last line of its errors where those are captured, else its exit code.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Worker:
+    """A child that builds `make(*arguments)` once and calls what it got for each request; a context that ends it.
+
+    Args:
+        make: a function of a module. It, its arguments, requests and answers are picklable.
+        max_bytes: anonymous memory of the child and its own children, above what an interpreter with the function's imports takes.
+        max_cpu: seconds of processor time, and `patience` times that of waiting for its answers.
+        environment: beside this process's own. setup: a function called before anything else is imported.
+        is_quiet: its errors are kept for `ChildDied` instead of shown. is_interruptible: Ctrl-C ends it; else the parent decides.
+    """
+
+    def __init__(
+        self, make: Callable[..., Callable[[Any], Any]], *arguments: Any, max_bytes: int | None = None,
+        max_cpu: float | None = None, patience: float = 20.0, environment: Mapping[str, str] | None = None,
+        setup: Callable[[], object] | None = None, is_quiet: bool = False, is_interruptible: bool = True,
+    ) -> None:  # fmt: skip
+        self._killed_for: str | None = None
+        self._is_limited = max_bytes is not None
+        self._errors = tempfile.TemporaryFile() if is_quiet else None  # noqa: SIM115 - closed by `close`
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env=None if environment is None else dict(environment),
+        )  # fmt: skip
+        if max_bytes is not None or max_cpu is not None:
+            deadline = None if max_cpu is None else time.monotonic() + patience * max_cpu
+            threading.Thread(target=self._watch, args=(max_bytes, deadline), daemon=True).start()
+        # each in a pickle of its own: `setup` comes before the imports that the others cause
+        parts = ((os.getpid(), spoken(), is_interruptible), setup, (make, arguments), (max_bytes, max_cpu))
+        with suppress(BrokenPipeError):  # `ask` says why
+            for part in parts:
+                self._send(part)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def ask(self, request: Any) -> Any:
+        """The answer to one request.
+
+        Raises:
+            UserError: raised there, of its own kind. ChildDied: see there. KeyboardInterrupt: it was interrupted.
+        """
+        assert self._process.stdout is not None
+        try:
+            self._send(request)
+            problem, answer = pickle.load(self._process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            raise self._death() from None
+        except BaseException:
+            self._process.kill()
+            raise
+        if problem is not None:
+            kind, problems = problem
+            raise kind(*problems)
+        return answer
+
+    def close(self) -> None:
+        """End the child."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):
+                stream.close()
+        try:
+            self._process.wait(CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+
+    def _send(self, message: Any) -> None:
+        assert self._process.stdin is not None
+        pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.flush()
+
+    def _watch(self, max_bytes: int | None, deadline: float | None) -> None:
+        """Look at the child from outside: a library that takes memory lets no thread of its own process run."""
+        while self._process.poll() is None:
+            is_late = deadline is not None and time.monotonic() > deadline
+            if is_late or (max_bytes is not None and anonymous_bytes(self._process.pid) > max_bytes):
+                self._killed_for = TIME if is_late else MEMORY
+                self._process.kill()
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def _death(self) -> BaseException:
+        code = self._process.wait()
+        if code in (INTERRUPTED, -signal.SIGINT):
+            return KeyboardInterrupt()
+        detail = f"exit code {code}"
+        if self._errors is not None:
+            self._errors.seek(0)
+            detail = (self._errors.read().decode(errors="replace").strip().splitlines() or [detail])[-1]
+        reason = FAILED
+        if code in (OUT_OF_MEMORY, -getattr(signal, "SIGKILL", 9)) or (self._is_limited and code == -signal.SIGABRT):
+            reason = MEMORY  # C++ and Rust abort where they cannot allocate
+        elif code == -getattr(signal, "SIGXCPU", 0):
+            reason = TIME
+        return ChildDied(self._killed_for or reason, detail)
+
+
+def call(function: Callable[..., Result], *arguments: Any, **limits: Any) -> Result:
+    """The result of a module's function, computed in a child of its own.
+
+    Args:
+        limits: `max_bytes`, `max_cpu` and the others of `Worker`.
+    Raises:
+        as `Worker.ask`.
+    """
+    with Worker(_applying, function, **limits) as worker:
+        result: Result = worker.ask(arguments)
+    return result
+
+
+def _applying(function: Callable[..., Result]) -> Callable[[Any], Result]:
+    return lambda arguments: function(*arguments)
+
+
+def run(argv: Sequence[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run another program to its end and capture its output.
+
+    Raises:
+        OSError, subprocess.TimeoutExpired: it cannot be started, or was killed after so many seconds.
+    """
+    return subprocess.run(
+        list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False, **more
+    )
+
+
+def start(argv: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a program that goes on by itself; its streams are this process's own where nothing is said."""
+    return subprocess.Popen(list(argv), **streams)
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process and its descendants that the system cannot drop, in bytes; 0 once it has ended.
+
+    Where a system does not tell files that are mapped apart from the rest, they count.
+    """
+    total = 0
+    with suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with suppress(psutil.Error):
+                memory = process.memory_info()
+                total += int(memory.rss) - int(getattr(memory, "shared", 0))
+    return total
+
+
+def serve() -> None:
+    """The child's side: requests come from standard input, answers go to standard output."""
+    stand_guard()
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+        try:
+            parent, language, is_interruptible = pickle.load(sys.stdin.buffer)
+            exit_with_parent(parent)
+            signal.signal(signal.SIGINT, signal.default_int_handler if is_interruptible else signal.SIG_IGN)
+            speak(language)
+            setup = pickle.load(sys.stdin.buffer)
+            if setup is not None:
+                setup()
+            make, arguments = pickle.load(sys.stdin.buffer)
+            _limit(*pickle.load(sys.stdin.buffer))
+            work: Callable[[Any], Any] | None = None
+            while True:
+                request = pickle.load(sys.stdin.buffer)
+                try:
+                    work = work or make(*arguments)
+                    reply: tuple[Any, Any] = (None, work(request))
+                except UserError as error:
+                    reply = ((type(error), error.problems), None)
+                pickle.dump(reply, answers, pickle.HIGHEST_PROTOCOL)
+                answers.flush()
+        except (EOFError, BrokenPipeError):
+            os._exit(0)  # the parent is done, or gone
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        except KeyboardInterrupt:
+            os._exit(INTERRUPTED)
+
+
+def _limit(max_bytes: int | None, max_cpu: float | None) -> None:
+    """Limits of the system on this process, where it has them: a single allocation passes them sooner than the parent looks."""
+    try:
+        import resource
+    except ImportError:
+        return
+    with suppress(ValueError, OSError):  # a lower limit is set already
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if max_bytes is not None and sys.platform == "linux":  # of what is promised, stacks of threads included
+            held = int(psutil.Process().memory_info().data)
+            resource.setrlimit(resource.RLIMIT_DATA, (held + max_bytes, held + max_bytes))
+    with suppress(ValueError, OSError):
+        if max_cpu is not None:
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+            seconds = int(used.ru_utime + used.ru_stime + max_cpu) + 1
+            resource.setrlimit(
+                resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard)
+            )
+
+
+def exit_with_parent(parent: int) -> None:
+    """Let this process get SIGTERM when its parent ends, or has ended, also where that is killed.
+
+    Linux sends it (prctl(2), PR_SET_PDEATHSIG); elsewhere a thread looks who the parent is; under Windows a child ends when its
+    pipe breaks.
+    """
+    if os.name != "posix":
+        return
+    is_sent = False
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            is_sent = ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) == 0
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if not is_sent:
+        threading.Thread(target=wait, daemon=True).start()
+    elif os.getppid() != parent:  # it ended before
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,351 @@
+"""Files and folders that are whole or not there, locks, digests, and reads of bounded size.
+
+What is written gets its name only when all of it is on the disk: a temporary neighbour is filled, flushed and renamed, and the
+folder that holds the name is flushed as well, since after a loss of power a rename may be on the disk and the bytes not. No other
+file of the project renames or replaces.
+
+Source: T. S. Pillai et al. 2014, "All File Systems Are Not Created Equal" (OSDI), section 3.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from filelock import FileLock, Timeout
+
+from screen import visible
+from settings.errors import DoesNotFit, UserError, reason_of
+
+TEMPORARY = ".tmp-"  # before the name of what is being written
+REPLACED = ".old-"  # before the name of a folder while another takes its place
+MOST_BYTES = 16 * 1024**2  # of configurations, states and the like
+MOST_TABLE_BYTES = 256 * 1024**2  # of tokenizers, and of tables that grow with what they describe
+PIECE_BYTES = 1024**2
+NO_LOCKS = tuple(getattr(errno, name) for name in ("ENOSYS", "ENOLCK", "EOPNOTSUPP", "ENOTSUP") if hasattr(errno, name))
+
+
+# --- writing ---
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary path to fill, which replaces `path` when the context ends without an error.
+
+    A link of that name is replaced, not written through.
+
+    Raises:
+        OSError: it cannot be written; the earlier file is whole.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # also where it was a hard link to `path`: the rename then leaves both
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file in UTF-8; raises as `atomic_file`."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf8")
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """An empty temporary folder to fill, which takes the place of `path`, and of a folder there, when the context ends without an error.
+
+    Raises:
+        OSError: it cannot be written; the earlier folder is whole, under its own name.
+    """
+    temporary, replaced = (path.with_name(f"{sign}{path.name}") for sign in (TEMPORARY, REPLACED))
+    restore_folder(path)
+    remove(temporary)
+    make_folder(temporary)
+    try:
+        yield temporary
+        sync(temporary)
+        if os.path.lexists(path):
+            remove(replaced)
+            os.replace(path, replaced)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+        remove(replaced)
+    except BaseException:
+        restore_folder(path)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def restore_folder(path: Path) -> None:
+    """Give a folder its name back where its replacement was cut off between two renames; else nothing."""
+    replaced = path.with_name(f"{REPLACED}{path.name}")
+    if replaced.is_dir() and not os.path.lexists(path):
+        with suppress(OSError):  # it lies there under the other name, whole
+            os.replace(replaced, path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or a folder over another, once all of it is on the disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    sync(source)
+    os.replace(source, target)
+    sync_folder(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder; nothing where there is none.
+
+    A folder gets a temporary name first, so that none is ever found in part.
+    """
+    if path.is_dir() and not path.is_symlink():
+        if not path.name.startswith("."):
+            hidden = path.with_name(f"{TEMPORARY}removed-{path.name}")
+            shutil.rmtree(hidden, ignore_errors=True)
+            os.replace(path, hidden)
+            path = hidden
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it where they are missing, each with its name on the disk; raises OSError."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or all below a folder, is on the disk; raises OSError."""
+    if not path.is_dir():
+        return _sync(path, os.O_RDWR)
+    for base, _, files in os.walk(path):
+        for name in files:
+            _sync(Path(base) / name, os.O_RDWR)
+        sync_folder(Path(base))
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk; raises OSError."""
+    if os.name != "nt":  # Windows cannot open folders
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a write failed since the disk, or the user's part of it, is full."""
+    text = str(error)  # numpy gives no number, but how much of an array it wrote
+    is_said = "No space left" in text or (" requested and " in text and text.endswith(" written"))
+    return isinstance(error, OSError) and (
+        error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)) or is_said
+    )
+
+
+@contextmanager
+def writing(flag: str, folder: str | Path) -> Iterator[None]:
+    """A context in which an OSError becomes a UserError that names the setting of the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--{flag} = {folder}, cannot be written: {reason_of(error)}; free space or name another folder"
+        ) from error
+
+
+# --- locks ---
+
+
+def lock_at(path: Path) -> FileLock | None:
+    """A lock of the operating system on a file, not yet acquired, free again when its process ends.
+
+    None where the file system has no locks (Lustre without `flock`, NFS without its lock service): a lock made of a file's
+    existence would stay behind a killed process.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows has its own, everywhere
+        return FileLock(path, thread_local=False)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # a link makes no file elsewhere
+    try:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return None
+    finally:
+        os.close(handle)
+    return FileLock(path, thread_local=False)
+
+
+@contextmanager
+def locked(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock at a path, where there are locks.
+
+    Args:
+        waiting: said on standard error when another process holds it, which is then waited for.
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    lock = lock_at(path)
+    if lock is None:
+        yield
+        return
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(visible(waiting), file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# --- things made once ---
+
+
+class Once(Protocol):
+    """`make_once`, or `only_if_made` in its place."""
+
+    def __call__(self, target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+        """`target`, made or found."""
+
+
+class NotMade(Exception):
+    """Something is not there yet, and making it was not asked for."""
+
+
+def only_if_made(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+    """`make_once` where nothing shall be made; raises NotMade."""
+    if not target.exists():
+        raise NotMade(str(target))
+    return target
+
+
+def make_once(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+    """Make a file or folder unless it is there; processes that start together wait for the first.
+
+    Args:
+        target: its place; that it exists means that it is complete.
+        make: fills the path that it is given, a neighbour of `target`.
+        resumable: `make` can continue with what an interrupted attempt left at that path.
+    Raises:
+        UserError: the place cannot be written, or the disk is full.
+    """
+    partial = target.with_name(target.name + ".partial")
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        waiting = f"another process is making {target}: waiting until it is done"
+        with locked(target.with_name(target.name + ".lock"), waiting):
+            if not target.exists():
+                if not resumable:
+                    remove(partial)
+                try:
+                    make(partial)
+                    rename(partial, target)
+                except BaseException as error:
+                    if not (resumable and _may_pass(error)):
+                        remove(partial)
+                    raise
+    except OSError as error:
+        advice = "name another folder with --cache_dir or --shards_dir"
+        if not is_full(error):
+            reason = "it is a file" if isinstance(error, FileExistsError) else reason_of(error)
+            problem = f"{target.parent}: cannot be written ({reason}); {advice}"
+        elif resumable and partial.exists():
+            problem = (
+                f"{target.parent}: the disk is full; what is done is kept in {partial}: free space and run the same command "
+                f"again, it continues from there; or delete that folder and {advice}"
+            )
+        else:
+            problem = f"{target.parent}: the disk is full; free space or {advice}"
+        raise UserError(problem) from error
+    return target
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same work may get further next time: interrupted, memory or disk short, or a read or write failed, which of a
+    network it does now and then. What is wrong with the data or with the place stays wrong.
+    """
+    causes = (error, error.__cause__, error.__context__)
+    return isinstance(error, (KeyboardInterrupt, DoesNotFit)) or any(isinstance(cause, OSError) for cause in causes)
+
+
+# --- digests ---
+
+
+def fingerprint(value: Any) -> str:
+    """16 hex digits of a JSON-able value, equal for equal values on every machine."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file in hex digits, as `sha256sum` prints it. Memory: 1 MiB."""
+    sum_ = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE_BYTES):
+            sum_.update(piece)
+    return sum_.hexdigest()
+
+
+# --- bounded reads: a foreign `config.json` may be a sparse file of terabytes, a device or a pipe ---
+
+
+def open_plain(path: str | Path) -> BinaryIO:
+    """A plain file, open to be read; raises OSError where it is none: a pipe that nobody writes to would be waited for."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "is no plain file")
+    return open(path, "rb")
+
+
+def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False) -> bytes:
+    """All bytes of a file.
+
+    Args:
+        may_wait: whether it may be a pipe, as a shell gives one for `<(...)`: the user has named it.
+    Raises:
+        OSError: it is no plain file, cannot be read, or is larger than `most` bytes.
+    """
+    pieces, left = list[bytes](), most + 1
+    with open(path, "rb") if may_wait else open_plain(path) as file:
+        # no more at once than the file has: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
+        step = max(PIECE_BYTES, os.fstat(file.fileno()).st_size + 1)
+        while left and (piece := file.read(min(step, left))):
+            pieces.append(piece)
+            left -= len(piece)
+    if not left:
+        raise OSError(errno.EFBIG, f"is larger than {most // 1024**2} MiB, which no such file is")
+    return b"".join(pieces)
+
+
+def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
+    """All text of a file in UTF-8; raises as `read_bytes`, and UnicodeDecodeError."""
+    return read_bytes(path, most).decode("utf8").replace("\r\n", "\n")

@@ -1,0 +1,276 @@
+"""Files and folders are whole or not there, made once, and read only as far as such a file can go."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage
+from settings.errors import UserError
+from settings.fields import read_settings_file
+from storage import (
+    MOST_BYTES,
+    NotMade,
+    atomic_folder,
+    fingerprint,
+    is_full,
+    lock_at,
+    make_once,
+    only_if_made,
+    read_bytes,
+    read_text,
+    remove,
+    rename,
+)
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the disk, in order: the name of each file and folder that is waited for, and the rename."""
+    asked: list[str] = []
+    names: dict[int, str] = {}
+    real_open, real_sync, real_replace = os.open, os.fsync, os.replace
+
+    def opened(path: Any, *flags: Any) -> int:
+        handle = real_open(path, *flags)
+        names[handle] = Path(path).name
+        return handle
+
+    def synced(handle: int) -> None:
+        asked.append(names[handle])
+        real_sync(handle)
+
+    def replaced(old: Any, new: Any) -> None:
+        asked.append("rename")
+        real_replace(old, new)
+
+    for name, instead in (("open", opened), ("fsync", synced), ("replace", replaced)):
+        monkeypatch.setattr(storage.os, name, instead)
+    return asked
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot open folders")
+def test_content_is_on_the_disk_before_its_name_and_the_name_before_we_go_on(tmp_path: Path, order: list[str]) -> None:
+    (tmp_path / "fresh").write_text("x")
+    rename(tmp_path / "fresh", tmp_path / "final")
+    assert order == ["fresh", "rename", tmp_path.name]
+    assert (tmp_path / "final").read_text() == "x"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot open folders")
+def test_a_folder_is_made_once_all_below_it_is_on_the_disk(tmp_path: Path, order: list[str]) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "a").write_text("x")
+        (folder / "b").write_text("y")
+
+    make_once(tmp_path / "made", fill)
+    before, after = order[: order.index("rename")], order[order.index("rename") + 1 :]
+    assert set(before) == {"a", "b", "inner", "made.partial"} and after == [tmp_path.name]
+
+
+@pytest.mark.parametrize(
+    "error, full",
+    [
+        (OSError(errno.ENOSPC, "x"), True),
+        (OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device"), True),
+        (OSError("4096 requested and 0 written"), True),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (ValueError("No space left"), False),
+    ],
+)
+def test_a_full_disk_is_known_however_it_is_told(error: Exception, full: bool) -> None:
+    assert is_full(error) is full
+
+
+def test_it_is_made_once(tmp_path: Path) -> None:
+    made = []
+
+    def make(partial: Path) -> None:
+        made.append(partial)
+        partial.write_text("content")
+
+    target = tmp_path / "deep" / "target"
+    assert make_once(target, make) == target == make_once(target, make)
+    assert target.read_text() == "content" and len(made) == 1 and not made[0].exists()
+
+
+def test_a_failure_leaves_nothing_and_the_next_attempt_begins_clean(tmp_path: Path) -> None:
+    def fail(partial: Path) -> None:
+        partial.mkdir()
+        (partial / "half").write_text("x")
+        raise ValueError("no")
+
+    target = tmp_path / "target"
+    with pytest.raises(ValueError, match="no"):
+        make_once(target, fail)
+    assert not target.exists() and not list(tmp_path.glob("*.partial"))
+    (tmp_path / "target.partial").mkdir()  # what a killed process leaves
+    (tmp_path / "target.partial" / "old").write_text("x")
+    make_once(target, Path.mkdir)
+    assert list(target.iterdir()) == []
+
+
+def _make_together(target: Path, log: Path, barrier: Any) -> None:
+    def make(partial: Path) -> None:
+        with log.open("a") as file:
+            file.write("made\n")
+        partial.write_text("x")
+
+    barrier.wait()
+    make_once(target, make)
+
+
+def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3)
+    arguments = (tmp_path / "target", tmp_path / "log", barrier)
+    processes = [context.Process(target=_make_together, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert (tmp_path / "log").read_text() == "made\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.fork")
+def test_who_waits_for_another_says_so(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    read, write = os.pipe()
+    lock = lock_at(Path(f"{target}.lock"))
+    assert lock is not None
+    lock.acquire()
+    context = multiprocessing.get_context("fork")
+    waiting = context.Process(target=_make_told, args=(target, write))
+    waiting.start()
+    os.close(write)
+    with os.fdopen(read, encoding="utf8") as told:
+        assert told.readline() == f"another process is making {target}: waiting until it is done\n"
+        assert not target.exists()
+        lock.release()
+        assert told.read() == "", "it is told once"
+    waiting.join()
+    assert waiting.exitcode == 0 and target.is_dir()
+
+
+def _make_told(target: Path, stream: int) -> None:
+    with os.fdopen(stream, "w", encoding="utf8") as sys.stderr:
+        make_once(target, Path.mkdir)
+
+
+def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> None:
+    def full(partial: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match="the disk is full"):
+        make_once(tmp_path / "target", full)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="cannot be written"):
+        make_once(tmp_path / "file" / "target", Path.mkdir)
+
+
+@pytest.mark.parametrize(
+    ("reason", "resumable", "is_kept"),
+    [(OSError(errno.EIO, "no"), True, True), (OSError(errno.EIO, "no"), False, False), (ValueError("row 7 is none"), True, False)],
+    ids=["the network", "made whole", "the data"],
+)  # fmt: skip
+def test_what_was_made_is_kept_where_a_read_has_failed(
+    tmp_path: Path, reason: Exception, resumable: bool, is_kept: bool
+) -> None:
+    def read(partial: Path) -> None:
+        partial.write_text("half")
+        try:
+            raise reason
+        except (OSError, ValueError) as error:
+            raise UserError(f"s3://there, cannot be read ({error})") from None
+
+    with pytest.raises(UserError, match="cannot be read"):
+        make_once(tmp_path / "target", read, resumable)
+    assert (tmp_path / "target.partial").exists() == is_kept
+
+
+def test_only_if_made_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NotMade):
+        only_if_made(tmp_path / "target", Path.mkdir)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_equal_values_have_equal_fingerprints() -> None:
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1}) != fingerprint({"a": 1, "b": [3]})
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes")
+@pytest.mark.parametrize("endless", [pipe, device, sparse])
+def test_a_file_without_an_end_is_refused(tmp_path: Path, endless: Callable[[Path], None]) -> None:
+    endless(tmp_path / "config.json")
+    with pytest.raises(OSError):
+        read_text(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("endless", [device, sparse])
+def test_settings_may_come_through_a_pipe_and_have_an_end(tmp_path: Path, endless: Callable[[Path], None]) -> None:
+    endless(tmp_path / "settings.yaml")
+    with pytest.raises(UserError, match="larger than 16 MiB"):
+        read_settings_file(tmp_path / "settings.yaml")
+    reading, writing = os.pipe()
+    os.write(writing, b"seed: 7\n")
+    os.close(writing)
+    assert read_settings_file(Path(f"/dev/fd/{reading}")) == {"seed": 7}
+    os.close(reading)
+
+
+def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "a", 5) == b"12345" and read_text(tmp_path / "a", 5) == "12345"
+    for path, most in ((tmp_path / "a", 4), (tmp_path, 9), (tmp_path / "none", 9)):
+        with pytest.raises(OSError):
+            read_bytes(path, most)
+    assert MOST_BYTES > 10**6
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
+def test_a_small_file_is_read_where_little_may_be_mapped(tmp_path: Path) -> None:
+    """As under `ulimit -v`: what is allowed for such files is no reason to ask for as much."""
+    code = (
+        "import resource, sys; from storage import MOST_TABLE_BYTES, read_text\n"
+        "mapped = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**26, -1))\n"
+        "assert read_text(sys.argv[1], MOST_TABLE_BYTES) == 'small'"
+    )
+    (tmp_path / "small").write_text("small")
+    root = Path(__file__).resolve().parents[1]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "small")], cwd=root, check=True)
+
+
+def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> None:
+    for content in ("first", "second"):
+        with atomic_folder(tmp_path / "made") as fresh:
+            (fresh / content).write_text(content)
+    with pytest.raises(ValueError, match="no"), atomic_folder(tmp_path / "made") as fresh:
+        (fresh / "third").write_text("x")
+        raise ValueError("no")
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "second"]
+    remove(tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
