@@ -1,7 +1,7 @@
 """Does a hostile file get through? `python -m benchmarks.checks.fuzz --minutes=60 [--kinds=a.parquet,sums] [--first=0]`.
 
 All kinds of files that this program reads take turns, a portion of copies of each, until the time is up: damaged copies of
-sound ones, and sound ones that are absurd (see `tests/mutating/mutations.py`). Each is read, or told in a sentence; a traceback, a
+sound ones, and sound ones that are absurd (see `benchmarks/fuzzing/mutations.py`). Each is read, or told in a sentence; a traceback, a
 crash of the interpreter and more memory than a reader may take are findings, and give the exit code 1.
 Copy N of a kind is the same in every run; `--first` names the portion to go on with.
 """
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from benchmarks.fuzzing.child import BUDGET, KINDS, STRANGE
+from benchmarks.fuzzing.mutations import Outcome, survey
 from benchmarks.parts.results import write_figures
-from tests.mutating.mutated_child import BUDGET, KINDS, STRANGE
-from tests.mutating.mutations import Outcome, survey
 
 PORTION, PORTION_OF_STRANGE = 200, 10  # the absurd ones are large
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.checks import fuzz
 from benchmarks.checks.covered import ROOT, WATCHED, watched
-from tests.mutating.mutations import Outcome
+from benchmarks.fuzzing.mutations import Outcome
 
 
 def test_the_files_that_matter_are_watched_with_their_missing_lines() -> None:

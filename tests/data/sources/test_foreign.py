@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.fuzzing.sound_tokenizers import bpe_folder, byte_bpe_folder, spiece_folder
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.text.conversations import turns_of
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
-from tests.mutating.mutated_tokenizers import bpe_folder, byte_bpe_folder, spiece_folder
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -1,4 +1,4 @@
-"""Sound folders of models, runs and caches, for `mutated_child` to damage: what comes from others, or from a failing disk."""
+"""Sound folders of models, runs and caches, for `child` to damage: what comes from others, or from a failing disk."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CHILD = ROOT / "tests" / "mutating" / "mutated_child.py"
+CHILD = ROOT / "benchmarks" / "fuzzing" / "child.py"
 CRASH_NOTE = "died"
 
 
@@ -131,7 +131,7 @@ def survey(kind: str, folder: Path, numbers: range) -> Outcome:
     """Open mutated copies of one kind of file.
 
     Args:
-        kind: a key of `mutated_child.KINDS`. folder: an empty one. numbers: which copies.
+        kind: a key of `child.KINDS`. folder: an empty one. numbers: which copies.
     """
     outcome, notes, first = Outcome(), folder / "notes.jsonl", numbers.start
     while first < numbers.stop:

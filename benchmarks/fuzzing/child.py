@@ -19,6 +19,17 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.fuzzing import sound_runs, strange_schemas
+from benchmarks.fuzzing.mutations import mutated
+from benchmarks.fuzzing.sound_files import PLAIN, TABLE, delimited, jsonl, packed, saved_dataset, write_ipc, zstandard
+from benchmarks.fuzzing.sound_tokenizers import (
+    bpe_folder,
+    byte_bpe_folder,
+    regex_folder,
+    spiece_folder,
+    unigram_folder,
+    use_tokenizer,
+)
 from config import DataConfig, load
 from data.batches.loader import StepLoader
 from data.dataset import LowMemDataset
@@ -32,17 +43,6 @@ from data.sources.reading import read_rows
 from data.sources.row_access import MODES
 from data.tokenizers.training import byte_tokenizer
 from settings.errors import UserError
-from tests.mutating import mutated_runs, mutated_schemas
-from tests.mutating.mutated_files import PLAIN, TABLE, delimited, jsonl, packed, saved_dataset, write_ipc, zstandard
-from tests.mutating.mutated_tokenizers import (
-    bpe_folder,
-    byte_bpe_folder,
-    regex_folder,
-    spiece_folder,
-    unigram_folder,
-    use_tokenizer,
-)
-from tests.mutating.mutations import mutated
 
 # what opening a copy may take beside what its sound one has taken: of addresses (threads and allocators set some aside),
 # and of memory
@@ -280,17 +280,17 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "zst.jsonl.zst": (packed(jsonl, zstandard), lambda path: rows_of(path, "prompt", "response"), ""),
     "added tokens": (byte_bpe_folder, use_tokenizer, "added_tokens.json"),
     "saved dataset": (saved_dataset, lambda path: rows_of(path, "text"), "state.json"),
-    **mutated_runs.KINDS,
+    **sound_runs.KINDS,
 }
 # kind -> what writes copy number N, which is sound and absurd, and what reads it
 STRANGE: dict[str, tuple[Callable[[Path, int], None], Reader]] = {
-    "strange.parquet": (mutated_schemas.strange_parquet, table_file),
-    "strange.arrow": (mutated_schemas.strange_arrow, table_file),
-    "strange.jsonl": (mutated_schemas.strange_jsonl, rows_of_all_kinds),
-    "bomb.jsonl.gz": (mutated_schemas.bomb, rows_of_all_kinds),
-    "bomb.csv.gz": (mutated_schemas.bomb, rows_of_all_kinds),
-    "bomb.txt.gz": (mutated_schemas.bomb, lambda path: rows_of(path, "text")),
-    "cells.parquet": (mutated_schemas.wide_cells, table_file),
+    "strange.parquet": (strange_schemas.strange_parquet, table_file),
+    "strange.arrow": (strange_schemas.strange_arrow, table_file),
+    "strange.jsonl": (strange_schemas.strange_jsonl, rows_of_all_kinds),
+    "bomb.jsonl.gz": (strange_schemas.bomb, rows_of_all_kinds),
+    "bomb.csv.gz": (strange_schemas.bomb, rows_of_all_kinds),
+    "bomb.txt.gz": (strange_schemas.bomb, lambda path: rows_of(path, "text")),
+    "cells.parquet": (strange_schemas.wide_cells, table_file),
 }
 
 
@@ -305,7 +305,9 @@ def outcome_of(read: Reader, path: Path) -> str:
         raise
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
-        ours = [frame for frame in frames if "/tests/" not in frame.filename and "site-packages" not in frame.filename]
+        ours = [
+            frame for frame in frames if "/benchmarks/" not in frame.filename and "site-packages" not in frame.filename
+        ]
         where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
         return f"{type(error).__name__} at {where}: {str(error)[:150]}"
     return "read"

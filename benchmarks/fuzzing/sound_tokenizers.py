@@ -1,4 +1,4 @@
-"""Sound tokenizers of every kind that is read, for `mutated_child` to damage."""
+"""Sound tokenizers of every kind that is read, for `child` to damage."""
 
 from __future__ import annotations
 

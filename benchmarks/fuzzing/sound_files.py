@@ -1,4 +1,4 @@
-"""Sound files of data, for `mutated_child` to damage."""
+"""Sound files of data, for `child` to damage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.mutating.mutated_tokenizers import TEXTS
+from benchmarks.fuzzing.sound_tokenizers import TEXTS
 
 TABLE = pa.table(
     {

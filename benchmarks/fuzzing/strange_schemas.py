@@ -1,4 +1,4 @@
-"""Files that are sound and absurd: schemas nobody would write, bombs, depth, for `mutated_child` to open by number.
+"""Files that are sound and absurd: schemas nobody would write, bombs, depth, for `child` to open by number.
 
 Nothing in them is damaged. A kind's maker writes number N, another one each.
 """
