@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,30 +33,6 @@ def test_an_answer_ends_at_its_end_token_at_its_length_or_at_a_stop_text() -> No
     assert told("abcdef", limit=3) == [Told("a"), Told("b"), Told("c", "length")]
     assert told("abcdef", ("cd",)) == [Told("a"), Told("b"), Told("", "stop")]
     assert told("abcdef", ("cd", "b")) == [Told("a"), Told("", "stop")]
-
-
-def test_text_that_begins_a_stop_text_waits() -> None:
-    assert told("aab\n", ("aac",)) == [Told("aab"), Told("", "stop")]
-    assert told("xaa\n", ("aac",)) == [Told("x"), Told("aa", "stop")], "what was held back comes at the end"
-    assert told("xaa", ("aac",), limit=3)[-1] == Told("aa", "length")
-
-
-@pytest.mark.parametrize("stops", [(), ("cd",), ("zz",)])
-def test_who_does_not_stream_is_told_once(stops: tuple[str, ...]) -> None:
-    heard = told("abcdef\n", stops, is_streamed=False)
-    assert heard == [Told("ab" if stops == ("cd",) else "abcdef", "stop")]
-
-
-def test_an_end_is_told_once_and_frees_the_prompt() -> None:
-    heard: list[Told] = []
-    prompt = Prompt((5, EOS), answers=2)
-    answers = [Answer(prompt, 9, Choice(), Penalties(), (), decode, heard.append) for _ in range(2)]
-    prompt.source = object()  # type: ignore[assignment]
-    answers[0].finish(Told(problem="left"))
-    answers[0].finish(Told(problem="again"))
-    assert len(heard) == 1 and prompt.source is not None, "the other answer needs it"
-    answers[1].take(EOS, EOS)
-    assert prompt.source is None
 
 
 @given(st.lists(st.text("abc", max_size=5)), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from serving.app import BODY_BYTES, READ_BYTES, READING_BYTES, Api
-from tests.serving.served import HERE, NAME, Gate, alone, client_of, make_api, prompt_ids
+from serving.app import BODY_BYTES, Api
+from tests.serving.served import NAME, Gate, alone, client_of, make_api, prompt_ids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = "a-token-of-some-length"
@@ -45,31 +45,20 @@ def chat(client: TestClient, text: str = "hello", **fields: Any) -> Any:
 # --- who is let in ---
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "192.168.0.7", "", "localhost@evil.example"]
-)
-@pytest.mark.parametrize(("method", "path"), [*ADDRESSES, ("GET", "/health")])
+@pytest.mark.parametrize("host", ["127.0.0.1.evil.example", ""])
+@pytest.mark.parametrize(("method", "path"), [ADDRESSES[0], ("GET", "/health")])
 def test_other_names_of_the_host_are_refused(client: TestClient, method: str, path: str, host: str) -> None:
     answer = client.request(method, path, headers={"Host": host, "Content-Type": "application/json"})
     assert answer.status_code == 421 and answer.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    "headers", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:9"}, {"Sec-Fetch-Site": "cross-site"}]
-)  # fmt: skip
-@pytest.mark.parametrize(("method", "path"), ADDRESSES)
+@pytest.mark.parametrize("headers", [{"Origin": "http://127.0.0.1:9"}, {"Sec-Fetch-Site": "cross-site"}])
+@pytest.mark.parametrize(("method", "path"), ADDRESSES[:1])
 def test_requests_of_other_sites_are_refused(
     client: TestClient, method: str, path: str, headers: dict[str, str]
 ) -> None:
     answer = client.request(method, path, headers={"Content-Type": "application/json", **headers})
     assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
-
-
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
-)
-def test_what_a_form_could_send_is_refused(client: TestClient, kind: str) -> None:
-    assert client.post("/v1/completions", content=b"{}", headers={"Content-Type": kind}).status_code == 415
 
 
 @pytest.mark.parametrize(("method", "path"), ADDRESSES)
@@ -143,42 +132,9 @@ def test_bodies_that_are_read_at_once_share_a_room(client: TestClient, api: Api)
     assert api.room._free_bytes == free
 
 
-def test_what_bodies_take_is_planned() -> None:
-    held = make_api().engine.capacity.parts["requests"]
-    assert held >= READING_BYTES >= READ_BYTES + BODY_BYTES
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/", 404), ("GET", "/v1/chat/completions", 405), ("GET", "/v1/../etc/passwd", 404), ("POST", "/v1/embeddings", 404),
-     ("GET", "/v1/models/other", 404), ("GET", "/v1/models/%2e%2e%2f", 404)],
-)  # fmt: skip
-def test_unknown_addresses_are_told_in_the_same_form(client: TestClient, method: str, path: str, status: int) -> None:
-    answer = client.request(method, path, headers={"Content-Type": "application/json"})
-    assert answer.status_code == status and answer.json()["error"]["message"]
-
-
-def test_the_model_that_is_there_answers_whatever_name_is_given(client: TestClient) -> None:
-    for name in ("gpt-5", NAME, None):
-        answer = chat(client, model=name)
-        assert answer.status_code == 200 and answer.json()["model"] == NAME
-    missing = client.get("/v1/models/gpt-5")
-    assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
-
-
 def test_unknown_fields_are_reported_once(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert [chat(client, oddity=1).status_code for _ in range(2)] == [200, 200]
     assert capsys.readouterr().out.count("oddity") == 1
-
-
-def test_markup_comes_back_as_json_alone(client: TestClient) -> None:
-    script = "<script>alert(1)</script>"
-    for answer in (chat(client, model=script), chat(client, **{script: 1}), client.get(f"/v1/models/{script}")):
-        assert (
-            answer.headers["content-type"] == "application/json"
-            and answer.headers["x-content-type-options"] == "nosniff"
-        )
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 # --- what is answered ---
@@ -219,26 +175,8 @@ def test_the_servers_seed_is_taken_where_a_request_names_none_and_else_each_draw
     assert first != second and same == own
 
 
-@pytest.mark.parametrize("text", [r"alpha \ud83d", r"\udc00"])
-def test_half_a_surrogate_pair_is_refused(client: TestClient, text: str) -> None:
-    for body in (f'{{"prompt": "{text}"}}', f'{{"prompt": "x", "{text}": 1}}'):
-        answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
-        assert answer.status_code == 400 and "surrogate pair" in answer.text
-
-
-def test_an_origin_that_is_no_address_is_another_site(client: TestClient) -> None:
-    assert client.get("/v1/models", headers={"origin": "http://["}).status_code == 403
-
-
 def test_the_older_address_answers(client: TestClient) -> None:
     assert post(client, "/api/chat", {"input_txt": "hello"}).json() == {"response": alone(prompt_ids("hello"))}
-
-
-def test_a_stop_text_ends_before_itself(client: TestClient) -> None:
-    whole = alone(prompt_ids("hello"))
-    stop = whole[3:5]
-    choice = chat(client, stop=[stop]).json()["choices"][0]
-    assert choice["message"]["content"] == whole[: whole.index(stop)] and choice["finish_reason"] == "stop"
 
 
 def test_too_many_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +227,3 @@ def test_figures_are_as_prometheus_reads_them(client: TestClient) -> None:
     assert all(re.fullmatch(line, one) for one in page.splitlines())
     assert 'frugalt5_requests_total{path="/v1/chat/completions",code="200"}' in page
     assert re.search(r"^frugalt5_memory_bytes [1-9]", page, re.MULTILINE)
-
-
-def test_the_address_is_this_machines_own(client: TestClient) -> None:
-    assert str(client.base_url) == HERE and client.get("/v1/models").json()["data"][0]["id"] == NAME

@@ -45,13 +45,6 @@ def test_the_oldest_turns_leave_until_the_rest_fits(turns: int) -> None:
     assert text.startswith(f"User: q{turns - 1}\n") and text.endswith("User: last\nAssistant:")
 
 
-def test_system_prompt_is_for_those_who_send_none() -> None:
-    texts = Texts(TOKENIZER, Template.load("chat"), 64, "be brief")
-    assert said(read_chat({"messages": QUESTION}, texts, DEFAULTS)) == ["be brief\nUser: hi\nAssistant:"]
-    own = [{"role": "developer", "content": "sing"}, *QUESTION]
-    assert said(read_chat({"messages": own}, texts, DEFAULTS)) == ["sing\nUser: hi\nAssistant:"]
-
-
 @pytest.mark.parametrize(
     ("prompt", "texts"), [("a b", ["a b"]), (["a", "b"], ["a", "b"]), ([100, 101], None), ([[100], [101, 1]], None)]
 )
@@ -145,15 +138,6 @@ def test_a_question_that_is_too_long_is_refused_and_never_cut(text: str) -> None
         with pytest.raises(Refused) as refused:
             ask()
         assert refused.value.code == "context_length_exceeded"
-
-
-@pytest.mark.parametrize(
-    "prompt", [None, "", [], [[]], [1.5], [["a"]], {"a": 1}, [10**9], [-1], [True], ["a"] * 17, [["a", 5]]]
-)
-def test_what_is_no_prompt_is_refused(prompt: object) -> None:
-    with pytest.raises(Refused) as refused:
-        read_completion({"prompt": prompt}, TEXTS, DEFAULTS)
-    assert refused.value.param == "prompt"
 
 
 def test_the_older_projects_ask_with_input_txt() -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from memory.cost.generation import Weights, Writing, serving_capacity
 from model.decoding.choosing import Choice, Penalties
-from serving import engine
 from serving.answers import Answer, Prompt, Told
 from serving.app import Api
-from serving.engine import Busy, Closed
+from serving.engine import Busy
 from tests.serving.served import Gate, alone, make_api, prompt_ids
 from tests.training.small_trained import SHAPE
 from units import GIB, MIB
@@ -167,34 +166,6 @@ def test_want_of_memory_is_met_by_freeing_and_trying_again(
     assert bool(ear.heard[-1].problem) == (times == 2)
     api.engine.submit([second])
     assert after.text() == alone(prompt_ids("x")), "the server goes on"
-
-
-def test_memory_that_presses_is_cleaned_without_a_step(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read and refused fills it as well."""
-    cleaned = threading.Event()
-    monkeypatch.setattr(engine, "QUIET_SECONDS", 0.001)
-    monkeypatch.setattr(api.engine.monitor, "pressure", lambda: 1.5)
-    monkeypatch.setattr(api.engine._cleaner, "under_pressure", cleaned.set)
-    api.engine.start()
-    assert cleaned.wait(60) and not api.engine.meters.steps
-
-
-def test_stopping_tells_everybody(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    api.engine.capacity = replace(api.engine.capacity, rows=1)
-    gate = Gate(api, monkeypatch)
-    api.engine.start()
-    (first, running), (second, waiting) = ask(api, "hello"), ask(api, "x")
-    api.engine.submit([first, second])
-    assert gate.reached.wait(60)
-    ending = threading.Thread(target=api.engine.stop)
-    ending.start()
-    while api.engine.is_alive:
-        gate.reached.wait()
-    gate.may_go.set()
-    ending.join(60)
-    assert "ended" in running.heard[-1].problem and "ended" in waiting.heard[-1].problem
-    with pytest.raises(Closed):
-        api.engine.submit([ask(api, "x")[0]])
 
 
 def test_the_budget_says_how_much_is_written_at_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -33,11 +32,6 @@ def test_others_are_never_let_in_without_a_key(host: str) -> None:
         serve(settings(host=host, token="none"))
     with pytest.raises(UserError, match="shorter than 12"):
         serve(settings(host=host, token="short"))
-
-
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--model = .*no such folder"):
-        serve(settings(model=tmp_path / "none"))
 
 
 def test_the_start_tells_what_fits_and_the_key() -> None:

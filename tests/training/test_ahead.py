@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,12 +14,8 @@ from config import load
 from memory.cost.work import BASE_BYTES
 from memory.observe.budget import FLAG, Budget, Limit
 from settings.errors import DoesNotFit, UserError
-from trainer_low_mem import LowMemTrainer
 from training.ahead import begin_ahead
-from training.checkpoints.ownership import Ownership
-from training.checkpoints.runs import newest_run, read_run, resume_run
 from training.processes.launch import SIZES
-from training.start.resuming import find_run_to_resume
 from units import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,35 +71,3 @@ def test_a_name_that_is_too_long_leaves_nothing(tmp_path: Path, length: int, goe
     with ExitStack() as held, pytest.raises(UserError, match=told):
         begin_ahead(config, held)
     assert not any(runs.iterdir()) and not logs.exists()
-
-
-def test_a_run_of_before_whose_name_is_long_goes_on(tmp_path: Path) -> None:
-    name = "x" * 190
-    config = load("train", {"run_name": name, "is_keep_training": "True", "output_dir": str(tmp_path)})
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "settings.json").write_text(json.dumps(config.as_dict()))
-    (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "kind": "pretrain", "started": 1.0}))
-    assert newest_run(tmp_path) == find_run_to_resume(config) == tmp_path / name
-    with Ownership() as owner:
-        assert owner.take(resume_run(tmp_path / name)) == []
-    assert (read_run(tmp_path / name) or {})["name"] == name
-
-
-def test_a_run_goes_on_on_the_device_and_with_the_trackers_it_has_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = load("train", {"train_file": "x", "is_keep_training": "True", "run_name": "r"})
-    saved = typed.changed(device="cpu", log_with="tensorboard")
-    ahead: Any = SimpleNamespace(begun=SimpleNamespace(config=saved))
-    asked: list[str] = []
-
-    def stop(**named: object) -> None:
-        asked.append(str(named["log_with"]))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        "trainer_low_mem.devices.pick", lambda name, rank: asked.append(name) or SimpleNamespace(name=name)
-    )
-    monkeypatch.setattr("trainer_low_mem.tracker_names", lambda config: [config.run.log_with])
-    monkeypatch.setattr("trainer_low_mem.Accelerator", stop)
-    with pytest.raises(KeyboardInterrupt):
-        LowMemTrainer(typed, ahead=ahead).train()
-    assert asked == ["cpu", "['tensorboard']"]

@@ -12,14 +12,10 @@ import pytest
 
 from data.sources.chunks import Point
 from data.text.duplicates import STATE, _save_signing, _signed_so_far
-from devices import machine_file
 from memory.probe import ProbeResult, _read
 from settings.errors import UserError
-from training.checkpoints.ownership import OWNER_FILE, _describe
-from training.report.tracking import MetricsFile
 from training.start.reference import ReferenceStore
 
-DEEP = "[" * 100_000 + "]" * 100_000
 SOUND = ProbeResult(2**28, {"step": 2**29}, 1.5)
 
 
@@ -36,23 +32,6 @@ def test_a_probe_that_no_probe_has_written_is_measured_anew(tmp_path: Path, chan
     assert _read(place) == replace(SOUND, is_cached=True)
     place.write_text(json.dumps({**asdict(SOUND), **change}))
     assert _read(place) is None
-
-
-def test_depth_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine_file.place().parent.mkdir(parents=True)
-    for path in (machine_file.place(), tmp_path / OWNER_FILE, tmp_path / "probe.json"):
-        path.write_text(DEEP)
-    assert machine_file.read("cpu: p") is None and _read(tmp_path / "probe.json") is None
-    machine_file.keep("cpu: p", "p", 2, {"float32": 1e9})
-    assert machine_file.read("cpu: p") is not None
-    assert _describe(tmp_path) == "another process"
-    (tmp_path / OWNER_FILE).write_text('{"process": 1e999, "host": "h", "started": 1.0}')
-    assert _describe(tmp_path) == "another process"
-    (tmp_path / "metrics.jsonl").write_text(f'{{"event": "step", "step": 1}}\n{DEEP}\n')
-    metrics = MetricsFile(tmp_path / "metrics.jsonl", resume=True)
-    assert metrics.truncate_after(1) == 1
-    metrics.close()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (", "other", "half"])

@@ -23,7 +23,7 @@ from training.ahead import _reopen
 from training.checkpoints.ownership import Ownership
 from training.checkpoints.runs import SETTINGS_FILE, create_run, is_stopped, note_stop, resume_run
 from training.opening import few_steps, narrowed, outgrowing
-from training.processes.launch import OWN_STORES, is_restart_of, launch_marks, meets_where_the_last_met
+from training.processes.launch import launch_marks
 from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from training.start.schedules import Steps
 
@@ -94,32 +94,6 @@ def test_a_job_on_several_machines_goes_on_from_any_of_them(tmp_path: Path, monk
     replaced = {**json.loads((run_dir / "run.json").read_text()), "launch": ["job-7"]}
     (run_dir / "run.json").write_text(json.dumps(replaced))
     assert goes_on(now(tmp_path)) and not is_stopped(run_dir), "a job's name may be that of another start"
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, True), ({"WORLD_SIZE": "1"}, False), ({OWN_STORES: "1"}, False), ({"TORCHELASTIC_MAX_RESTARTS": "0"}, False)],
-)
-def test_restarts_that_meet_old_addresses_are_known(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], expected: bool
-) -> None:
-    usual = {
-        "WORLD_SIZE": "2",
-        "TORCHELASTIC_MAX_RESTARTS": "2",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        OWN_STORES: "0",
-    }
-    for name, value in {**usual, **changes}.items():
-        monkeypatch.setenv(name, value)
-    assert meets_where_the_last_met() is expected
-
-
-def test_a_launcher_that_cannot_be_looked_at_is_taken_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container of its own: then the restart alone decides."""
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setattr("psutil.Process.parents", lambda self: [])
-    (mark,) = launch_marks()
-    assert mark.endswith(" unknown") and is_restart_of([mark]) and not is_restart_of(["another-machine 7 1.00"])
 
 
 def test_a_run_that_was_stopped_stays_so_until_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import torch
 
 from config import Config
 from engine.step import Outcome
-from settings.errors import DoesNotFit, UserError
-from training import recovering
+from settings.errors import DoesNotFit
 from training.divergence import MOST_IN_A_ROW, Divergence
 from training.recovering import Recovery
 
@@ -55,34 +54,6 @@ def recovery_of(live: Live) -> tuple[Recovery, list[bool]]:
     return Recovery(run, saver), saves
 
 
-def test_short_of_memory_here_is_a_smaller_way_and_elsewhere_too() -> None:
-    live = Live()
-    recovery, saves = recovery_of(live)
-    recovery.after_step(Outcome(0.0, True, True, False, NO_MEMORY), 5)
-    assert live.asked == [(NO_MEMORY, "train", 5), "follow"]
-    recovery.after_step(Outcome(0.0, True, True, False), 5)
-    assert live.asked[2:] == ["follow"] and not saves
-
-
-def test_changed_weights_are_taken_back_first() -> None:
-    live = Live()
-    recovery_of(live)[0].after_step(Outcome(0.0, True, True, True, NO_MEMORY), 5)
-    assert live.asked[1:] == ["weights were changed already"]
-
-
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_with_nothing_left_what_is_good_is_saved(is_changed: bool) -> None:
-    recovery, saves = recovery_of(Live(exhausted="one row does not fit"))
-    with pytest.raises(DoesNotFit, match="one row does not fit; step 4 is saved in runs/mine"):
-        recovery.after_step(Outcome(0.0, True, True, is_changed, NO_MEMORY), 5)
-    assert saves == ([] if is_changed else [False])
-
-
-def test_another_process_may_have_nothing_left() -> None:
-    with pytest.raises(DoesNotFit, match="another process has nothing left to shrink; step 4"):
-        recovery_of(Live())[0].give_up()
-
-
 def test_sharded_weights_end_where_memory_does_not_suffice() -> None:
     live = Live()
     live.device = SimpleNamespace(is_out_of_memory=lambda error: isinstance(error, MemoryError))
@@ -94,18 +65,6 @@ def test_sharded_weights_end_where_memory_does_not_suffice() -> None:
         DoesNotFit, match=r"out of memory at step 5, where weights are sharded; .* step 4 is saved in runs/mine"
     ):
         recovery_of(live)[0].end_sharded(NO_MEMORY)
-
-
-def test_rows_are_passed_over_then_the_run_slows_down() -> None:
-    live = Live(last_good=2)
-    recovery, _ = recovery_of(live)
-    lost = Outcome(0.0, False, False, False)
-    for _ in range(MOST_IN_A_ROW - 1):
-        recovery.after_step(lost, 5)
-    assert live.asked == [(5, [7, 8], "the loss")] * (MOST_IN_A_ROW - 1)
-    recovery.after_step(lost, 5)
-    assert live.asked[-1] == "step 5 is not finite: the learning rate is now 0.5 of it"
-    assert live.divergence.skipped == [4, 5, 6] and live.divergence.rate_factor == 0.5
 
 
 def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None:
@@ -138,23 +97,3 @@ def test_a_gradient_that_nobody_has_looked_at_yet_takes_the_blame(
         recovery_of(live)[0].after_unsound(5)
         assert live.divergence.skipped == skipped[: turn + 1] and live.state.step == 2
     assert live.divergence.rate_factor == rate, "after several in a row the run slows down"
-
-
-def test_a_step_that_has_spoilt_weights_goes_back() -> None:
-    live = Live(last_good=2)
-    recovery_of(live)[0].after_step(Outcome(0.0, False, False, True), 5)
-    assert live.asked[-1] == "weights were changed already"
-
-
-@pytest.mark.parametrize("has_saved", [True, False])
-def test_a_checkpoint_that_gives_nothing_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch, has_saved: bool) -> None:
-    published: list[Any] = []
-    monkeypatch.setattr(recovering, "publish", lambda *facts: published.append(facts))
-    live = Live()
-    live.has_saved = has_saved
-    recovery, _ = recovery_of(live)
-    words = "checkpoint is in runs/mine" if has_saved else "before a weight was changed"
-    with pytest.raises(UserError, match=words):
-        for _ in range(MOST_IN_A_ROW):
-            recovery.after_step(Outcome(0.0, False, False, False), 5)
-    assert published == ([(Path("step_4"), Path("runs/mine"), True)] if has_saved else [])

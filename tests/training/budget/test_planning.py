@@ -13,19 +13,14 @@ import devices
 from config import load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
-from devices import machine_file
 from devices.base import Device
-from memory.choices import step_settings
 from memory.first_guess import effective_batch
 from memory.observe.budget import FLAG, Budget
-from memory.plan import Plan
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from settings.errors import DoesNotFit
 from training.budget import planning
 from training.budget.planning import resolve_here
 from training.checkpoints.state import TrainingState
-from training.report.summary import plan_rows
-from training.report.wording import about
 from training.start.startup import Start
 from units import GIB, MIB
 
@@ -73,21 +68,6 @@ def measured(bytes_above: int) -> Any:
     return probe
 
 
-def test_short_batches_are_planned_short(begin: Start) -> None:
-    machine = planning.machine_of(devices.pick("cpu", 0), Budget(GIB, None, GIB, (), "flag", 0), BASE, 1)
-    rows = planning.rows_of(begin, machine)
-    most = max(
-        sum(
-            int(n)
-            for batch in begin.loader.micro_batches(step, effective_batch_size=8, batch_size=8)
-            for n in batch.input_lengths
-        )
-        for step in range(2)
-    )
-    assert rows.lengths.step.source == most < 8 * begin.loader.longest[0]
-    assert rows.evaluation.longest_row.source <= begin.validation.longest[0]
-
-
 def test_a_plan_becomes_what_was_measured(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True)
     monkeypatch.setattr(planning, "probe", measured(150 * MIB))
@@ -111,25 +91,6 @@ def test_a_plan_that_was_measured_is_kept_where_a_saving_is_named(
     probe = measured(int(0.8 * plain.peak_bytes))  # so much less than planned that the larger way would fit
     monkeypatch.setattr(planning, "probe", probe)
     assert plan_of(begin, budget, base, may_probe=True).choice == plain.choice
-    assert len(probe.asked) == 1
-
-
-def test_what_a_start_asks_anew_counts_until_a_checkpoint_holds_it(begin: Start) -> None:
-    earlier = plan_of(changed(begin, batch_size_per_gpu=4), GIB).choice
-    state = TrainingState(step=1, choice=earlier.as_dict(), asked=step_settings(begin.config))
-    goes_on = replace(begin, state=state)
-    assert plan_of(goes_on, GIB).choice == earlier
-    assert plan_of(changed(goes_on, batch_size_per_gpu=2), GIB).choice.batch_size_per_gpu == 2
-    taken = replace(goes_on, state=replace(state, asked=step_settings(begin.config.changed(batch_size_per_gpu=2))))
-    assert plan_of(changed(taken, batch_size_per_gpu=2), GIB).choice == earlier, "the run has had to take another since"
-
-
-def test_a_plan_that_is_too_small_is_made_again(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = changed(begin, probe=True)
-    probe = measured(700 * MIB)
-    monkeypatch.setattr(planning, "probe", probe)
-    with pytest.raises(DoesNotFit):
-        plan_of(begin, 500 * MIB, may_probe=True)
     assert len(probe.asked) == 1
 
 
@@ -191,24 +152,6 @@ def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytes
     assert killed.choice != plain.choice
 
 
-def decided(chosen: Plan) -> dict[str, Any]:
-    return {name: value for name, value in chosen.as_dict().items() if not name.startswith("seconds")}
-
-
-@pytest.mark.parametrize("rates", [{"float32": 1e15, "bfloat16": 1.0}, {"float32": 1.0, "bfloat16": 1e15}])
-def test_measured_speeds_tell_times_and_decide_nothing(
-    begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[str, float]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
-    device = devices.pick("cpu", 0)
-    budgets = [GIB, BASE + 100 * MIB]
-    plain = [plan_of(begin, budget) for budget in budgets]
-    machine_file.keep(machine_file.key_of("cpu", device.computes_on), device.computes_on, 2, rates)
-    falsified = [plan_of(begin, budget) for budget in budgets]
-    assert [decided(chosen) for chosen in falsified] == [decided(chosen) for chosen in plain]
-    assert all(one.seconds != other.seconds for one, other in zip(plain, falsified, strict=True))
-
-
 def test_a_machine_that_is_measured_as_slow_plans_the_same(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = plan_of(begin, GIB)
     monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: 1.0)
@@ -231,13 +174,3 @@ def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(begin: 
         budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=16 * 10**9)
         machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
         assert effective_batch(begin.config, machine) == rows
-
-
-def test_the_time_of_the_run_is_told(begin: Start) -> None:
-    chosen = plan_of(begin, GIB)
-    assert chosen.seconds_total is not None and chosen.seconds_low is not None and chosen.seconds_high is not None
-    assert 2 * chosen.seconds < chosen.seconds_total
-    assert chosen.seconds_low < chosen.seconds_total < chosen.seconds_high
-    assert ("time", about(chosen.seconds_total, chosen.seconds_low, chosen.seconds_high)) in plan_rows(chosen, 1)
-    later = plan_of(replace(begin, state=replace(begin.state, step=1)), GIB)
-    assert later.seconds_total is not None and later.seconds_total < chosen.seconds_total

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from config import load
 from settings.errors import UserError
 from training.checkpoints.state import TrainingState, read_training_state
-from training.evaluation.scores import metric_names
-from training.evaluation.stopping import BestMetric, lowest_of
+from training.evaluation.stopping import BestMetric
 
 
 def run(best: BestMetric, numbers: list[float], first: int = 1) -> list[tuple[bool, bool]]:
@@ -19,11 +17,6 @@ def run(best: BestMetric, numbers: list[float], first: int = 1) -> list[tuple[bo
         (best.is_best(step, {best.metric: number, "other": 0.0}), best.should_stop)
         for step, number in enumerate(numbers, first)
     ]
-
-
-def test_less_loss_and_more_score_are_better() -> None:
-    assert [new for new, _ in run(BestMetric("loss"), [3.0, 2.0, 2.0, 2.5, 1.0])] == [True, True, False, False, True]
-    assert [new for new, _ in run(BestMetric("bleu"), [3.0, 2.0, 3.0, 4.0])] == [True, False, False, True]
 
 
 def test_patience_counts_evaluations_in_a_row() -> None:
@@ -41,10 +34,6 @@ def test_a_run_that_got_no_better_is_known() -> None:
     assert best.got_no_better and BestMetric.restore("loss", 0, best.state()).got_no_better
     run(best, [2.9], first=3)
     assert not best.got_no_better
-
-
-def test_without_patience_a_run_never_stops() -> None:
-    assert not any(stop for _, stop in run(BestMetric("loss"), [1.0] * 50))
 
 
 def test_what_is_no_number_is_never_the_best() -> None:
@@ -69,28 +58,6 @@ def test_flags_of_the_resumed_run_count() -> None:
     assert best.should_stop and not BestMetric.restore("loss", 5, best.state()).should_stop
     assert BestMetric.restore("bleu", 1, best.state()) == BestMetric("bleu", 1)
     assert BestMetric.restore("loss", 2, None) == BestMetric("loss", 2)
-
-
-def test_a_score_needs_answers() -> None:
-    with pytest.raises(UserError, match=r"--metric_for_best = bleu, is a score of answers.*--eval_generate_rows"):
-        load("train", {"metric_for_best": "bleu"})
-    assert load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8"}).train.metric_for_best == "bleu"
-    with pytest.raises(UserError, match=r"--metric_for_best = bleu, is not among --metrics"):
-        load("train", {"metric_for_best": "bleu", "eval_generate_rows": "8", "metrics": "f1,chrf"})
-
-
-@pytest.mark.parametrize("metrics", ["rouge", "f1, Rouge", "ROUGE_L"])
-def test_a_score_is_found_by_each_word_that_means_it(metrics: str) -> None:
-    flags = {"metric_for_best": "rouge_l", "eval_generate_rows": "8", "metrics": metrics}
-    assert load("train", flags).train.metric_for_best in metric_names(metrics)
-
-
-def test_the_lowest_loss_is_a_number() -> None:
-    lowest, found = None, []
-    for loss in (math.nan, 5.0, math.nan, math.inf, 4.0, 6.0):
-        lowest = lowest_of(lowest, loss)
-        found.append(lowest)
-    assert found == [None, 5.0, 5.0, 5.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from commands.loading import find_model
 from commands.merge import merge
@@ -131,17 +129,6 @@ def test_refusals_before_anything_is_loaded(base: Path, tmp_path: Path, flags: d
     assert not check_trained(run_config(lora_rank=4, freeze="encoder"), base)
 
 
-def test_all_problems_at_once(base: Path) -> None:
-    assert len(check_trained(run_config(lora_rank=4, lora_targets="z", freeze="y,x"), base)) == 3
-
-
-def test_settings_of_adapters_without_adapters() -> None:
-    said = problems_of(load, "train", {"train_file": "x", "lora_alpha": "4", "use_dora": "True"})
-    assert "--lora_alpha = 4.0, has no effect without adapters" in said and "--use_dora" in said
-    said = problems_of(load, "train", {"train_file": "x", "lora_rank": "4", "shard_weights": "True"})
-    assert "--shard_weights = True, is for training all weights" in said
-
-
 def test_several_adapters_over_one_base(base: Path, tmp_path: Path) -> None:
     folders = [make_adapter(base, tmp_path / "one", 1), make_adapter(base, tmp_path / "two", 2, targets=("k",))]
     model = hf_format.load(base)
@@ -240,15 +227,3 @@ def test_adapters_over_an_int8_folder(base: Path, tmp_path: Path) -> None:
     attach(adapted, [tmp_path / "adapter"], base)
     assert is_int8(small.embedding) and not torch.equal(logits(small), before)
     assert float((logits(small) - logits(adapted)).norm() / logits(adapted).norm()) < 0.05
-
-
-def test_a_base_in_a_foreign_dtype_is_merged_in_fp32(base: Path, tmp_path: Path) -> None:
-    folder = make_adapter(base, tmp_path / "adapter", 1)
-    wide = tmp_path / "float64"
-    shutil.copytree(base, wide)
-    (weights,) = wide.glob("*.safetensors")
-    save_file({name: tensor.double() for name, tensor in load_file(weights).items()}, weights)
-    (wide / "checksums.json").unlink(missing_ok=True)
-    note_origin(wide, base)
-    assert merge(merge_config(tmp_path / "merged", adapter=str(folder), model=str(wide))) < 1e-5
-    assert hf_format.stored_dtype(tmp_path / "merged") == torch.float32

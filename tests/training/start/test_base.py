@@ -82,14 +82,6 @@ def test_a_run_does_not_replace_what_it_starts_from(
     assert (pretrained / "model.safetensors").is_file()
 
 
-def test_from_scratch(tmp_path: Path, pretrained: Path) -> None:
-    found, told = choose_base(settings(tmp_path, finetune_from="none"), None)
-    assert found is None and "as --finetune_from=none asks" in told[0]
-    assert choose_base(settings(tmp_path, is_finetune=False), None) == (None, [])
-    found, told = choose_base(settings(tmp_path / "fresh"), None)
-    assert found is None and "there is no pretraining run" in told[0]
-
-
 @pytest.mark.parametrize("name", ["google/flan-t5-small", "me/my.model"])
 def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,12 +138,6 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not any("bin" in pattern for pattern in asked["patterns"])
 
 
-def test_a_download_of_a_pickle_says_how_it_becomes_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Hub(monkeypatch, ["config.json", "pytorch_model.bin"])
-    with pytest.raises(UserError, match="convert --model="):
-        download.download("google/mt5-small", tmp_path / "mt5-small")
-
-
 def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> list[str]:
         raise ConnectionError("no route")
@@ -160,11 +146,3 @@ def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=r"did not give it .*no route") as refused:
         download.download("google/flan-t5-small", tmp_path / "x")
     assert "hf download" in str(refused.value)
-
-
-def test_a_misspelt_folder_is_no_checkpoint_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "tuned").mkdir(parents=True)
-    with pytest.raises(UserError) as caught:
-        choose_base(settings(tmp_path, finetune_from="runs/tunde"), None)
-    assert caught.value.problems == ["--finetune_from = runs/tunde, no such folder; did you mean runs/tuned?"]

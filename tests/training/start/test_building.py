@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +9,7 @@ import pytest
 import torch
 
 import devices
-from devices.malloc import trim_malloc
 from engine.step import Engine
-from engine.walk import no_trim
 from engine.weights import QuantizedWeightStore, WeightStore
 from memory.cost.prediction import Choice
 from model import hf_format
@@ -67,17 +64,3 @@ def test_adapters_go_on_over_their_base_alone(base: Path, tmp_path: Path) -> Non
     hf_format.save(T5(SHAPE).initialise(2), base)
     with pytest.raises(UserError, match="is for another base"):
         built(folder, lora_rank=2)
-
-
-def test_the_walk_trims_the_heap_where_it_is_kept_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, choice = built(None), Choice(1, 1, 1, 0, 1, "float32", "float32", 2**20)
-    assert engine.walk.policies.trim is trim_malloc
-    engine.follow(replace(choice, malloc="small"))
-    assert engine.walk.policies.trim is no_trim, "nearly all is mapped, and given back at once"
-    engine.follow(replace(choice, malloc="untrimmed"))
-    assert engine.walk.policies.trim is no_trim, "the next step finds its pages"
-    engine.follow(choice)
-    assert engine.walk.policies.trim is trim_malloc
-    monkeypatch.setattr(type(engine.device), "is_separate_memory", True)
-    engine.follow(choice)
-    assert engine.walk.policies.trim is no_trim, "the tensors lie on a device"

@@ -42,7 +42,7 @@ def test_fp16_has_a_loss_scale_that_a_checkpoint_keeps() -> None:
     assert build(begin(), CHOICE, CpuDevice()).loss_scaling is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["t5-v1.1"])
 def test_a_few_steps_in_fp16_learn_as_in_fp32(family: str) -> None:
     losses = []
     for compute in ("float32", "float16"):

@@ -47,12 +47,6 @@ def test_what_was_measured_on_other_rows_is_sought_anew(
     assert len(notes) == len(told) and all(words in note for words, note in zip(told, notes, strict=True)), notes
 
 
-def test_a_checkpoint_that_does_not_know_its_rows_keeps_its_best() -> None:
-    earlier = replace(SAVED, measured_on=None)
-    assert taken_up(earlier, ROWS, LOSS) == (SAVED, [])
-    assert taken_up(SAVED, None, LOSS) == (earlier, [])
-
-
 def resumed(folder: Path, **flags: object) -> LowMemTrainer:
     """The run `r` of this folder, gone on with."""
     trainer = LowMemTrainer(configuration(folder, "r", is_keep_training=True, **flags))

@@ -21,7 +21,6 @@ from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.start import reference as reference_module
 from training.start.beginning import begin
-from training.start.preference import objective_of, stores_reference
 from training.start.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference, model_digest
 from training.start.schedules import Steps
 from training.start.startup import Start, start
@@ -161,58 +160,6 @@ def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Conf
     assert attach(fresh) == []
 
 
-@pytest.mark.parametrize(
-    "about", [{"folder": "/theirs", "model": "x"}, {"folder": ".."}, {"model": "x"}, [], {"folder": 1, "model": "x"}]
-)
-def test_a_foreign_record_names_no_place(configure: Configure, tmp_path: Path, about: object) -> None:
-    """What a run's folder says of its stores is looked for in the cache of now alone."""
-    begin = begun(configure())
-    begin = replace(begin, config=begin.config.changed(is_keep_training=True))
-    (begin.run_dir / RECORD).write_text(json.dumps(about))
-    with pytest.raises(UserError, match=r"reference\.json, "):
-        attach(begin)
-    elsewhere = tmp_path / "theirs" / "reference-0123456789abcdef"
-    (begin.run_dir / RECORD).write_text(json.dumps({"folder": str(elsewhere), "model": "x"}))
-    with pytest.raises(UserError, match="is not the model any more"):
-        attach(begin)
-    assert not elsewhere.exists()
-
-
-def test_rows_may_be_written_in_any_pieces(tmp_path: Path) -> None:
-    store = ReferenceStore(tmp_path / "new" / "a.npy", 10)
-    assert store.unknown().all()
-    store.write(np.array([1, 2, 3, 7]), np.arange(8, dtype=np.float32).reshape(4, 2))
-    ReferenceStore(store.path, 10, is_writer=False).write(np.array([0]), np.ones((1, 2), np.float32))
-    assert np.flatnonzero(~store.unknown()).tolist() == [1, 2, 3, 7]
-    assert np.load(store.path)[[1, 7]].tolist() == [[0.0, 1.0], [6.0, 7.0]]
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match="--cache_dir"):
-        ReferenceStore(tmp_path / "file" / "a.npy", 3)
-
-
-def test_who_stores_and_who_asks(configure: Configure, tmp_path: Path) -> None:
-    model = hf_format.load(tmp_path / "base") if configure() else None
-    assert model is not None
-    full, orpo, lora = configure(), configure(preference_loss="orpo"), configure(lora_rank=2)
-    assert [stores_reference(config) for config in (full, orpo, lora)] == [True, False, False]
-    assert objective_of(full, model).as_reference is None  # type: ignore[attr-defined]
-    assert objective_of(lora, model).as_reference is not None  # type: ignore[attr-defined]
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    on_adapter = configure(lora_rank=2, finetune_from=tmp_path / "adapter")
-    assert stores_reference(on_adapter), "adapters that have learnt before are part of the reference"
-
-
 def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
     with pytest.raises(UserError, match="--finetune_from = auto, there is no trained model"):
         begin(configure(finetune_from="auto"), str)
-
-
-def test_they_take_small_steps(configure: Configure) -> None:
-    assert Steps.of(configure(), BATCH, 9).learning_rate == pytest.approx(1e-4)
-    with_adapters = configure(lora_rank=2)
-    assert with_adapters.train.optimizer == "adamw"
-    assert Steps.of(with_adapters, BATCH, 9).learning_rate == pytest.approx(1e-4)

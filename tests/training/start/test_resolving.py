@@ -81,11 +81,3 @@ def test_rows_that_are_not_prepared_are_like_a_sample_of_them(config: Config) ->
     assert known.rows.count is not None and sampled.rows.count == pytest.approx(known.rows.count, rel=0.05)
     assert 0 <= sampled.plan.peak_bytes - known.plan.peak_bytes < known.plan.peak_bytes / 50
     assert sampled.steps == known.steps
-
-
-def test_without_rows_a_run_has_as_many_steps_as_are_named(config: Config) -> None:
-    config = config.changed(train_file="elsewhere.jsonl", objective="pairs")
-    assert resolve(config, MACHINE).steps is None
-    spec = resolve(config.changed(max_steps=40), MACHINE)
-    assert spec.counted.max_steps == 40 and spec.plan.seconds_total is not None
-    assert spec.rows.source_tokens == 64
