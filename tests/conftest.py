@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from devices import machine_file, processor
-from devices.processor import AVX2, AVX512_BF16, Processor
+from devices.processor import AVX2, Processor
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,15 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-@pytest.fixture(scope="module", params=[AVX2, AVX512_BF16], ids=["slow bf16", "fast bf16"])
-def processor_class(request: pytest.FixtureRequest) -> Iterator[Processor]:
-    """What is planned for: once a processor without bf16 units and once one with them, of two threads, wherever tests run."""
+@pytest.fixture(scope="module")
+def processor_class() -> Iterator[Processor]:
+    """What is planned for, wherever tests run: a processor without bf16 units, of two threads."""
     from devices.base import Device
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processor, "here", lambda *_, **__: request.param)
+        patch.setattr(processor, "here", lambda *_, **__: AVX2)
         patch.setattr(Device, "threads", 2)
-        yield request.param
+        yield AVX2
 
 
 @pytest.fixture(params=[True, False], ids=["compiled", "torch"])

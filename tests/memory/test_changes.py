@@ -53,11 +53,6 @@ def test_adapters_are_for_finetuning(flags: dict[str, Any], is_told: bool) -> No
     assert ("mixed_precision=bf16" in found) == is_told, "the weights below adapters are narrow already"
 
 
-def test_only_what_takes_a_mebibyte_less_and_no_more_than_asked_for() -> None:
-    assert labels(less=MIB) == [] and len(labels(less=MIB + 1)) > 3 and len(labels(most=2)) == 2
-    assert "memory_budget=255M" not in labels(size=510 * MIB) and "memory_budget=256M" in labels(size=512 * MIB)
-
-
 def test_a_run_that_goes_on_is_offered_what_it_may_change() -> None:
     """What defines it is refused there; and adapters need a base."""
     config = load("train", {"train_file": "x", "is_finetune": "True", "model_preset": "tiny", "optimizer": "adamw"})

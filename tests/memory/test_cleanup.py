@@ -99,9 +99,3 @@ def test_real_garbage_is_collected_also_what_was_set_aside():
     finally:
         gc.unfreeze()
         gc.enable()
-
-
-def test_pressure_sets_nothing_aside_that_was_not():
-    gc.unfreeze()  # what tests before this one have set aside
-    Cleaner(FakeDevice()).under_pressure()
-    assert gc.get_freeze_count() == 0

@@ -18,10 +18,8 @@ from memory.cost.homes import (
     pinned_bytes,
     resident_bytes,
     slots_bytes,
-    taken_bytes,
 )
 from memory.cost.prediction import BASE_BYTES, Machine
-from memory.cost.speed import predict_seconds
 from memory.cost.work import DEVICE, FILE, RAM, Choice
 from memory.plan import Plan, make_work, plan
 from model import hf_format
@@ -63,14 +61,7 @@ def test_beside_a_device_the_ram_comes_before_a_file() -> None:
     assert (named.weights_in, named.away_blocks) == (RAM, 24), "all of them, where it is named"
 
 
-def test_on_a_cpu_the_ram_is_where_it_computes() -> None:
-    assert planned(8 * GIB, weights_in=RAM).choice.weights_in == DEVICE
-    with pytest.raises(DoesNotFit):
-        planned(BASE_BYTES + 100 * MIB, weights_in=DEVICE)
-
-
-@pytest.mark.parametrize("storage", ["int8", "int4"])
-@pytest.mark.parametrize("away", [0, 2, 4])
+@pytest.mark.parametrize(("storage", "away"), [("int8", 0), ("int8", 2), ("int4", 4)])
 def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str, tmp_path: Path) -> None:
     shape = {"d_model": 64, "d_ff": 160, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 512}
     config = settings_of(is_finetune=True, lora_rank=2, lora_base=storage, weights_in=FILE, **shape)
@@ -122,35 +113,16 @@ def test_measured_disks_tell_times_and_choose_nothing() -> None:
     assert slow.choice == nominal.choice and slow.seconds > 2 * nominal.seconds
 
 
-def test_adapters_only_read_their_base() -> None:
-    machine = Machine(GIB, 16 * GIB, BASE_BYTES, RATES)
-    for flags, is_written in (({}, True), ({"lora_rank": 4}, False)):
-        config = settings_of(weights_in=FILE, **flags)
-        chosen = plan(config, machine, source_tokens=64, target_tokens=32)
-        work = make_work(config, machine, 64, 32)
-        assert away_bytes(work, chosen.choice) > slots_bytes(work, chosen.choice, machine) > 0
-        assert (taken_bytes(work, chosen.choice) > 0) == is_written
-
-
 def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:
     flags = {"is_finetune": True, "lora_rank": 2, "lora_base": "int8", "weights_in": FILE}
     together = planned(BASE_BYTES + 300 * MIB, **flags)
-    many = [planned(together.peak_bytes, **{**flags, "effective_batch_size": rows}) for rows in (128, 1024)]
+    many = [planned(together.peak_bytes, **{**flags, "effective_batch_size": rows}) for rows in (64, 256)]
     assert together.choice.accumulation_passes == 1 and together.choice.away_blocks == 24
-    for chosen, rows in zip(many, (128, 1024), strict=True):
+    for chosen, rows in zip(many, (64, 256), strict=True):
         assert chosen.peak_bytes <= chosen.budget_bytes, "a part of the rows passes at a time"
         assert chosen.choice.batch_size_per_gpu * chosen.choice.gradient_accumulation_steps >= rows
         assert 1 < chosen.choice.accumulation_passes < rows, "as few times as may be"
         assert any("passes over the model" in reason for reason in chosen.reasons)
-
-
-def test_a_pass_more_is_a_way_more_for_weights_that_rest_elsewhere() -> None:
-    config = settings_of(is_finetune=True, lora_rank=2, lora_base="int8", weights_in=FILE)
-    slow = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES, disk_rates=(1e6, 1e6))
-    one = plan(config, slow, source_tokens=64, target_tokens=32).choice
-    work = make_work(config, slow, 64, 32)
-    two = replace(one, batch_size_per_gpu=2, accumulation_passes=2)
-    assert predict_seconds(work, two, slow) == pytest.approx(2 * predict_seconds(work, one, slow), rel=0.05)
 
 
 ADAPTERS = {"is_finetune": True, "lora_rank": 8, "effective_batch_size": 16, "max_seq_len": 512}
@@ -161,30 +133,10 @@ def with_adapters(room: int, earlier: Choice | None = None, **flags: object) -> 
     return plan(config, machine, source_tokens=512, target_tokens=114, earlier=earlier).choice
 
 
-def test_who_can_take_a_step_as_a_whole_does_so_wherever_weights_rest() -> None:
-    """Parts come last: what fitted without them is planned as it was."""
-    chosen = with_adapters(400 * MIB, lora_base="auto")
-    assert (chosen.storage, chosen.weights_in, chosen.accumulation_passes) == ("bfloat16", FILE, 1)
-
-
-@pytest.mark.parametrize("flags", [{"memory_mode": "ultra"}, {"gradient_checkpointing": True}])
-def test_who_asks_for_the_least_memory_asks_for_no_parts(flags: dict[str, object]) -> None:
-    for room in (400, 360):
-        chosen = with_adapters(room * MIB, lora_base="bf16", **flags)
-        assert (chosen.weights_in, chosen.accumulation_passes) == (FILE, 1), "each pass asks for the file once more"
-
-
-@pytest.mark.parametrize("room", [320, 340, 400, 500, 600])
+@pytest.mark.parametrize("room", [320, 600])
 def test_a_run_that_is_resumed_keeps_its_precision_with_less_memory_and_with_more(room: int) -> None:
     began = with_adapters(400 * MIB, lora_base="auto")
     assert with_adapters(room * MIB, began, lora_base="auto").precision == began.precision
-
-
-def test_what_is_taken_in_parts_is_resumed_in_the_same() -> None:
-    began = with_adapters(320 * MIB, lora_base="bf16")
-    assert began.accumulation_passes > 1 and began.weights_in == FILE
-    again = with_adapters(500 * MIB, began, lora_base="bf16")
-    assert replace(again, away_blocks=0) == replace(began, away_blocks=0), "the same order of sums"
 
 
 def test_pieces_are_pinned_in_powers_of_two() -> None:
@@ -214,10 +166,3 @@ def test_files_that_rest_in_memory_are_no_home(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DoesNotFit):
         planned(**tight, weights_dir="here")
     assert planned(**tight, output_dir="here", weights_dir="elsewhere").choice.weights_in == FILE
-
-
-def test_the_disks_here_tell_nothing_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memory.homes.is_in_memory", lambda folder: True)
-    weights = 2 * weight_counts(settings_of().model)["total"]
-    there = Machine(BASE_BYTES + weights, 16 * GIB, BASE_BYTES, RATES, is_another=True)
-    assert plan(settings_of(), there, source_tokens=64, target_tokens=32).choice.weights_in == FILE

@@ -54,9 +54,7 @@ def test_the_plan_command_does_without_torch() -> None:
     assert '"peak_bytes"' in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("asked", "rows", "mebibytes"), [("auto", 4, 20), ("rouge", 4, 17), ("bleu,f1", 4, 3), ("f1", 4, 0), ("auto", 0, 0)]
-)
+@pytest.mark.parametrize(("asked", "rows", "mebibytes"), [("auto", 4, 20), ("auto", 0, 0)])
 def test_libraries_of_scores_count_where_a_run_scores_answers(asked: str, rows: int, mebibytes: int) -> None:
     machine = this_machine(GIB)
     config = load("train", {"train_file": "any", "metrics": asked, "eval_generate_rows": str(rows)})

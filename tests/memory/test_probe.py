@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from config import flags_of, load
+from config import load
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
 from memory.cost.shapes import Shapes
 from memory.observe.processes import has_proc
 from memory.probe import (
-    WITHOUT_EFFECT,
     ProbeRequest,
     ProbeResult,
     correction_of,
     fingerprint,
     for_later_steps,
-    limit_processor_time,
     probe,
 )
 from units import GIB, MIB
@@ -85,11 +83,6 @@ def test_a_result_is_kept(measured: tuple[ProbeResult, Path], monkeypatch: pytes
     assert again == dataclasses.replace(result, is_cached=True, seconds=0.0)
 
 
-def test_what_has_no_effect_is_a_setting() -> None:
-    """A name that nothing bears any more would be left out of nothing, in silence."""
-    assert set(WITHOUT_EFFECT) <= {*flags_of("train"), "model_preset"}
-
-
 def test_what_changes_memory_changes_the_fingerprint() -> None:
     base = fingerprint(request_of())
     assert fingerprint(request_of(learning_rate=0.5, run_name="other")) == base
@@ -123,13 +116,3 @@ def test_a_broken_entry_is_measured_anew(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("memory.probe.START", f"import sys; sys.stdin.buffer.read(); print('{answer}')")
     assert probe(request, tmp_path).phases == {"step": 5}
     assert probe(request, tmp_path).is_cached
-
-
-def test_a_child_may_not_compute_for_longer_nor_raise_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    resource = pytest.importorskip("resource")
-    limits: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda what, pair: limits.append(pair))
-    for most, expected in ((resource.RLIM_INFINITY, 7), (5, 5), (90, 7)):
-        monkeypatch.setattr(resource, "getrlimit", lambda what, most=most: (most, most))
-        limit_processor_time(7)
-        assert limits.pop() == (expected, most)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from config import Config, T5ModelConfig, load
-from devices.processor import CLASSES
 from memory.cost.duration import RENEWED_STEPS, Renewal, Schedule, predict_times, schedule_of
 from memory.cost.prediction import Choice, Machine, Work
 from memory.cost.shapes import Shapes
-from memory.cost.speed import PACES, Amount, Pace, flops_of, pace_of, step_flops, typical_seconds
+from memory.cost.speed import Amount, flops_of, step_flops, typical_seconds
 from memory.plan import plan
 from units import GIB, MIB
 
@@ -59,16 +58,6 @@ def test_rows_count_with_their_own_lengths() -> None:
     assert typical_seconds(replace(WORK, shapes=short), CHOICE, MACHINE) < 0.5 * typical_seconds(WORK, CHOICE, MACHINE)
 
 
-def test_everything_around_the_steps_takes_its_time() -> None:
-    plain = predict_times(WORK, CHOICE, MACHINE, SCHEDULE)
-    assert plain.total().seconds == pytest.approx(100 * plain.step + plain.around)
-    for more in (
-        replace(SCHEDULE, evaluations=6), replace(SCHEDULE, saves=8), replace(SCHEDULE, evaluation_rows=128),
-        replace(SCHEDULE, sample_tokens=64), replace(SCHEDULE, reference_steps=9), replace(SCHEDULE, scored_batches=2, scored_tokens=32),
-    ):  # fmt: skip
-        assert predict_times(WORK, CHOICE, MACHINE, more).around > plain.around
-
-
 def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
     nominal = predict_times(WORK, CHOICE, MACHINE, SCHEDULE)
     fast = predict_times(WORK, CHOICE, replace(MACHINE, measured=(("float32", 1.6e11),)), SCHEDULE)
@@ -78,19 +67,6 @@ def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
     assert ranges[1].high / ranges[1].low < ranges[0].high / ranges[0].low
 
 
-def test_every_class_has_its_record_and_a_calibration_tries_another() -> None:
-    assert set(PACES) == {*CLASSES, "cuda", "mps"}
-    assert pace_of("cuda") is PACES["cuda"] and pace_of("a new device").spread == PACES["cuda"].spread
-    slow = Pace(efficiency=0.25)
-    machine = replace(MACHINE, speed_class="amx_bf16")
-    assert (
-        predict_times(WORK, CHOICE, machine, SCHEDULE, slow).step > predict_times(WORK, CHOICE, machine, SCHEDULE).step
-    )
-    blocks = Pace(block_seconds=0.01)  # 8 blocks, forward and back
-    more = typical_seconds(WORK, CHOICE, MACHINE, blocks) - typical_seconds(WORK, CHOICE, MACHINE, Pace())
-    assert more == pytest.approx(0.16)
-
-
 def test_the_time_is_renewed_once_from_what_the_steps_took() -> None:
     renewal = Renewal(1.0, 150.0, 100)  # half a second around each step
     told = [renewal.after_step(9.0 if number < 3 else 2.0) for number in range(40)]
@@ -98,14 +74,6 @@ def test_the_time_is_renewed_once_from_what_the_steps_took() -> None:
     assert [number for number, one in enumerate(told) if one is not None] == [RENEWED_STEPS - 1] and left is not None
     assert left.seconds == pytest.approx(80 * 2.0 + 0.8 * 2 * 50), "the first steps do not count"
     assert left.low < left.seconds < left.high < 1.2 * left.seconds
-
-
-def test_steps_that_scatter_widen_the_range_and_short_runs_are_not_renewed() -> None:
-    renewal = Renewal(1.0, None, 100)
-    told = [renewal.after_step(0.1 if number % 2 else 5.0) for number in range(RENEWED_STEPS)][-1]
-    assert told is not None and told.high > 1.2 * told.seconds
-    short = Renewal(1.0, 20.0, RENEWED_STEPS)
-    assert [short.after_step(1.0) for _ in range(RENEWED_STEPS)] == [None] * RENEWED_STEPS
 
 
 def test_a_falsified_speed_changes_what_is_told_and_not_what_is_chosen() -> None:

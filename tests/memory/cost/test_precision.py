@@ -10,8 +10,7 @@ from memory.cost.precision import Precision, dtype_bytes, matrix_bytes, precisio
 FAST, SLOW = (lambda dtype: dtype == "bfloat16"), (lambda dtype: False)
 
 
-@pytest.mark.parametrize("is_fast", [FAST, SLOW])
-@pytest.mark.parametrize("flags", [{}, {"lora_rank": "4", "is_finetune": "True"}])
+@pytest.mark.parametrize(("is_fast", "flags"), [(FAST, {}), (SLOW, {"lora_rank": "4", "is_finetune": "True"})])
 def test_asking_for_what_a_run_has_gives_it(is_fast: object, flags: dict[str, str]) -> None:
     config = load("train", {"train_file": "x", **flags})
     for precision in precisions(config, is_fast):  # type: ignore[arg-type]

@@ -77,8 +77,7 @@ def live_bytes(shape: T5ModelConfig, choice: Choice) -> int:
 @pytest.mark.parametrize(
     ("batch_size", "saved", "flags"),
     [
-        (4, 5, {}), (4, 0, {}), (1, 0, {}), (2, 3, {}), (4, 0, {"dropout_rate": 0.1}), (4, 5, {"dropout_rate": 0.1}),
-        (4, 0, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}), (2, 0, {"bias_in_every_layer": True}),
+        (4, 5, {}), (4, 0, {"dropout_rate": 0.1}), (2, 3, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of the profiler
@@ -109,8 +108,7 @@ def test_a_step_makes_the_tensors_that_are_predicted(
     assert -0.03 * measured <= predicted - measured <= 0.12 * measured
 
 
-@pytest.mark.parametrize("pads", [False, True], ids=["no padding", "padded attention"])
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("pads", "compute"), [(False, "float32"), (True, "bfloat16")])
 def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
     machine = Machine(GIB, GIB, 0, pads_attention=pads)
     for kept in (0, 99):
@@ -125,18 +123,6 @@ def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
         ]
         for fewer, more in itertools.pairwise(peaks):
             assert not {phase: (size, more[phase]) for phase, size in fewer.items() if size > more[phase]}
-
-
-def test_a_head_that_is_widened_in_pieces_takes_less_than_a_whole_copy() -> None:
-    shape = T5ModelConfig(**{**SHAPE, "vocab_size": 60_000})
-    choice = Choice(2, 1, 1, 0, 2, "bfloat16", "float32", MIB)
-    work = Work(shape, 2, 64, 64, True, "adafactor")
-    whole = shape.vocab_size * shape.d_model * 4
-    pieces, copy = (
-        sum(predict(work, choice, Machine(GIB, GIB, 0, widens_whole=widens))["loss"].values())
-        for widens in (False, True)
-    )
-    assert 0.5 * whole < copy - pieces <= whole
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from config import load
 from memory.alternatives import cheapest_changes
 from memory.cost.prediction import predict, predict_seconds
-from memory.cost.speed import Pace
 from memory.cost.step_peaks import StepPeaks
 from memory.cost.trained import trained_counts
 from memory.cost.work import BASE_BYTES, Machine
@@ -28,15 +27,12 @@ def settings_of(preset: str = "tiny", **flags: Any) -> Any:
     return load("train", {name: str(value) for name, value in words.items()})
 
 
-@pytest.mark.parametrize("preset", ["tiny", "umt5-small"])
 @pytest.mark.parametrize(
-    "patterns",
+    ("preset", "patterns"),
     [
-        "encoder",
-        "embedding,decoder.blocks.0",
-        "*.q.weight",
-        "norms,position_bias",
-        "shared.weight,encoder.block.0.layer.1",
+        ("tiny", "encoder"),
+        ("tiny", "embedding,decoder.blocks.0"),
+        ("umt5-small", "shared.weight,encoder.block.0.layer.1"),
     ],
 )
 def test_frozen_parts(preset: str, patterns: str) -> None:
@@ -51,7 +47,7 @@ def test_frozen_parts(preset: str, patterns: str) -> None:
     assert counts.encoder == max(blocks)
 
 
-@pytest.mark.parametrize(("targets", "dora"), [("auto", False), ("all", True), ("wi_0,o", False)])
+@pytest.mark.parametrize(("targets", "dora"), [("auto", False), ("all", True)])
 def test_adapters(targets: str, dora: bool) -> None:
     config = settings_of("t5-v1.1-small", lora_rank=4, lora_targets=targets, use_dora=dora, is_finetune=True)
     model = choose_trained(T5(config.model).initialise(0), config)
@@ -117,13 +113,3 @@ def test_quantized_weights_are_widened_a_piece_at_a_time_but_on_a_device() -> No
             assert here.cast(kind) < 0.25 * whole[kind]
             assert 4 * 768 * 3072 <= there.cast(kind) < whole[kind], "the largest matrix"
     assert over("bf16")[1].cast("decoder") == whole["decoder"]
-
-
-def test_what_does_not_learn_costs_an_update_no_time() -> None:
-    _, peaks, _ = over("fp32")
-    work, choice, machine = peaks.work, replace(peaks.choice, storage="float32", compute="float32"), peaks.machine
-    slow, fast = replace(Pace(), memory_rate=1e6), replace(Pace(), memory_rate=1e7)  # passes are all that takes long
-    taken = predict_seconds(work, choice, machine, slow) - predict_seconds(work, choice, machine, fast)
-    assert taken == pytest.approx(4 * work.learning.total * Pace().update_passes * (1e-6 - 1e-7), rel=1e-6)
-    times = [over(base)[2] for base in ("fp32", "int8", "bf16")]
-    assert times == sorted(times), "pieces that stay in cache cost less than blocks that are widened"

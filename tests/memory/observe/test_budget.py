@@ -53,13 +53,6 @@ def test_a_group_counts_what_others_use_but_not_file_pages_nor_our_own(tmp_path)
     assert got.binding == "cgroup /job memory.max" and got.available_bytes == 6 * GIB
 
 
-def test_a_full_group_leaves_nothing_rather_than_less(machine):
-    machine.groups("0::/job\n")
-    machine.v2("job", limit=GIB, used=3 * GIB)
-    got = ask(machine)
-    assert got.host_bytes == 0 and got.available_bytes == 0
-
-
 def test_ranks_share_the_system_limits_but_each_has_the_flag(machine):
     assert ask(machine, ranks=4).available_bytes == 4 * GIB
     assert ask(machine, 2 * GIB, ranks=4).host_bytes == 2 * GIB
@@ -76,12 +69,13 @@ def test_memory_of_the_other_ranks_counts_as_our_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Max address space", "Max data size"])
-@pytest.mark.parametrize(("soft", "expected"), [("unlimited", 16 * GIB), (str(6 * GIB), 4 * GIB + GIB)])
-def test_limits_of_a_process(tmp_path, name, soft, expected):
+def test_limits_of_a_process(tmp_path, name):
     machine = FakeMachine(tmp_path, available=15 * GIB)
     machine.process(ME, parent=50, anon=GIB, mapped=2 * GIB)
-    machine.write(f"proc/{ME}/limits", f"Limit   Soft Limit  Hard Limit  Units\n{name}   {soft}   unlimited   bytes\n")
-    assert ask(machine).available_bytes == expected
+    machine.write(
+        f"proc/{ME}/limits", f"Limit   Soft Limit  Hard Limit  Units\n{name}   {6 * GIB}   unlimited   bytes\n"
+    )
+    assert ask(machine).available_bytes == 5 * GIB
 
 
 def test_old_kernels_without_memavailable(machine):
@@ -105,11 +99,6 @@ def test_shared_device_memory_is_no_more_than_the_host_budget(machine):
     assert ask(machine, device=shared).device_bytes == 12 * GIB - int(0.05 * 12 * GIB)
 
 
-def test_small_limits_keep_a_least_margin(tmp_path):
-    got = ask(FakeMachine(tmp_path, available=100 * MIB))
-    assert got.margin_bytes == 32 * MIB and got.host_bytes == 68 * MIB
-
-
 def test_where_proc_is_absent_psutil_answers(tmp_path):
     got = measure_budget("auto", CPU, root=tmp_path)
     assert got.binding == "available RAM" and got.host_bytes > 0
@@ -125,15 +114,6 @@ def test_free_bytes_are_the_least_limit_less_what_is_held(tmp_path):
 def test_this_machine_has_a_budget():
     got = measure_budget("auto", CPU)
     assert 0 < got.host_bytes < got.available_bytes and budget.free_host_bytes() > 0
-
-
-def test_what_is_installed_does_not_change_as_others_work(tmp_path):
-    for number, available in enumerate((16 * GIB, 2 * GIB)):
-        machine = FakeMachine(tmp_path / str(number), available=available, anon=GIB)
-        assert ask(machine).installed_bytes == 32 * GIB and ask(machine, ranks=4).installed_bytes == 8 * GIB
-        machine.groups("0::/job\n")
-        machine.v2("job", limit=8 * GIB, used=5 * GIB)
-        assert ask(machine).installed_bytes == 8 * GIB
 
 
 def test_a_process_alone_owns_nothing_of_those_beside_it(tmp_path):
@@ -157,8 +137,7 @@ def test_where_nothing_tells_of_the_memory_that_is_said(tmp_path, monkeypatch):
 RANK = "PATH=/bin\0MASTER_PORT=29500\0TORCHELASTIC_RUN_ID=none\0LOCAL_RANK={rank}\0"
 
 
-@pytest.mark.parametrize("launcher", [1, 50])
-@pytest.mark.parametrize("by_script", [False, True])
+@pytest.mark.parametrize(("launcher", "by_script"), [(50, False), (1, True)])
 def test_ranks_are_known_by_their_launcher(tmp_path, launcher, by_script):
     """Also where it is the first process of a container, and where a script of each rank lies between."""
     machine = FakeMachine(tmp_path, available=8 * GIB, anon=GIB)
@@ -189,7 +168,7 @@ def test_memory_nodes_that_are_not_allowed_do_not_count(machine):
         assert ask(machine).available_bytes == expected * GIB
 
 
-@pytest.mark.parametrize("mode, expected", [(0, 16), (1, 16), (2, 5)])
+@pytest.mark.parametrize("mode, expected", [(0, 16), (2, 5)])
 def test_a_system_that_grants_no_more_than_it_holds(machine, mode, expected):
     text = (machine.root / "proc/meminfo").read_text()
     machine.write("proc/meminfo", f"{text}CommitLimit: {8 * GIB // 1024} kB\nCommitted_AS: {3 * GIB // 1024} kB\n")

@@ -19,10 +19,6 @@ def found(machine):
     return {limit.what: limit.limit_bytes for limit in group_limits(ME, machine.root)}
 
 
-def test_no_groups_at_all(machine):
-    assert found(machine) == {}
-
-
 def test_version_2_reads_every_level_and_both_limits(machine):
     machine.groups("0::/user/job\n", V2_MOUNT.format(root="/", where="/sys/fs/cgroup"))
     machine.v2("user/job", limit="max", high=3 * GIB)
@@ -77,12 +73,6 @@ def test_mount_points_with_spaces_are_decoded(machine):
     machine.groups("0::/\n", V2_MOUNT.format(root="/", where=r"/sys/fs/my\040groups"))
     machine.write("sys/fs/my groups/memory.max", f"{GIB}\n")
     assert list(found(machine).values()) == [GIB]
-
-
-def test_levels_that_are_not_visible_are_left_out(machine):
-    machine.groups("0::/a/b/c\n")
-    machine.v2("a", limit=GIB)
-    assert found(machine) == {"cgroup /a memory.max": GIB}
 
 
 def test_used_leaves_out_file_pages(machine):

@@ -58,13 +58,6 @@ def test_a_new_child_counts_once_it_has_settled(machine, monkeypatch):
     assert tree.usage().anon_bytes == 10 * MIB
 
 
-def test_a_vanished_child_is_no_error(machine):
-    tree = ProcessTree(ME, machine.root)
-    tree.usage()
-    tree._first_seen = {4040: 0.0}
-    assert tree.usage().anon_bytes == 10 * MIB
-
-
 def test_without_proc_psutil_answers(tmp_path):
     pid = os.getpid()
     assert not has_proc(tmp_path) and tree_pids(pid, tmp_path)[0] == pid
