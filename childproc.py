@@ -7,6 +7,7 @@ Children end with their parent. No other file of the project starts a process.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import pickle
@@ -188,6 +189,30 @@ def run(argv: Sequence[str], seconds: float, **more: Any) -> subprocess.Complete
 def start(argv: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
     """Start a program that goes on by itself; its streams are this process's own where nothing is said."""
     return subprocess.Popen(list(argv), **streams)
+
+
+async def start_async(argv: Sequence[str], **more: Any) -> asyncio.subprocess.Process:
+    """Start a program and talk with it through pipes."""
+    streams = {name: asyncio.subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    return await asyncio.create_subprocess_exec(*argv, **{**streams, **more})
+
+
+async def run_async(argv: Sequence[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run another program to its end and capture its output; where nobody waits any longer it is killed.
+
+    Raises:
+        asyncio.TimeoutError: it was killed after so many seconds.
+    """
+    child = await start_async(argv, stdin=asyncio.subprocess.DEVNULL, **more)
+    try:
+        told, errors = await asyncio.wait_for(child.communicate(), seconds)
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    return subprocess.CompletedProcess(
+        argv, child.returncode or 0, told.decode("utf8", "replace"), errors.decode("utf8", "replace")
+    )
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -41,15 +41,14 @@ from training.processes.interrupts import Interrupts
 from training.processes.last_word import say_after_launcher
 from training.processes.launch import foreign_engines, local_processes, local_rank
 from training.processes.peers import Peers
-from training.recording import Recorder
+from training.recording import Recorder, announce
 from training.recovering import Recovery
 from training.report.card import write_card
 from training.report.endings import STOP, Interrupted
 from training.report.history import plot
-from training.report.journal import Journal
+from training.report.run_log import Listener, RunLog
 from training.report.summary import Summary, resume_command
 from training.report.trackers import Trackers, tracker_names
-from training.report.tracking import Listener
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
@@ -128,34 +127,33 @@ class LowMemTrainer:
         self.peers.resume = resume_command(config)
         self.steps = opening.steps
         trackers = stack.enter_context(Trackers(accelerator, config))
-        self.journal = journal = Journal(
-            config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks]
-        )
-        journal.keep([*budget.warnings, *start.told])
+        self.log = log = RunLog(config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks])
+        for text in (*budget.warnings, *start.told):
+            log.tell(text, is_shown=False)
         for text in (*self._late(), *start.notes, headline(opening)):
-            journal.tell(text)
+            log.tell(text)
         if is_main and not self.config.train.is_keep_training:
-            journal.rows(begun_rows(start))
-        journal.begin(config, plan, start.state.step)
+            log.table(say("rows as the model sees them"), begun_rows(start))
+        announce(log, config, plan, start.state.step)
         keeper = Keeper(
-            config, plan, budget, opening.plan_again, device=device, monitor=monitor, journal=journal,
+            config, plan, budget, opening.plan_again, device=device, monitor=monitor, log=log,
             shape="{} + {} tokens".format(*start.loader.longest), local_processes=local_processes(),
         )  # fmt: skip
         if is_preference_run(config):
             with monitor.phase("reference"):
-                attach_reference(start, self.steps, plan.choice, device, accelerator, journal.tell)
+                attach_reference(start, self.steps, plan.choice, device, accelerator, log.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
-        self.live = LiveRun(opening, keeper, checkpoints, monitor, journal, accelerator)
+        self.live = LiveRun(opening, keeper, checkpoints, monitor, log, accelerator)
         stack.callback(lambda: self.live.close())
         if is_main:
             let_replaced_go(start.run_dir)
         self.saver = Saver(self.live, opening.mirror)
         self.recovery = Recovery(self.live, self.saver)
         self.evaluator = Evaluator(self.live, self.recovery.give_up)
-        self.recorder = Recorder(self.live, plan.peak_bytes)
+        self.recorder = Recorder(self.live, plan)
         self.interrupts = stack.enter_context(Interrupts(is_main))
         watch.sign.leave()
-        stack.enter_context(journal)
+        stack.enter_context(log)
 
     def _loop(self) -> None:
         """Step, evaluate, save, until all steps are done, or no evaluation gets better."""
@@ -192,7 +190,7 @@ class LowMemTrainer:
                     say_after_launcher(str(told))
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
-            self.journal.tell(remark)
+            self.log.tell(remark)
 
     def _step(self, number: int) -> bool:
         """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
@@ -211,7 +209,7 @@ class LowMemTrainer:
 
     def _stop_asked(self) -> tuple[bool, bool]:
         """Whether any process was asked to stop, and whether any has nothing left to shrink."""
-        wish = self.journal.wish()
+        wish = self.log.wish()
         self.is_wished |= wish == STOP
         stop, save_now = self.interrupts.hear(wish)
         stop, save_now, exhausted = sum_over(
@@ -222,8 +220,8 @@ class LowMemTrainer:
 
     def _finish(self) -> Summary:
         """Publish the best model, show samples and the summary."""
-        live, journal, start = self.live, self.journal, self.live.start
-        journal.progress.stop()
+        live, log, start = self.live, self.log, self.live.start
+        log.progress.stop()
         best = live.checkpoints.named_best() or live.checkpoints.latest()
         prompt = None
         if live.is_main and best is not None:
@@ -236,15 +234,14 @@ class LowMemTrainer:
             with self.monitor.phase("samples"):
                 prompt = show_samples(
                     live.engine.walk, start.validation, start.tokenizer, self.config.train.sample_rows,
-                    journal.progress, journal.metrics, live.longest_answer,
+                    log, live.longest_answer,
                 )  # fmt: skip
-        journal.memory(live.state.step, "end")
+        log.memory(live.state.step, "end")
         self.monitor.stop()
-        summary = self.recorder.summary()
-        journal.end(summary, self.config, prompt or "...")
+        summary = self.recorder.end(prompt or "...")
         if self.saver.mirror is not None and (lacking := self.saver.mirror.lacks) is not None:
             told = "the mirror has no copy of the last checkpoint, of step {step} (why: above); copy {folder} elsewhere yourself"
-            journal.tell(say(told, step=lacking, folder=start.run_dir))
+            log.tell(say(told, step=lacking, folder=start.run_dir))
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):
                 write_card(start.run_dir, start.run_dir)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from board.places import Outside, Places
-from board.runs import delete_run, list_runs, run_names, size_of
+from board.runs import delete_run, list_runs, size_of
 from board.table import lines_of
 from config import Config, UserError
 from language import say
@@ -51,8 +51,8 @@ def runs(config: Config) -> None:
 
 
 def _delete(places: Places, name: str, is_sure: bool) -> None:
-    if name not in run_names(places):
-        known = ", ".join(run_names(places)[:20]) or "none"
+    if name not in (names := places.names()):
+        known = ", ".join(names[:20]) or "none"
         raise UserError(f"--delete = {name}, is no run; there are: {known}")
     size = format_size(size_of(places, name))
     if not is_sure:

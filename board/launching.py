@@ -22,10 +22,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from board.places import Outside, Places, is_run_name, read_json
+import childproc
+from board.places import Outside, Places, is_run_name
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
-from board.runs import ALIVE, LAUNCH_FILE, REQUEST_FILE, delete_run, list_runs, run_facts, run_names
+from board.runs import ALIVE, delete_run, list_runs, run_facts
 from config import UserError, load
+from run_files import LAUNCH_FILE, REQUEST_FILE, read_record
+from storage import write_text
 from units import MIB
 
 QUEUE_SECONDS = 2.0
@@ -129,9 +132,7 @@ class Launcher:
             with suppress(OSError):
                 if (folder / REQUEST_FILE).read_text(encoding="utf8", errors="replace").strip() == STOP:
                     return  # which saves as well
-            fresh = folder / f".tmp-{os.getpid()}-{REQUEST_FILE}"
-            fresh.write_text(word + "\n", encoding="utf8")
-            os.replace(fresh, folder / REQUEST_FILE)
+            write_text(folder / REQUEST_FILE, word + "\n")
 
     async def work(self) -> None:
         """Look after children and queue until cancelled."""
@@ -145,7 +146,9 @@ class Launcher:
 
     async def start_next(self) -> str | None:
         """Start the oldest run that waits, if it fits now. Returns its name if it was started."""
-        launches = [(name, record) for name, record in self._launches() if _waits(record)]
+        names = [path.parent.name for path in self.places.log_dir.glob(f"*/{LAUNCH_FILE}")]
+        launches = [(name, self._launch(name)) for name in names if is_run_name(name)]
+        launches = [(name, record) for name, record in launches if _waits(record)]
         runs = await asyncio.to_thread(list_runs, self.places) if launches else []
         others = [run["name"] for run in runs if run["state"] in ALIVE]
         is_waiting = {run["name"] for run in runs if run["state"] == "waiting"}  # what runs already waits for nothing
@@ -190,7 +193,7 @@ class Launcher:
             flags["memory_budget"] = f"{int(found['plan']['budget_bytes']) // MIB}M"
         folder = self.places.logs(name)
         with (folder / "console.log").open("ab") as console:
-            child = subprocess.Popen(
+            child = childproc.start(
                 [*self.program, record["command"], *words_of(flags)], cwd=self.folder, stdin=subprocess.DEVNULL,
                 stdout=console, stderr=subprocess.STDOUT, start_new_session=True, creationflags=OWN_GROUP,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -215,18 +218,11 @@ class Launcher:
                     if record.get("process") == child.pid:
                         self._write(name, {**record, "exit_code": code})
 
-    def _launches(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(name, self._launch(name)) for name in run_names(self.places) if is_run_name(name)]
-
     def _launch(self, name: str) -> dict[str, Any]:
-        return read_json(self.places.log_dir / name / LAUNCH_FILE)
+        return read_record(self.places.log_dir / name / LAUNCH_FILE)
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
-        path = self.places.logs(name) / LAUNCH_FILE
-        fresh = path.with_name(f".tmp-{os.getpid()}-{LAUNCH_FILE}")  # another page may write one beside it
-        text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-        fresh.write_text(text, encoding="utf8", errors="backslashreplace")  # names of other runs may be any bytes
-        os.replace(fresh, path)
+        write_text(self.places.logs(name) / LAUNCH_FILE, json.dumps(record, indent=1) + "\n")
 
 
 def _waits(record: dict[str, Any]) -> bool:

@@ -7,7 +7,6 @@ lies outside does not exist for the page.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
+from run_files import run_names
 from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
-from storage import read_text
 
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
-MOST_DIGITS = 20
 OF_PROGRAMS = {"config.json", "adapter_config.json", "manifest.json", "tokenizer.json"}  # of a model, of prepared rows
 
 
@@ -39,6 +37,10 @@ class Places:
     log_dir: Path
     output_dir: Path
     data_dir: Path
+
+    def names(self) -> list[str]:
+        """Names of all runs."""
+        return run_names(self.log_dir, self.output_dir)
 
     def logs(self, name: str) -> Path:
         """The log folder of a run."""
@@ -152,30 +154,3 @@ def json_bytes(content: object, allow_nan: bool = True) -> bytes:
     """
     text = json.dumps(content, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
     return text.encode("utf8", "backslashreplace")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A small table that somebody may be replacing; empty where there is none, or what no run writes."""
-    try:
-        content = plain_json(read_text(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def plain_json(text: str | bytes) -> Any:
-    """JSON whose numbers are finite: null stands for those that are not, and for whole ones of more digits than any count has.
-
-    Raises:
-        ValueError, RecursionError: it is none.
-    """
-    return json.loads(text, parse_constant=lambda _: None, parse_float=_finite, parse_int=_count)
-
-
-def _finite(digits: str) -> float | None:
-    number = float(digits)
-    return number if math.isfinite(number) else None
-
-
-def _count(digits: str) -> int | None:
-    return int(digits) if len(digits) <= MOST_DIGITS else None

@@ -12,10 +12,12 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import childproc
 from board.runs import ALIVE
 from config import ROOT, flags_of
 from settings.fields import TRUE_WORDS
@@ -84,25 +86,14 @@ class Planner:
         return answer
 
     async def _child(self, words: list[str]) -> dict[str, Any]:
-        child = await asyncio.create_subprocess_exec(
-            *self.program, "plan", "--json=True", *words, cwd=self.folder, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            told, errors = await asyncio.wait_for(child.communicate(), SECONDS)
-        except (asyncio.TimeoutError, asyncio.CancelledError):
-            if child.returncode is None:
-                child.kill()
-            await child.wait()
-            raise
-        if child.returncode == 0:
-            try:
-                answer = json.loads(told)
+        argv = [*self.program, "plan", "--json=True", *words]
+        done = await childproc.run_async(argv, SECONDS, cwd=self.folder)
+        if done.returncode == 0:
+            with suppress(ValueError):
+                answer = json.loads(done.stdout)
                 return {"list": answer} if isinstance(answer, list) else dict(answer)
-            except ValueError:
-                pass
-        lines = errors.decode("utf8", "replace").strip().splitlines()
-        return {"problems": [line.strip() for line in lines[1:]] or lines, "exit_code": child.returncode}
+        lines = done.stderr.strip().splitlines()
+        return {"problems": [line.strip() for line in lines[1:]] or lines, "exit_code": done.returncode}
 
 
 def plan_words(flags: Flags) -> list[str]:

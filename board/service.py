@@ -15,14 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+import childproc
 from board.form import OWN, command_line
-from board.history import METRICS_FILE, History
+from board.history import History
 from board.launching import Launcher
-from board.places import Outside, Places, checked_name, is_run_name, read_json
+from board.places import Outside, Places, checked_name, is_run_name
 from board.planning import Planner, still_to_take
-from board.runs import HEARTBEAT_FILE, LAUNCH_FILE, RUN_FILE, console_tail, list_runs, run_facts, run_names
+from board.runs import console_tail, list_runs, run_facts
 from board.talking import Talks
 from config import ROOT, UserError, load
+from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
 from settings.fields import AUTO, is_encodable
 
 KEPT_HISTORIES, READ_BYTES = 32, 2**21
@@ -82,7 +86,7 @@ class Board:
 
     def is_known(self, name: str) -> bool:
         """Whether there is a run of this name."""
-        return checked_name(name) in run_names(self.places)
+        return checked_name(name) in self.places.names()
 
     def window(self, name: str, first: int, last: int) -> dict[str, object]:
         """The steps of a run from `first` to `last` alone, on a finer grid."""
@@ -95,7 +99,7 @@ class Board:
             history: of the run, as somebody keeps it who reads on in it; None: it is read to its end.
         """
         history = self._read(name) if history is None else history
-        launch = read_json(self.places.logs(name) / LAUNCH_FILE)
+        launch = read_record(self.places.logs(name) / LAUNCH_FILE)
         facts = run_facts(self.places, name)
         given = launch.get("flags") if isinstance(launch.get("flags"), dict) else None
         command = command_line(str(launch.get("command", "train")), given) if given else None
@@ -110,25 +114,15 @@ class Board:
 
     def log(self, name: str) -> str:
         """The last lines of a run's log; of one that has none yet, what it printed."""
-        path = self._log_of(name)
-        if path is None:
+        told = str(read_record(self.places.logs(name) / HEARTBEAT_FILE).get("log", ""))
+        path = self.places.log_dir / Path(told).name
+        if not told or not path.is_file() or path.is_symlink() or path.suffix != ".log":
             return console_tail(self.places.logs(name), LOG_BYTES)
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - LOG_BYTES))
             text = file.read().decode("utf8", "replace")
         return text.partition("\n")[2] if size > LOG_BYTES else text
-
-    def _log_of(self, name: str) -> Path | None:
-        told = str(read_json(self.places.logs(name) / HEARTBEAT_FILE).get("log", ""))
-        path = self.places.log_dir / Path(told).name
-        if told and path.is_file() and not path.is_symlink() and path.suffix == ".log":
-            return path
-        for path in sorted(self.places.log_dir.glob("chat_trainer_low_mem_*.log"), reverse=True):
-            with path.open(encoding="utf8", errors="replace") as file:
-                if file.readline(400).rstrip().endswith(f"| run {name}"):
-                    return path
-        return None
 
     def compare(self, names: list[str]) -> dict[str, Any]:
         """The losses of several runs."""
@@ -202,17 +196,13 @@ class Board:
     async def preview(self, relative: str) -> dict[str, Any]:
         """Columns, first rows and lengths of a data file, read by a child process."""
         path = self.places.data(relative)
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "data.sources.preview", str(path), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        argv = [sys.executable, "-m", "data.sources.preview", str(path)]
         try:
-            told, _ = await asyncio.wait_for(child.communicate(), PREVIEW_SECONDS)
-            return dict(json.loads(told))
+            done = await childproc.run_async(
+                argv, PREVIEW_SECONDS, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            )
+            return dict(json.loads(done.stdout))
         except (asyncio.TimeoutError, ValueError):
-            if child.returncode is None:
-                child.kill()
-            await child.wait()
             return {"problems": [f"{relative} cannot be read as rows"]}
 
     def models(self) -> list[dict[str, Any]]:
@@ -227,7 +217,7 @@ class Board:
                     relative = folder.relative_to(self.places.output_dir).as_posix()
                     facts = weights.stat()
                     found.append({
-                        "name": relative, "run": run.name, "kind": read_json(run / RUN_FILE).get("kind"), "time": facts.st_mtime, "bytes": facts.st_size,
+                        "name": relative, "run": run.name, "kind": read_record(run / RUN_FILE).get("kind"), "time": facts.st_mtime, "bytes": facts.st_size,
                         "is_checkpoint": folder is not run, "is_adapter": weights.name.startswith("adapter"),
                     })  # fmt: skip
         return sorted(found, key=lambda model: (model["is_checkpoint"], -model["time"]))
@@ -238,15 +228,7 @@ class Board:
         return shutil.disk_usage(self.places.data_dir).free
 
 
-def machine_memory() -> dict[str, int | None]:
-    """RAM of this machine and what of it is free, in bytes; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
-        return {"total_bytes": kib["MemTotal"] * 1024, "free_bytes": kib["MemAvailable"] * 1024}
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        return {"total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "free_bytes": None}
-    except (AttributeError, OSError, ValueError):
-        return {"total_bytes": None, "free_bytes": None}
+def machine_memory() -> dict[str, int]:
+    """RAM of this machine and what of it is free, in bytes."""
+    memory = psutil.virtual_memory()
+    return {"total_bytes": memory.total, "free_bytes": memory.available}

@@ -38,7 +38,7 @@ async def run_events(board: Board, name: str, seconds: float = TICK_SECONDS) -> 
     """Facts and charts of one run, whenever they have changed. A long file comes in pieces, each drawn at once."""
     history, chart, last, quiet = board.history(name), Chart(), b"", 0
     while True:
-        has_more = await asyncio.to_thread(history.refresh, READ_BYTES)
+        read = await asyncio.to_thread(history.refresh, READ_BYTES)
         for part in ("chart", "facts"):
             now = b""
             if part == "chart":
@@ -57,7 +57,7 @@ async def run_events(board: Board, name: str, seconds: float = TICK_SECONDS) -> 
         if quiet >= QUIET_TICKS:
             quiet = 0
             yield b": alive\n\n"
-        await asyncio.sleep(0.0 if has_more and history.is_behind else seconds)
+        await asyncio.sleep(0.0 if read >= READ_BYTES else seconds)
 
 
 class Chart:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import childproc
 from board.places import Places
 from board.planning import PROGRAM
 
@@ -155,11 +156,8 @@ class Talks:
                 talk = None
             if talk is None:
                 await self._make_room()
-                child = await asyncio.create_subprocess_exec(
-                    *self.program, "chat", f"--model={folder}", "--json=True", *words, cwd=self.folder,
-                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                    limit=LONGEST_LINE, start_new_session=True,
-                )  # fmt: skip
+                argv = [*self.program, "chat", f"--model={folder}", "--json=True", *words]
+                child = await childproc.start_async(argv, cwd=self.folder, limit=LONGEST_LINE, start_new_session=True)
                 talk = self._talks[pane] = Talk(pane, child, key)
             talk.used = time.monotonic()
             return talk

@@ -43,8 +43,8 @@ from settings.errors import reason_of
 from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
+from training.report.log_files import plain
 from training.report.progress import Progress
-from training.report.tracking import plain
 from training.start.adapted import base_of, learnt_last
 
 WINDOW_BATCHES = 8  # batches of one window

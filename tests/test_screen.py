@@ -13,8 +13,8 @@ import pytest
 import train_low_mem
 from data.prepare.pace import Pace
 from screen import GuardedStream, guard, raw, visible
+from training.report.log_files import close_log, open_log
 from training.report.progress import Progress
-from training.report.tracking import close_log, open_log
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\x08\x7f\u202egnp"
 

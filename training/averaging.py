@@ -38,7 +38,7 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
     if len(found) < 2:
         return False
     if not least_of(live.accelerator, float(all(path.is_dir() for path in found)))[0]:
-        live.journal.tell(say("no mean is formed: not all machines see the checkpoints"))
+        live.log.tell(say("no mean is formed: not all machines see the checkpoints"))
         return False
     if live.best.value is None:  # a run that is continued by another measure has nothing to compare with
         evaluator.evaluate()
@@ -48,12 +48,12 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
     live.take(folder)
     first, last = step_of(found[0]), step_of(found[-1])
     told = "mean of the last {checkpoints}, of steps {first} to {last}"
-    live.journal.tell(say(told, checkpoints=counted(len(found), "checkpoint"), first=first, last=last))
+    live.log.tell(say(told, checkpoints=counted(len(found), "checkpoint"), first=first, last=last))
     is_better = evaluator.evaluate(len(found)) or not live.start.validation.num_rows  # then nothing speaks against it
     if is_better and live.is_main:
         publish(folder, live.start.run_dir)
     if not is_better:
-        live.journal.tell(say("it is not better than the best before it: a checkpoint is published"))
+        live.log.tell(say("it is not better than the best before it: a checkpoint is published"))
         live.release()
         live.take(by_main(live.accelerator, lambda: live.checkpoints.named_best() or found[-1]))
     live.accelerator.wait_for_everyone()  # all have read it

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import NoReturn
 
+from language import join, say
 from memory.recovery import free_failed
+from settings.fields import counted
 from training.evaluation.losses import evaluate
 from training.evaluation.samples import score_answers
 from training.live import LiveRun
@@ -40,7 +43,19 @@ class Evaluator:
         if not result.tokens:
             return False
         is_best = live.evaluated(result.loss, {**result.figures(), **scores}, is_mean=averaged > 0)
-        live.journal.evaluation(step, result, scores, samples, averaged)
+        means = {"averaged_checkpoints": averaged} if averaged else {}
+        further = [f", {name} {value:.3f}" for name, value in {**result.metrics, **scores}.items()]
+        if not result.metrics:  # of tokens, not of preferences
+            further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
+        sentence = say(
+            "step {step}: evaluation loss {loss}{further} ({rows})",
+            step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=counted(result.rows, "row"),
+        )  # fmt: skip
+        live.log.event("eval", sentence, step=step, **result.figures(), **scores, **means)
+        for sample in samples:
+            live.log.progress.sample(sample.prompt, sample.answer, sample.reference)
+            live.log.event("sample", step=step, **asdict(sample))
+        live.log.memory(step, "evaluation")
         return is_best
 
     def _scores(self) -> tuple[dict[str, float], list[Sample]]:

@@ -26,7 +26,7 @@ from training.divergence import Divergence
 from training.evaluation.stopping import BestMetric, lowest_of
 from training.opening import Opening
 from training.processes.collectives import agree_on, by_main, least_of
-from training.report.journal import Journal
+from training.report.run_log import RunLog
 from training.start.building import build
 from training.start.startup import rolled_back
 
@@ -36,7 +36,7 @@ class LiveRun:
 
     Args:
         opening: what it starts with. keeper: keeps it inside its budget, by the plan of now.
-        checkpoints: of the run. monitor, journal: watch it and report on it. accelerator: its processes.
+        checkpoints: of the run. monitor, log: watch it and report on it. accelerator: its processes.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.
@@ -48,12 +48,12 @@ class LiveRun:
         keeper: Keeper,
         checkpoints: Checkpoints,
         monitor: Monitor,
-        journal: Journal,
+        log: RunLog,
         accelerator: Accelerator,
     ) -> None:
         self.start = self._beginning = opening.start
         self.config, self.device, self.accelerator = opening.start.config, opening.device, accelerator
-        self.keeper, self.checkpoints, self.monitor, self.journal = keeper, checkpoints, monitor, journal
+        self.keeper, self.checkpoints, self.monitor, self.log = keeper, checkpoints, monitor, log
         self.has_saved = False  # whether this part of the run has written a checkpoint
         self._build()
 
@@ -81,7 +81,7 @@ class LiveRun:
         self.divergence = Divergence.restore(self.state.divergence)
         self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
         self.keeper.cleaner.settle()
-        self.journal.memory(self.state.step, "load")
+        self.log.memory(self.state.step, "load")
 
     def follow_plan(self) -> None:
         """Let the engine work as the plan now says."""
@@ -97,7 +97,9 @@ class LiveRun:
         del self.engine
         self.keeper.before("rolling back", self.start.state.step)
         self._build()
-        self.journal.rolled_back(self.state.step, reason)
+        self.log.rewind(self.state.step)
+        report = say("{reason}: continuing after step {step}", reason=reason, step=self.state.step)
+        self.log.event("recovery", report, step=self.state.step, reason="rolled back", report=report)
 
     def release(self) -> None:
         """Let go of model, optimizer and engine, to make room for what `take` brings."""
@@ -125,7 +127,7 @@ class LiveRun:
             except Exception as error:
                 if not isinstance(error, (UserError, OSError)) and not self.device.is_out_of_memory(error):
                     raise
-                self.journal.tell(say("no samples are shown: {reason}", reason=str(error).splitlines()[0]))
+                self.log.tell(say("no samples are shown: {reason}", reason=str(error).splitlines()[0]))
                 return False
         return True
 
@@ -159,7 +161,7 @@ class LiveRun:
         """An evaluation is done; returns whether it is the best so far.
 
         Args:
-            values: its numbers by name, as the journal tells them; the metric that counts is among them.
+            values: its numbers by name, as the run log tells them; the metric that counts is among them.
             is_mean: they are of a mean of checkpoints, which is published only where it is the best.
         """
         is_best, state = self.best.is_best(self.state.step, values), self.state

@@ -1,40 +1,70 @@
-"""What is measured of a run's steps? Each is reported as it is done; together they give the summary."""
+"""What is measured of a run's steps, and told: the plan before them, each as it is done, the summary behind them."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from loguru import logger
+
+from config import PREFERENCES, Config
+from data.sources.places import public_values
+from data.text.templates import Template
 from language import say
+from memory.cost.disk import disk_need
+from memory.cost.duration import Renewal
+from memory.plan import Plan
+from model.shapes import weight_counts
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
 from training.processes.collectives import first_told, most_of
+from training.report.card import push_command
 from training.report.progress import Reading
-from training.report.summary import Summary
+from training.report.run_log import RunLog
+from training.report.summary import Summary, next_commands, plan_rows, summary_rows
+from training.report.wording import about, duration
+from units import format_size
+
+
+def announce(log: RunLog, config: Config, plan: Plan, step: int) -> None:
+    """What will be done from a step on, and the plan for it."""
+    settings = public_values(config.as_dict())
+    log.event("start", step=step, time=time.time(), run_name=config.run.run_name, settings=settings)
+    log.plan(plan)
+    disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
+    log.table(say("plan"), [*plan_rows(plan, weight_counts(config.model)["total"]), (say("disk"), disk)])
 
 
 class Recorder:
     """Measures one run.
 
     Args:
-        live: the run. planned_peak_bytes: what the plan of its beginning says.
+        live: the run. plan: of its beginning.
     """
 
-    def __init__(self, live: LiveRun, planned_peak_bytes: int) -> None:
-        self.live, self._planned_peak_bytes = live, planned_peak_bytes
+    def __init__(self, live: LiveRun, plan: Plan) -> None:
+        self.live, self._plan = live, plan
         # done here: a run that is continued has done others before
         self._steps, self._seconds, self._tokens = 0, 0.0, 0
         self._first_over: int | None = None  # the step after which the peak was first above the budget
+        steps = int(live.config.train.max_steps) - live.state.step
+        self._renewal = Renewal(plan.seconds, plan.seconds_total, steps)
 
     def step(self, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
-        """Report the step that was just done.
+        """Report the step that was just done. Once, after the first ones, the time that is left.
 
         Args:
             loss: summed over all processes. labels: what its mean is over. rate: the learning rate. tokens: read by all.
         """
-        live, plan = self.live, self.live.keeper.plan
+        live, log, plan = self.live, self.live.log, self.live.keeper.plan
         self._steps += 1
         self._seconds += seconds
         self._tokens += tokens
         now = live.monitor.sample("train")
         used = now.device_bytes + (0 if live.device.is_separate_memory else now.anon_bytes)
+        mean, speed = loss / max(labels, 1), tokens / seconds
+        reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
         figures = mean_metrics(live.engine.walk.objective, labels, live.accelerator)
         update = live.engine.update
         if update.is_skipped and update.scaling is not None:
@@ -42,12 +72,56 @@ class Recorder:
         if live.device.name == "cpu":  # elsewhere the host is done before the device is, or waits for it in a move
             figures["update_seconds"] = round(update.seconds, 4)
             figures |= {"weights_wait_seconds": round(live.engine.waited_seconds, 4)} if plan.choice.away_blocks else {}
-        mean, speed = loss / max(labels, 1), tokens / seconds
-        reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
-        live.journal.step(reading, tokens, seconds, plan.choice, figures)
+        left, time_left = self._renewal.after_step(seconds), ""
+        if left is not None:
+            figures |= {"seconds_left": left.seconds, "seconds_left_low": left.low, "seconds_left_high": left.high}
+            time_left = say(
+                "step {step}: {time} left, from the steps so far", step=reading.step, time=about(left.seconds, left.low, left.high)
+            )  # fmt: skip
+        logger.debug(
+            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}", reading.step, mean, rate, speed,
+            *map(format_size, (used, reading.peak_bytes, plan.budget_bytes)),
+        )  # fmt: skip
+        log.progress.step(reading)
+        log.event(
+            "step", time_left, step=reading.step, loss=mean, learning_rate=rate, tokens=tokens,
+            seconds=round(seconds, 4), tokens_per_second=round(speed, 1),
+            batch_size_per_gpu=plan.choice.batch_size_per_gpu,
+            gradient_accumulation_steps=plan.choice.gradient_accumulation_steps, memory_bytes=used,
+            peak_bytes=reading.peak_bytes, time=round(time.time(), 2), **figures,
+        )  # fmt: skip
         if self._first_over is None and self._counted_peak_bytes() > plan.budget_bytes:
             self._first_over = reading.step
-            live.journal.over(reading)
+            log.tell(
+                say(
+                    "step {step}: the peak of {peak} is over the budget of {budget}; the run goes on, saves, and ends with exit code 3",
+                    step=reading.step, peak=format_size(reading.peak_bytes), budget=format_size(plan.budget_bytes),
+                )
+            )  # fmt: skip
+
+    def end(self, prompt: str) -> Summary:
+        """The summary, and what may be typed next.
+
+        Args:
+            prompt: an example, for the next command.
+        """
+        config, log, plan, summary = self.live.config, self.live.log, self._plan, self.summary()
+        figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
+        taken = log.seconds()
+        log.event("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
+        rows = summary_rows(summary)
+        if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
+            promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
+            told = say("{time} since the plan, which said {promise}", time=duration(taken), promise=promise)
+            rows.insert(-1, (say("time"), told))
+        log.table(say("done"), rows)
+        template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
+        is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
+        lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
+        log.progress.lines(say("next"), [*lines, push_command(Path(summary.model_dir))])
+        if config.run.quiet:
+            log.progress.warn(summary.model_dir)
+        return summary
 
     def summary(self) -> Summary:
         """What was planned and measured, for the end."""
@@ -56,10 +130,10 @@ class Recorder:
             steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
             best_evaluation=state.best_evaluation,
-            planned_peak_bytes=self._planned_peak_bytes, measured_peak_bytes=int(most_of(live.accelerator, self._peak_bytes())[0]),
+            planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(most_of(live.accelerator, self._peak_bytes())[0]),
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            first_over=first_told(live.accelerator, self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.journal.metrics.path),
+            first_over=first_told(live.accelerator, self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.log.path),
             **live.divergence.figures(),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from training.checkpoints.runs import publish
 from training.divergence import why_diverged, why_hopeless
 from training.live import LiveRun
 from training.processes.collectives import first_told, sum_over
+from training.report.results import named_rows
 from training.report.summary import resume_command
 from training.saving import Saver
 
@@ -108,7 +109,12 @@ class Recovery:
         to_blame = number - is_before
         divergence.skip(to_blame, seen_at=number)
         rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
-        live.journal.left_out(to_blame, rows, first_told(live.accelerator, live.engine.checks.first))
+        where = first_told(live.accelerator, live.engine.checks.first)
+        values = {"step": to_blame, "rows": named_rows(rows)}
+        report = say("step {step}: inf or nan; left out {rows}", **values)
+        if where:
+            report = say("step {step}: inf or nan, first in {place}; left out {rows}", place=where, **values)
+        live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, place=where, report=report)
         if divergence.is_stuck and not is_changed and live.state.step == live.last_good:
             self._end_diverged(number, is_hopeless=True)  # no rate changes what the weights there are give
         if divergence.is_stuck:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from loguru import logger
 
 from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
@@ -48,11 +49,12 @@ class Saver:
         with live.monitor.phase("save"):
             answers = replace(live.config.generate, max_new_tokens=live.longest_answer)
             path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best, answers)
-        live.journal.checkpoint(step, path, is_best)
+        live.log.event("checkpoint", step=step, path=path, best=is_best)
+        logger.info("step {} saved to {}", step, path)
         if self.mirror is not None and live.is_main:
             problem = self.mirror.push(live.start.run_dir, path)
             if problem is not None:
-                live.journal.tell(problem)
+                live.log.tell(problem)
         live.saved()
         return True
 

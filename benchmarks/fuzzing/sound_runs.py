@@ -187,11 +187,10 @@ def metrics_file(path: Path) -> None:
 
 
 def use_metrics(path: Path) -> None:
-    from training.report.tracking import MetricsFile
+    from training.report.log_files import MetricsFile
 
-    metrics = MetricsFile(path, resume=True)
-    metrics.truncate_after(5)
-    metrics.write("end")
+    metrics = MetricsFile(path, keep_until=5)
+    metrics.write({"event": "end"})
     metrics.close()
 
 

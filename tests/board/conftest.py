@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from tests.board.recorded import BEGAN
@@ -9,4 +10,4 @@ from tests.board.recorded import BEGAN
 
 @pytest.fixture(autouse=True)
 def began_before_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("board.runs._began", lambda number: BEGAN - 60)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: BEGAN - 60)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from board.places import read_json
+from run_files import read_record
 from tests.end_to_end.running import ENVIRONMENT, ROOT
 
 BROWSER = next(
@@ -122,7 +122,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
         browser.quit()
         found.end()
         for told in tmp_path.glob("logs/*/heartbeat.json"):
-            beat = read_json(told)
+            beat = read_record(told)
             if beat.get("state") == "running":
                 os.kill(int(beat["process"]), signal.SIGKILL)
 

@@ -217,6 +217,7 @@ def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
         beat(page.places, "one", log=told)
         assert "secret" not in client.get("/api/runs/one/log").text
     (page.places.log_dir / "chat_trainer_low_mem_1.log").write_text("2026 | INFO | run one\nhello\n")
+    beat(page.places, "one", log="logs/chat_trainer_low_mem_1.log")
     assert "hello" in client.get("/api/runs/one/log").text
 
 

@@ -34,7 +34,7 @@ def test_drift_is_no_smaller_budget(monkeypatch: pytest.MonkeyPatch, lost: int, 
     monkeypatch.setattr(keeping, "measure_budget", lambda *_: replace(budget, host_bytes=budget.host_bytes - lost))
     keeper = keeping.Keeper(
         config, replace(least, budget_bytes=budget.host_bytes), budget, none_fits, device=devices.pick("cpu", 0),
-        monitor=cast(Any, SimpleNamespace(watch=lambda budget_bytes, from_now: None)), journal=cast(Any, None),
+        monitor=cast(Any, SimpleNamespace(watch=lambda budget_bytes, from_now: None)), log=cast(Any, None),
     )  # fmt: skip
     keeper._look(1)
     assert (keeper.exhausted is not None) == ends

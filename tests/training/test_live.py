@@ -13,12 +13,12 @@ from config import load
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.live import LiveRun
-from training.report.tracking import MetricsFile
+from training.report.log_files import MetricsFile
 
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LowMemTrainer]:
-    """One that has run two steps, its journal open for as long as a test looks at it."""
+    """One that has run two steps, its log open for as long as a test looks at it."""
     close = MetricsFile.close
     monkeypatch.setattr(MetricsFile, "close", lambda metrics: None)
     write_text(tmp_path / "text.txt")
@@ -31,7 +31,8 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LowMemT
     trainer = LowMemTrainer(load("train", {key: str(value) for key, value in flags.items()}))
     trainer.train()
     yield trainer
-    close(trainer.journal.metrics)
+    assert trainer.log._metrics is not None
+    close(trainer.log._metrics)
 
 
 def weights(live: LiveRun) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from config import Config
 from training import recording
 from training.report.summary import Summary
 
@@ -29,13 +30,14 @@ class Live:
         self.accelerator, self.is_main = SimpleNamespace(process_index=rank, num_processes=1), rank == 0
         self.state = SimpleNamespace(step=9, first_eval_loss=None, best_eval_loss=None, best_evaluation=None)
         self.start = SimpleNamespace(run_dir="runs/mine")
-        self.journal = SimpleNamespace(metrics=SimpleNamespace(path="logs/metrics.jsonl"))
+        self.log, self.config = SimpleNamespace(path="logs/metrics.jsonl"), Config().changed(max_steps=9)
         self.divergence = SimpleNamespace(figures=dict)
 
 
 def summary_of(rank: int, peak_bytes: int) -> Summary:
     live: Any = Live(rank, peak_bytes)
-    return recording.Recorder(live, 600 * MIB).summary()
+    plan: Any = SimpleNamespace(peak_bytes=600 * MIB, seconds=1.0, seconds_total=None)
+    return recording.Recorder(live, plan).summary()
 
 
 def test_another_process_over_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:

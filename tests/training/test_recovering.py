@@ -34,7 +34,7 @@ class Live:
         self.last_good, self.has_saved, self.is_main = last_good, True, True
         loader = SimpleNamespace(rows_of_steps=lambda first, count, rows: SimpleNamespace(tolist=lambda: [7, 8]))
         self.start = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
-        self.journal = SimpleNamespace(left_out=lambda *facts: self.asked.append(facts))
+        self.log = SimpleNamespace(event=lambda *name, **fields: self.asked.append(fields))
         self.engine = SimpleNamespace(checks=SimpleNamespace(first="the loss"))
         self.config = Config().changed(learning_rate=0.1, run_name="mine")
         self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), named_best=lambda: None)
@@ -76,7 +76,7 @@ def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None
         for step in (3, 4):
             live.divergence.applied(step)
         recovery.after_step(late, 5)
-        assert live.divergence.skipped == [3, 4, 5][: turn + 1] and live.asked[-2] == (4, [7, 8], "the loss")
+        assert live.divergence.skipped == [3, 4, 5][: turn + 1] and live.asked[-2]["rows"] == [7, 8]
     assert live.divergence.rate_factor == 0.5
     saved = Live(last_good=4)
     recovery_of(saved)[0].after_step(late, 5)

@@ -17,7 +17,7 @@ from typing import Any
 from config import Config
 from devices.base import Device
 from language import say
-from memory.cleanup import Cleaner
+from memory.cleanup import Cleaner, CleanupRecord
 from memory.cost.prediction import Choice
 from memory.observe.budget import Budget, free_host_bytes, measure_budget
 from memory.observe.growth import FORESIGHT, Growth
@@ -26,7 +26,7 @@ from memory.plan import Plan
 from memory.recovery import RecoveryRecord, Shortage, free_failed
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
-from training.report.journal import Journal
+from training.report.run_log import RunLog
 from training.report.summary import recomputed
 from units import MIB, format_size
 
@@ -69,7 +69,7 @@ class Keeper:
         *,
         device: Device,
         monitor: Monitor,
-        journal: Journal,
+        log: RunLog,
         shape: str = "",
         local_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -83,7 +83,7 @@ class Keeper:
             mixed_precision=precision.mixed_precision, shard_weights=plan.choice.shards > 1, **base
         )
         self._make_plan = make_plan
-        self._device, self._monitor, self._journal = device, monitor, journal
+        self._device, self._monitor, self._log = device, monitor, log
         self._shape, self._local_processes, self._clock = shape, local_processes, clock
         self._looked, self._rest_until, self._steps = clock(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
@@ -92,7 +92,13 @@ class Keeper:
 
     def before(self, what: str, step: int) -> None:
         """Clean before a phase that needs room: "epoch" or "evaluation"."""
-        self._journal.cleanup(step, self.cleaner.before(what))
+        self._cleaned(step, self.cleaner.before(what))
+
+    def _cleaned(self, step: int, record: CleanupRecord) -> None:
+        """Tell what a cleaning gave back; those that are full and come inside training leave a memory record."""
+        self._log.event("cleanup", step=step, kind=record.kind, freed_bytes=record.freed_bytes, reason=record.reason)
+        if record.kind == "full" and record.reason in ("schedule", "pressure"):
+            self._log.memory(step, "train")
 
     def free_bytes(self) -> int:
         """What the budget leaves beside what is held now: of the memory that it is about."""
@@ -118,7 +124,7 @@ class Keeper:
         self._measure_ratio()
         record = self.cleaner.after_step(step)
         if record is not None:
-            self._journal.cleanup(step, record)
+            self._cleaned(step, record)
         elif self._monitor.pressure() > PRESSURE and self._clock() >= self._rest_until:
             self._relieve(step)
         self._watch_peak(step)
@@ -146,13 +152,10 @@ class Keeper:
             story=story,
             micro=smaller,
         )
-        self._journal.recovery(
-            step,
-            RecoveryRecord(
-                "evaluation", "out of memory", batch_size, smaller, None, shortage.needed_bytes, shortage.free_bytes,
-                report,
-            ),
-        )  # fmt: skip
+        record = RecoveryRecord(
+            "evaluation", "out of memory", batch_size, smaller, None, shortage.needed_bytes, shortage.free_bytes, report
+        )
+        self._log.event("recovery", report, step=step, **record.as_dict())
         self.plan = replace(self.plan, choice=replace(self.plan.choice, eval_batch_size_per_gpu=smaller))
         return smaller
 
@@ -173,7 +176,7 @@ class Keeper:
     def _relieve(self, step: int) -> None:
         """Clean at once; where that does not help, run in a smaller way, by as much as is used beyond what may be."""
         began = self._clock()
-        self._journal.cleanup(step, self.cleaner.under_pressure())
+        self._cleaned(step, self.cleaner.under_pressure())
         if self._monitor.pressure() > PRESSURE:
             wanted = self.plan.peak_bytes * PRESSURE / max(self._monitor.pressure(), 1.0)
             self._shrink(step, "train", "pressure", None, self._plan_within(wanted))
@@ -198,11 +201,11 @@ class Keeper:
             return
         pace = format_size(int(growth * self._monitor.budget_bytes))
         told = "memory grows by {pace} a step and would reach the budget in {steps}"
-        self._journal.tell(say(told, pace=pace, steps=counted(left, "step")))
+        self._log.tell(say(told, pace=pace, steps=counted(left, "step")))
         self._growth.forget()
         if not self._has_cleaned_growth:
             self._has_cleaned_growth = True
-            self._journal.cleanup(step, self.cleaner.under_pressure())
+            self._cleaned(step, self.cleaner.under_pressure())
         else:
             self._shrink(
                 step, "train", "growth", None, self._plan_within(self.plan.peak_bytes / (1.0 + FORESIGHT * growth))
@@ -213,9 +216,7 @@ class Keeper:
         choice = self.plan.choice
         if choice.malloc == "untrimmed" and self._monitor.peak_bytes > HEAP_BEYOND * self.plan.peak_bytes:
             self.plan = replace(self.plan, choice=replace(choice, malloc="fast"))
-            self._journal.tell(
-                say("memory is above the plan: what malloc holds is given back in each step from here on")
-            )
+            self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
 
     def _peak_share(self) -> float:
         """The most that was held so far, as a share of the budget."""
@@ -247,8 +248,8 @@ class Keeper:
         )  # fmt: skip
         self._count_anew(step)
         self.plan = replace(smaller, budget_bytes=min(self._room(self.budget), old.budget_bytes))
-        self._journal.recovery(step, record)
-        self._journal.plan(self.plan)
+        self._log.event("recovery", record.report, step=step, **record.as_dict())
+        self._log.plan(self.plan)
 
     def _count_anew(self, step: int) -> None:
         """What was held in another way is answered: it is no reason for the next one."""

@@ -24,9 +24,8 @@ from model.decoding.generation import generate, is_cut
 from settings.fields import AUTO
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.collectives import sum_over
-from training.report.progress import Progress
 from training.report.results import Sample
-from training.report.tracking import MetricsFile
+from training.report.run_log import RunLog
 
 CUT = "[...]"  # behind a sample that was cut at the longest length
 SHOWN = 3  # scored answers that are shown
@@ -125,8 +124,7 @@ def show_samples(
     loader: StepLoader,
     tokenizer: Tokenizer,
     count: int,
-    progress: Progress,
-    metrics: MetricsFile,
+    log: RunLog,
     longest_answer: int,
 ) -> str | None:
     """Answer the first `count` held-out rows greedily, on the screen and in metrics.jsonl.
@@ -139,13 +137,13 @@ def show_samples(
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
         answers = _answers(walk, [source for source, _ in rows], settings)
-        progress.note(say("samples"))
+        log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
             text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
             reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
-            progress.sample(prompt, f"{text} {CUT}" if is_cut(answer, settings) else text, reference)
-            metrics.write("sample", prompt=prompt, answer=text, reference=reference)
+            log.progress.sample(prompt, f"{text} {CUT}" if is_cut(answer, settings) else text, reference)
+            log.event("sample", prompt=prompt, answer=text, reference=reference)
     return prompts[0] if prompts else None
 
 

@@ -32,7 +32,7 @@ from screen import visible
 from settings.errors import UserError
 from training.processes.interrupts import SHOW_CURSOR
 from training.report.endings import Interrupted
-from training.report.tracking import log_crash
+from training.report.log_files import log_crash
 
 BEAT_SECONDS = 1.0
 GONE_BEATS = 20  # of the watcher, without one of the watched

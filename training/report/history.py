@@ -5,11 +5,11 @@ Columns are lists of one length, which `pandas.DataFrame` takes; what an event d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from run_files import METRICS_FILE, EventReader
 from settings.errors import UserError
 from settings.packages import needs
 from units import GIB
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from training.report.summary import Summary
-
-METRICS_FILE = "metrics.jsonl"
 
 
 def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[Any]]:
@@ -36,16 +34,14 @@ def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[An
     """
     columns: dict[str, list[Any]] = {}
     count = 0
-    with metrics_file(run).open(encoding="utf8") as file:
-        for line in file:
-            record = _event(line)
-            if record is None or record.pop("event") != event:
-                continue
-            for name in record:
-                columns.setdefault(name, [None] * count)
-            count += 1
-            for name, values in columns.items():
-                values.append(record.get(name))
+    for record in EventReader(metrics_file(run)).events():
+        if record.pop("event") != event:
+            continue
+        for name in record:
+            columns.setdefault(name, [None] * count)
+        count += 1
+        for name, values in columns.items():
+            values.append(record.get(name))
     return columns
 
 
@@ -93,15 +89,6 @@ def metrics_file(run: Summary | str | Path) -> Path:
     if found is None:
         raise UserError(f"run = {named}, has no {METRICS_FILE}; name a folder under --log_dir, such as logs/my_run")
     return found
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    """The event of a line; None of the torn last line of a run that was killed."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and "event" in record else None
 
 
 def _in_gib(columns: Mapping[str, Sequence[Any]], name: str) -> dict[str, list[Any]]:

@@ -70,6 +70,7 @@ class Progress:
         self._stream = raw(stream or sys.stdout)
         self._clock = clock
         self._timed_from: tuple[int, float] | None = None
+        self.seconds_left: float | None = None
         self._console: Console | None = None
         self._live: Live | None = None
         if is_main and self._stream.isatty() and os.environ.get("TERM") != "dumb":
@@ -100,9 +101,9 @@ class Progress:
 
     def step(self, reading: Reading) -> None:
         """Show one finished step."""
+        left = self.seconds_left = self._seconds_left(reading.step)
         if not self.is_main or self._is_quiet:
             return
-        left = self._seconds_left(reading.step)
         if self._live is not None:
             self._live.update(_live_lines(reading, self.max_steps, left))
         elif reading.step % self.log_steps == 0 or reading.step in (self.start_step + 1, self.max_steps):

@@ -20,4 +20,4 @@ def test_half_a_letter_is_not_shown() -> None:
     loader = SimpleNamespace(evaluation_batches=lambda *counts: iter([batch]))
     assert "\ufffd" in tokenizer.decode(source[0].tolist())
     nothing = cast(Any, None)
-    assert show_samples(nothing, cast(Any, loader), tokenizer, 0, nothing, nothing, 9) == "河"
+    assert show_samples(nothing, cast(Any, loader), tokenizer, 0, nothing, 9) == "河"

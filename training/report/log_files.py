@@ -1,8 +1,7 @@
-"""Where is written what a run did? One log for people, one file of JSON lines for programs.
+"""The files that a run writes of itself: the log for people, which is loguru's, and `metrics.jsonl` for programs.
 
-The log is loguru's. `metrics.jsonl` holds one object a line, `event` first; each line is flushed, so that a killed run
-loses at most the line it was writing. On resume, what lies after the checkpoint is dropped: each step stands once.
-Only the main process writes.
+Each line is flushed, so that a killed run loses at most the line it was writing. On resume, what lies after the checkpoint is
+dropped: each step stands once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,11 +20,13 @@ from typing import Any, TextIO
 from loguru import logger
 
 from language import english
+from run_files import EventReader
 from screen import visible
 from settings.errors import UserError, reason_of
+from storage import atomic_file
 
-Listener = Callable[[dict[str, Any]], Any]  # takes an event
 LOG_PREFIX = "chat_trainer_low_mem_"
+HALVES = "backslashreplace"  # half of a surrogate pair, as of a name that is not UTF-8, becomes JSON's escape
 MOST_STARTS = 60  # of one run in one second
 LINE = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <7} | {message}"
 _open_log: Path | None = None
@@ -126,88 +127,59 @@ def log_crash(traceback_text: str) -> Path | None:
 
 
 class MetricsFile:
-    """The events of one run, one JSON object a line.
+    """The events of one run, one JSON object a line, `event` first.
 
     Args:
         path: usually `log_dir/run_name/metrics.jsonl`; its folder is made if missing.
-        resume: keep what the file holds (call `truncate_after` before writing); otherwise it starts empty.
-        is_main: other processes write nothing.
-        listeners: called with each event once it is written, as it stands in the file.
+        keep_until: the step up to which what the file holds stays; None: it starts empty.
     Raises:
         UserError: the file cannot be written.
     """
 
-    def __init__(
-        self, path: str | Path, resume: bool = False, is_main: bool = True, listeners: Sequence[Listener] = ()
-    ) -> None:
-        self.path = Path(path)
-        self._is_main, self._listeners = is_main, listeners
-        if is_main:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("a" if resume else "w", encoding="utf8")
-            except OSError as error:
-                raise _unwritable(self.path.parent, error) from None
-
-    def write(self, event: str, **fields: Any) -> None:
-        """Append one event. Numbers that JSON does not know (nan, inf) become null."""
-        if not self._is_main:
-            return
-        record = {"event": event, **{name: plain(value) for name, value in fields.items()}}
+    def __init__(self, path: Path, keep_until: int | None = None) -> None:
+        self.path = path
         try:
-            self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._open("w" if keep_until is None else "a")
+        except OSError as error:
+            raise _unwritable(path.parent, error) from None
+        if keep_until is not None:
+            self.truncate_after(keep_until)
+
+    def _open(self, mode: str) -> None:
+        self._file = self.path.open(mode, encoding="utf8", errors=HALVES)
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Append one event, of what JSON knows."""
+        try:
+            self._file.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
         except OSError as error:
             raise _unwritable(self.path.parent, error) from None
-        for listener in self._listeners:
-            listener(record)
 
-    def truncate_after(self, step: int, spared: str | None = None) -> int:
+    def truncate_after(self, step: int, spared: str | None = None) -> None:
         """Drop the events of later steps, and lines that are no event, such as the torn last line of a killed run.
 
         Events without a step stay. The file is replaced at once, so a kill meanwhile leaves the old one.
 
         Args:
             step: the checkpoint's step; 0 keeps no step at all. spared: events of this name stay.
-        Returns:
-            how many lines were dropped.
         Memory: one line.
         """
-        if not self._is_main:
-            return 0
         self._file.close()
-        dropped = 0
-        shorter = self.path.with_suffix(".tmp")
         try:
-            with self.path.open("rb") as old, shorter.open("wb") as new:
-                for line in old:
-                    keep = _is_kept(line, step, spared)
-                    dropped += not keep
-                    if keep:
-                        new.write(line)
-                new.flush()
-                os.fsync(new.fileno())
-            os.replace(shorter, self.path)
-            self._file = self.path.open("a", encoding="utf8")
+            with atomic_file(self.path) as shorter, shorter.open("w", encoding="utf8", errors=HALVES) as new:
+                for event in EventReader(self.path).events():
+                    if event.get("step", 0) <= step or event["event"] == spared:
+                        new.write(json.dumps(event, ensure_ascii=False) + "\n")
+            self._open("a")
         except OSError as error:
             raise _unwritable(self.path.parent, error) from None
-        return dropped
 
     def close(self) -> None:
         """Close the file. Each line was flushed: one that a full disk has not taken has been told."""
-        if self._is_main:
-            with suppress(OSError):
-                self._file.close()
-
-
-def _is_kept(line: bytes, step: int, spared: str | None) -> bool:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    if not line.endswith(b"\n") or not isinstance(record, dict) or "event" not in record:
-        return False
-    return not isinstance(record.get("step"), int) or record["step"] <= step or record["event"] == spared
+        with suppress(OSError):
+            self._file.close()
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,148 @@
+"""The log of a run: its files can be read whatever a kill left behind, and say how the run ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from loguru import logger
+
+from devices import pick
+from language import say, speak
+from memory.observe.monitor import Monitor
+from settings.errors import UserError
+from tests.training.small_runs import configuration
+from training.report import log_files
+from training.report.endings import Interrupted
+from training.report.log_files import MetricsFile, close_log, log_crash, open_log
+from training.report.run_log import RunLog, ending_lines
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def no_open_log() -> Iterator[None]:
+    yield
+    close_log()
+
+
+def test_an_event_is_one_flushed_line_and_what_people_are_told(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    with RunLog(configuration(tmp_path, "told"), 0, Monitor(2**30, pick("cpu")), True, listeners=[heard.append]) as log:
+        log.event("eval", "better", step=1, loss=np.float32(2.5), rows=np.int64(3), folder=Path("a"), rate=float("nan"))
+        log.event("sample", answer="二\n行", nested={"x": [1, float("inf")]}, name="caf\udce9")
+        lines = log.path.read_bytes().splitlines()  # before it is closed
+    assert lines[0] == b'{"event": "eval", "step": 1, "loss": 2.5, "rows": 3, "folder": "a", "rate": null}'
+    assert "二".encode() in lines[1] and json.loads(lines[1])["nested"] == {"x": [1, None]}
+    assert [json.loads(line) for line in lines] == heard and json.loads(lines[1])["name"] == "caf\udce9"
+    (text,) = (tmp_path / "logs").glob("chat_trainer_low_mem_*_told.log")
+    assert [line.split("| ")[2] for line in text.read_text().splitlines()] == ["run told", "better", "ended: all done"]
+
+
+def test_other_processes_write_nothing(tmp_path: Path) -> None:
+    log = RunLog(
+        configuration(tmp_path, "told"), 0, Monitor(2**30, pick("cpu")), False, listeners=[lambda event: 1 / 0]
+    )
+    log.event("step", "said", step=1)
+    log.rewind(0)
+    logger.error("unheard")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_keeps_each_step_once_and_drops_what_is_no_event(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write({"event": "start", "name": "二"})
+    for step in range(1, 8):
+        metrics.write({"event": "step", "step": step, "loss": 1 / step})
+        metrics.write({"event": "recovery", "step": step})
+    metrics.truncate_after(6, spared="recovery")
+    metrics.close()
+    assert events(path)[-1] == {"event": "recovery", "step": 7}, "why a run went back stays told"
+    kept = path.read_bytes().splitlines(keepends=True)[:9]
+    with path.open("ab") as file:
+        file.write('not json\n[1]\n{"event": "step", "step": 4, "text": "二'.encode()[:-1])
+    metrics = MetricsFile(path, keep_until=4)
+    metrics.write({"event": "step", "step": 5})
+    metrics.close()
+    assert path.read_bytes() == b"".join([*kept, b'{"event": "step", "step": 5}\n'])
+    assert [found.name for found in path.parent.iterdir()] == ["metrics.jsonl"]
+    MetricsFile(path).close()
+    assert path.read_bytes() == b"", "a new run starts empty"
+
+
+def test_unwritable_folders_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--log_dir = .*file"):
+        open_log(tmp_path / "file", "run")
+    with pytest.raises(UserError, match=r"--log_dir = "):
+        MetricsFile(tmp_path / "file" / "run" / "metrics.jsonl")
+
+
+def test_the_log_takes_everything_and_the_screen_warnings(tmp_path: Path) -> None:
+    shown: list[str] = []
+    path = open_log(tmp_path / "logs", "my_run", console=shown.append)
+    assert path is not None and re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}_my_run\.log", path.name)
+    logger.debug("quiet detail {}", 1)
+    logger.warning("less memory than asked")
+    text = path.read_text(encoding="utf8")
+    assert all(part in text for part in ("my_run", "quiet detail 1", "less memory than asked"))
+    assert shown == ["WARNING: less memory than asked"]
+    os.truncate(path, 0)  # as logrotate's copytruncate does
+    logger.info("second")
+    assert path.read_text(encoding="utf8").endswith("second\n") and "\0" not in path.read_text()
+
+
+def test_starts_of_one_second_have_logs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = time.struct_time((2026, 1, 2, 3, 4, 59, 4, 2, 0))
+    later = time.localtime
+    monkeypatch.setattr(log_files.time, "localtime", lambda *given: later(*given) if given else moment)
+    names = [str(open_log(tmp_path, name)) for name in ("one", "two", "one", "one")]
+    monkeypatch.undo()
+    begin = f"{tmp_path}/chat_trainer_low_mem_20260102_03"
+    assert names == [f"{begin}{end}.log" for end in ("0459_one", "0459_two", "0500_one", "0501_one")]
+
+
+def test_a_crash_goes_into_the_open_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert log_crash("no log is open") is None
+    path = open_log(tmp_path, "run")
+    assert path is not None and log_crash("Traceback: boom") == path
+    assert "Traceback: boom" in path.read_text(encoding="utf8") and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    full = Path("/dev/full")
+    monkeypatch.setattr(log_files, "_new_file", lambda *_: full.open("a", encoding="utf8"))
+    with pytest.raises(UserError, match=r"--log_dir = .*No space left"):
+        open_log("/dev", "a run")
+    close_log()
+    metrics = MetricsFile(full)
+    with pytest.raises(UserError, match="No space left"):
+        metrics.write({"event": "start"})
+    metrics.close()
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_the_log_says_in_english_how_a_run_ended() -> None:
+    speak("zh")
+    try:
+        told = "stopped after step {step}, saved in {folder}; continue with\n  {command}"
+        stopped = Interrupted(say(told, step=3, folder="f", command="c d"))
+    finally:
+        speak("en")
+    assert ending_lines(stopped) == ["stopped after step 3, saved in f; continue with", "c d"]
+    assert ending_lines(None) == ["all done"] and ending_lines(KeyboardInterrupt()) == ["interrupted"]
+    assert ending_lines(UserError("--a = 1, is wrong", "--b = 2, too")) == ["--a = 1, is wrong", "--b = 2, too"]
+    assert ending_lines(ValueError("a crash")) == [], "it has its traceback there"

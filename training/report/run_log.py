@@ -1,0 +1,170 @@
+"""The log of one run: what happened, said once, and heard by all who listen.
+
+An event goes to metrics.jsonl, and from there to trackers and callbacks; a sentence to the screen and, in English, to the log
+file; a sign of life every two seconds to `heartbeat.json`. What is said of a step, an evaluation or a recovery is worded where it
+happens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loguru import logger
+
+from config import Config
+from language import english
+from memory.observe.monitor import Monitor
+from memory.plan import Plan
+from run_files import METRICS_FILE
+from settings.errors import UserError
+from training.report.endings import SAVE, STOP
+from training.report.heartbeat import Heartbeat
+from training.report.log_files import MetricsFile, open_log, plain
+from training.report.progress import Progress
+from training.report.summary import recomputed
+
+WATCH_SECONDS = 50.0  # from one line about memory to the next, at most; heartbeats come every two seconds
+Listener = Callable[[dict[str, Any]], Any]  # takes an event
+
+
+class RunLog:
+    """A context, so that the terminal is whole again whatever happens. Processes but the main one tell nothing.
+
+    Args:
+        config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
+        monitor: whose records are events.
+        listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" wishes for that behind the
+            step. clock: seconds that only grow.
+    Raises:
+        UserError: `log_dir` cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        start_step: int,
+        monitor: Monitor,
+        is_main: bool,
+        *,
+        listeners: Sequence[Listener] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        run, train = config.run, config.train
+        self.monitor, self._clock, self._wish = monitor, clock, ""
+        self._began = self._watched = clock()  # the latter: when the log file last told of memory
+        self._step, self._max_steps = start_step, int(train.max_steps)
+        self.progress = Progress(self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet)
+        self._file = open_log(run.log_dir, run.run_name, is_main, console=self.progress.warn)
+        folder = Path(run.log_dir, run.run_name)
+        self.path, self._metrics = folder / METRICS_FILE, None
+        self._sinks: list[Callable[[dict[str, Any]], None]] = []
+        if is_main:
+            self._metrics = MetricsFile(self.path, start_step if train.is_keep_training else None)
+            self._sinks = [self._metrics.write, *(partial(self._ask, listener) for listener in listeners)]
+        monitor.report_to(lambda record: self.event("memory", **record))
+        self._heartbeat = Heartbeat(folder, self._signs, is_main)
+
+    def __enter__(self) -> RunLog:
+        self.progress.start()
+        self._heartbeat.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._heartbeat.__exit__(kind, error, trace)
+        with suppress(UserError):  # a full disk, which has been told
+            for line in ending_lines(error):
+                logger.info("ended: {}", line)
+        self.progress.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def event(self, name: str, sentence: str = "", /, **fields: Any) -> None:
+        """Something happened.
+
+        Args:
+            sentence: what people are told of it. fields: for programs; what JSON lacks becomes what it has.
+        """
+        record = {"event": name, **{key: plain(value) for key, value in fields.items()}}
+        if name == "step":
+            self._step = fields["step"]
+        for sink in self._sinks:
+            sink(record)
+        if sentence:
+            self.tell(sentence)
+
+    def tell(self, text: str, is_shown: bool = True) -> None:
+        """Say something in the log file and, unless it was there before there was a log, on the screen."""
+        if is_shown:
+            self.progress.note(text)
+        logger.info("{}", english(text))
+
+    def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        """The same rows on the screen and in the log file: who looks a day later has that alone."""
+        self.progress.table(title, rows)
+        logger.info("{}:", english(title))
+        for name, text in rows:
+            logger.info("{}: {}", english(name), english(text))
+
+    def memory(self, step: int, phase: str) -> None:
+        """A memory record: one event, one line of the log file."""
+        self._watched = self._clock()
+        self.monitor.record(step, phase)
+        logger.info(self.monitor.line(step))
+
+    def plan(self, plan: Plan) -> None:
+        """How the run goes from now on."""
+        logger.info("activation checkpointing: {}", recomputed(plan.choice.saved_blocks, plan.num_blocks))
+        self.event("plan", **plan.as_dict())
+
+    def rewind(self, step: int) -> None:
+        """The events after a step did not happen, but for why the run had to go back."""
+        if self._metrics is not None:
+            self._metrics.truncate_after(step, spared="recovery")
+
+    def wish(self) -> str:
+        """What a listener, or somebody from outside, has asked for since the last call; see `training.report.heartbeat`."""
+        wish, self._wish = self._wish, ""
+        return wish or self._heartbeat.wish()
+
+    def seconds(self) -> float:
+        """Since the log was opened."""
+        return self._clock() - self._began
+
+    def _ask(self, listener: Listener, event: dict[str, Any]) -> None:
+        """Let a listener hear of an event; a wish to stop is kept whatever others wish."""
+        wish = listener(dict(event))
+        if wish in (STOP, SAVE) and self._wish != STOP:
+            self._wish = wish
+
+    def _signs(self) -> dict[str, Any]:
+        """What each sign of life tells."""
+        monitor, now = self.monitor, self._clock()
+        if now - self._watched >= WATCH_SECONDS:  # a step may be longer than a minute
+            self._watched = now
+            with suppress(UserError):  # the log's disk is full for a moment: the sign of life goes on
+                logger.info(monitor.line(self._step))
+        return {
+            "step": self._step, "max_steps": self._max_steps, "seconds_left": self.progress.seconds_left, "log": str(self._file),
+            "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),
+        }  # fmt: skip
+
+
+def ending_lines(error: BaseException | None) -> list[str]:
+    """How a run has ended, for its log; a crash has its traceback there."""
+    if error is None:
+        return ["all done"]
+    if isinstance(error, UserError):
+        texts = [english(problem) for problem in error.problems]
+    elif isinstance(error, KeyboardInterrupt):
+        texts = [english(error.args[0]) if error.args else "interrupted"]
+    else:
+        return []
+    return [line.strip() for text in texts for line in text.splitlines()]
