@@ -147,15 +147,15 @@ class Launcher:
     async def start_next(self) -> str | None:
         """Start the oldest run that waits, if it fits now. Returns its name if it was started."""
         names = [path.parent.name for path in self.places.log_dir.glob(f"*/{LAUNCH_FILE}")]
-        launches = [(name, self._launch(name)) for name in names if is_run_name(name)]
-        launches = [(name, record) for name, record in launches if _waits(record)]
+        launches = {name: record for name in names if is_run_name(name) and _waits(record := self._launch(name))}
         runs = await asyncio.to_thread(list_runs, self.places) if launches else []
         others = [run["name"] for run in runs if run["state"] in ALIVE]
-        is_waiting = {run["name"] for run in runs if run["state"] == "waiting"}  # what runs already waits for nothing
-        waiting = [(record["asked"], name, record) for name, record in launches if name in is_waiting]
+        # what runs already waits for nothing
+        waiting = [run["name"] for run in runs if run["state"] == "waiting" and run["name"] in launches]
         if not waiting:
             return None
-        _, name, record = min(waiting, key=lambda entry: entry[0])
+        name = min(waiting, key=lambda name: launches[name]["asked"])
+        record = launches[name]
         looked_at = (name, record["asked"], *others)
         if self._looked[1] == looked_at and time.monotonic() - self._looked[0] < LOOK_AGAIN_SECONDS:
             return None
@@ -163,28 +163,27 @@ class Launcher:
             found = await self.planner.plan(record["flags"], still_to_take(runs), fresh_seconds=0.0)
         finally:
             self._looked = time.monotonic(), looked_at
-        return await asyncio.to_thread(self._settle, name, record, found, others)
+        return await asyncio.to_thread(self._follow, name, record, found, others)
 
-    def _settle(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
+    def _follow(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
         """Do with a run what its plan says. Returns its name if it was started.
 
         Args:
             record: that was planned; where another stands there by now, the run was withdrawn, deleted or asked for anew.
             others: runs that are alive.
         """
-        with self._lock:
-            return self._follow(name, record, found, others) if self._launch(name) == record else None
-
-    def _follow(self, name: str, record: dict[str, Any], found: dict[str, Any], others: list[str]) -> str | None:
         is_short, now = "plan" not in found and found["exit_code"] == DOES_NOT_FIT, time.time()
         since = now if others else self._short.get(name, now)
         self._short = {name: since} if is_short else {}
-        if "plan" not in found and (not is_short or (not others and now - since >= PATIENCE_SECONDS)):
-            self._write(name, {**record, "refused": "\n".join(found["problems"])})
-        elif is_short or not found["fits_now"]:
-            self._write(name, {**record, "why": ", ".join(others)})
-        else:
-            return self._start(name, record, found)
+        with self._lock:
+            if self._launch(name) != record:
+                return None
+            if "plan" not in found and (not is_short or (not others and now - since >= PATIENCE_SECONDS)):
+                self._write(name, {**record, "refused": "\n".join(found["problems"])})
+            elif is_short or not found["fits_now"]:
+                self._write(name, {**record, "why": ", ".join(others)})
+            else:
+                return self._start(name, record, found)
         return None
 
     def _start(self, name: str, record: dict[str, Any], found: dict[str, Any]) -> str:

@@ -160,11 +160,6 @@ class Board:
         """A path as one would type it here."""
         return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
 
-    def _own_name(self, flags: Mapping[str, Any]) -> str:
-        """The name of a run that is given none: its kind and the time."""
-        kind = "finetune" if str(flags.get("is_finetune", "")).lower() == "true" else "pretrain"
-        return f"{kind}_{time.strftime('%Y%m%d_%H%M%S')}"
-
     async def plan(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Whether a run would fit beside those that live, and the command for it."""
         try:
@@ -182,7 +177,8 @@ class Board:
         """Put a new run into the queue. Returns its name."""
         flags, given = self.settled(raw), str(raw.get("run_name") or "").strip()
         if given.lower() in ("", AUTO):
-            return self.launcher.ask_anew(self._own_name(raw), "train", flags)
+            kind = "finetune" if str(raw.get("is_finetune", "")).lower() == "true" else "pretrain"
+            return self.launcher.ask_anew(f"{kind}_{time.strftime('%Y%m%d_%H%M%S')}", "train", flags)
         self.launcher.ask(checked_name(given), "train", flags)
         return given
 
