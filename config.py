@@ -1,4 +1,4 @@
-"""Which settings are there? Every one once: default, unit, range and one line of help.
+"""Every setting once: default, unit, range, one line of help, and whether it is fixed for a run.
 
 Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
 Order: defaults < preset < file < flags (`settings/precedence.py`). `load` returns a checked `Config`; nothing else builds one from
@@ -21,7 +21,7 @@ from language import LANGUAGES
 from settings.consistency import PREFERENCES, asks_for_text, check
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, defining, setting
-from settings.precedence import fill
+from settings.precedence import edits_replaced, layered
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
@@ -601,20 +601,15 @@ class Config:
     serve: ServeConfig = field(default_factory=ServeConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
-    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "preset" or "edited"; defaults are absent
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file" or "preset"; defaults are absent
 
     def origin(self, name: str) -> str | None:
         """Where the value of a setting came from: "flag", "file" or "preset"; None: it is the default."""
         return dict(self.origins).get(name)
 
-    def edited_notes(self) -> list[str]:
-        """What is to be told of defaults in this file that were edited, and so go before a preset."""
-        values = self.as_dict()
-        return [
-            f"{name} = {values[name]}, as config.py was edited; the preset says otherwise"
-            for name, origin in self.origins
-            if origin == "edited"
-        ]
+    def edits_replaced(self) -> list[str]:
+        """Sentences on defaults of this file that were edited, and that a preset replaces."""
+        return list(edits_replaced(Config().as_dict(), self.as_dict(), dict(self.origins)))
 
     def given(self, name: str) -> bool:
         """Whether the user named this setting, by flag or by file."""
@@ -751,7 +746,10 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         UserError: all problems at once.
     """
     taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
-    config, problems = fill(Config(), command, flags or {}, settings_by_name(), taken)
+    defaults = Config()
+    given = layered(command, flags or {}, defaults.model_preset, settings_by_name(), taken)
+    config, problems = defaults.changed(**given.values), given.problems
+    config = dataclasses.replace(config, model_preset=given.model_preset, origins=tuple(given.origins.items()))
     problems += _wrong_objective(config, command)
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)

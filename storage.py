@@ -19,12 +19,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from screen import visible
 from settings.errors import DoesNotFit, UserError, reason_of
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 TEMPORARY = ".tmp-"  # before the name of what is being written
 REPLACED = ".old-"  # before the name of a folder while another takes its place
@@ -187,6 +188,8 @@ def lock_at(path: Path) -> FileLock | None:
     Raises:
         OSError: the folder cannot be written.
     """
+    from filelock import FileLock  # here, as a Python without it shall still be told so
+
     try:
         import fcntl
     except ImportError:  # Windows has its own, everywhere
@@ -212,6 +215,8 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
     Raises:
         OSError: the folder cannot be written.
     """
+    from filelock import Timeout
+
     lock = lock_at(path)
     if lock is None:
         yield

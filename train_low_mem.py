@@ -204,7 +204,7 @@ def _run(name: str, config: Config) -> None:
     prepare_environment()  # before torch is imported
     if "compiled_kernels" in flags_of(name) and name != "plan":
         _make_kernels(config)
-    for note in (*config.edited_notes(), *unheeded(config, name)):
+    for note in (*config.edits_replaced(), *unheeded(config, name)):
         _print_once(note)
     if name in ("train", "dpo"):
         _train(config)

@@ -1,4 +1,4 @@
-"""How are `docs/settings.md`, its JSON Schema and the record of defaults made? From the declarations in `config.py`.
+"""How are `docs/settings.md` and its JSON Schema made? From the declarations in `config.py`.
 
 `python docs/make_settings.py` writes them again.
 """
@@ -14,7 +14,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # run as a script, Python would look beside this file only
 
-from config import COMMANDS, GROUPS, Config, flags_of, settings_by_name  # noqa: E402
+from config import COMMANDS, GROUPS, flags_of, settings_by_name  # noqa: E402
 from settings.fields import allowed, show  # noqa: E402
 from settings.precedence import model_presets, run_presets  # noqa: E402
 
@@ -49,11 +49,6 @@ def settings_page() -> str:
             cells = (name, default, allowed(member.metadata), member.metadata["help"], commands)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def shipped() -> str:
-    """The text of `settings/shipped.json`: the defaults as they come, by which an edited one is known."""
-    return json.dumps(Config().as_dict(), indent=1, ensure_ascii=False) + "\n"
 
 
 def schema() -> str:
@@ -102,7 +97,6 @@ def write(root: Path = HERE.parent) -> None:
     """Write all that is made from the declarations."""
     (root / "docs" / "settings.md").write_text(settings_page(), encoding="utf8")
     (root / "docs" / "settings.schema.json").write_text(schema(), encoding="utf8")
-    (root / "settings" / "shipped.json").write_text(shipped(), encoding="utf8")
 
 
 if __name__ == "__main__":

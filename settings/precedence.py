@@ -1,29 +1,35 @@
-"""Which value does a setting take? Defaults < preset < file < flags: read, and put over each other.
+"""Layers of settings: defaults < preset < file < flags, each read and put over those before it.
 
-`config.load` is the only caller; it knows the settings, this file knows where values come from.
+The settings themselves are declared in `config.py`; this file takes their table and never imports it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from language import say
 from settings.errors import UserError
-from settings.fields import nearest_name, not_known, parse, read_settings_file
-from settings.foreign import answer
+from settings.fields import TRUE_WORDS, nearest_name, not_known, parse, read_settings_file
 
-if TYPE_CHECKING:
-    from config import Config
-
-EDITED = "edited"  # the origin of a value that goes before a preset, as somebody has put it into config.py
-SHIPPED = Path(__file__).resolve().parent / "shipped.json"
-PRESETS_DIR = Path(__file__).resolve().parent.parent / "presets"
+ROOT = Path(__file__).resolve().parent.parent
+PRESETS_DIR = ROOT / "presets"
+ALIASES_FILE = Path(__file__).resolve().parent / "aliases.yaml"
+SCHEMA_FILE = ROOT / "docs" / "settings.schema.json"
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
+
+
+class Layered(NamedTuple):
+    """Values that differ from the defaults, where each came from ("preset", "file" or "flag"), and what is wrong."""
+
+    values: dict[str, Any]
+    model_preset: str
+    origins: dict[str, str]
+    problems: list[str]
 
 
 @cache
@@ -33,80 +39,73 @@ def model_presets() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _shipped() -> dict[str, Any]:
-    """The defaults as they came; none where their record is not there."""
-    try:
-        found = json.loads(SHIPPED.read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def edited(defaults: Mapping[str, Any]) -> frozenset[str]:
-    """Settings whose default in `config.py` is not the one that was shipped: somebody has edited it, and means it."""
-    shipped = _shipped()
-    return frozenset(name for name, value in defaults.items() if name in shipped and shipped[name] != value)
-
-
-@cache
 def run_presets() -> tuple[str, ...]:
     """Names of the presets by machine and goal: the other files of `presets/`."""
     return tuple(sorted(path.stem for path in PRESETS_DIR.glob("*.yaml") if path.stem not in ("models", "machines")))
 
 
-def fill(
-    config: Config, command: str, flags: Mapping[str, Any], settings: Settings, taken: Mapping[str, Collection[str]]
-) -> tuple[Config, list[str]]:
-    """Put preset, file and flags over the defaults of a configuration, and note in it where each value came from.
+def layered(
+    command: str, flags: Mapping[str, Any], model_preset: str, settings: Settings, taken: Mapping[str, Collection[str]]
+) -> Layered:
+    """Put preset, file and flags over each other.
 
     Args:
         flags: name -> raw value, as typed; may hold `config` (a file), `preset` and `model_preset`.
-        settings: all there are.
-        taken: command -> names of the settings that it takes.
-    Returns:
-        the configuration, and what is wrong with what was given.
+        model_preset: its default. settings: all there are. taken: command -> names of the settings that it takes.
     """
-    problems: list[str] = []
-    read = _Reading(settings, problems, edited(config.as_dict()))
-    layers = _layers(command, dict(flags), {group for group, _ in settings.values()}, problems)
-    preset = config.model_preset
-    for origin, layer in layers:
-        if "model_preset" in layer:
-            preset, read.origins["model_preset"] = str(layer.pop("model_preset")), origin
-    for name, value in _shape(preset, problems).items():
-        read.take(name, value, "preset")
-    for origin, layer in layers:
-        for name, value in layer.items():
-            if name in taken[command]:
-                read.take(name, value, origin)
-            elif origin == "flag" or name not in settings:
-                others = [other for other, names in taken.items() if name in names]
-                known = {*taken[command], "config", "preset", "model_preset"}
-                foreign = answer(name, value, known)
-                near = say("; {advice}", advice=foreign) if foreign else nearest_name(name, sorted(known))
-                longer = sorted(flag for flag in known if "_" in name and flag.startswith(f"{name}_"))
-                if others and longer:  # which is meant, whatever other commands call by the shorter name
-                    near, others = say("; did you mean --{near}?", near=longer[0]), []
-                there = say(" of {command}, but of {others}", command=command, others=", ".join(others))
-                told = "--{name}: no such flag{hint}" if origin == "flag" else "--{name}: no such setting{hint}"
-                problems.append(say(told, name=name, hint=there if others else near))
-    config = config.changed(**read.values)
-    return dataclasses.replace(config, model_preset=preset, origins=tuple(read.origins.items())), problems
-
-
-def _layers(
-    command: str, flags: dict[str, Any], groups: set[str], problems: list[str]
-) -> list[tuple[str, dict[str, Any]]]:
-    """What was given, the weakest first."""
+    flags, problems = dict(flags), list[str]()
+    groups = {group for group, _ in settings.values()}
     path = flags.pop("config", None)
     file = _read(Path(str(path)), groups, problems) if path is not None else {}
     preset = flags.pop("preset", file.pop("preset", None))
     if preset is None and not (flags.get("train_file") or file.get("train_file")) and command == "train":
         preset = "sample"
-    return [("preset", _preset(preset, groups, problems)), ("file", file), ("flag", flags)]
+    layers = [("preset", _preset(preset, groups, problems)), ("file", file), ("flag", flags)]
+
+    values, origins = dict[str, Any](), dict[str, str]()
+    for origin, layer in layers:
+        if "model_preset" in layer:
+            model_preset, origins["model_preset"] = str(layer.pop("model_preset")), origin
+    shape = model_presets().get(model_preset, {})
+    if not shape:
+        problems.append(_unknown_preset("model_preset", model_preset, model_presets()))
+
+    for origin, layer in [("preset", shape), *layers]:
+        for name, value in layer.items():
+            if name not in taken[command] and layer is not shape:
+                if origin == "flag" or name not in settings:  # a file may serve several commands
+                    problems.append(_no_such(name, value, origin, command, taken))
+            elif _is_nested(value):  # whose text may be of any length: YAML can name one part many times
+                problems.append(say("--{name}, is given a table; a setting has one value", name=name))
+            else:
+                try:
+                    values[name], origins[name] = parse(settings[name][1], value), origin
+                except ValueError as error:
+                    problem = error.args[0] if error.args else error
+                    problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))
+                if name == "epochs" and origin != "preset" and origins.get("max_steps") == "preset":
+                    del values["max_steps"], origins["max_steps"]  # which would go before them
+    return Layered(values, model_preset, origins, problems)
 
 
-def _read(path: Path, groups: set[str], problems: list[str]) -> dict[str, Any]:
+def edits_replaced(defaults: Mapping[str, Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    """Sentences on defaults that somebody has edited in `config.py` and that a preset replaces all the same.
+
+    Args:
+        defaults: as they stand in `config.py`; the documentation holds them as they came.
+    """
+    if not SCHEMA_FILE.is_file():
+        return
+    documented = json.loads(SCHEMA_FILE.read_text(encoding="utf8"))["properties"]
+    for name, origin in origins.items():
+        if origin == "preset" and documented.get(name, {}).get("default", defaults[name]) != defaults[name]:
+            text = (
+                "{name} = {edited} in config.py, is replaced by {value} of a preset; --{name}={edited} goes before it"
+            )
+            yield say(text, name=name, edited=defaults[name], value=values[name])
+
+
+def _read(path: Path, groups: Collection[str], problems: list[str]) -> dict[str, Any]:
     try:
         return read_settings_file(path, groups)
     except UserError as error:
@@ -114,52 +113,57 @@ def _read(path: Path, groups: set[str], problems: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _preset(name: Any, groups: set[str], problems: list[str]) -> dict[str, Any]:
+def _preset(name: Any, groups: Collection[str], problems: list[str]) -> dict[str, Any]:
     if name is None or str(name).lower() == "none":
         return {}
     if name not in run_presets():
-        told = "--{name} = {value}, {problem}"
-        problems.append(say(told, name="preset", value=name, problem=not_known(str(name), run_presets())))
+        problems.append(_unknown_preset("preset", name, run_presets()))
         return {}
     return read_settings_file(PRESETS_DIR / f"{name}.yaml", groups)
 
 
-def _shape(name: str, problems: list[str]) -> dict[str, Any]:
-    shape = model_presets().get(name)
-    if shape is None:
-        told = "--{name} = {value}, {problem}"
-        problems.append(say(told, name="model_preset", value=name, problem=not_known(name, model_presets())))
-    return shape or {}
+def _unknown_preset(setting: str, name: Any, known: Collection[str]) -> str:
+    told = "--{name} = {value}, {problem}"
+    return say(told, name=setting, value=name, problem=not_known(str(name), known))
 
 
-class _Reading:
-    """Values of settings as they are read, and where each came from.
+def _no_such(name: str, value: Any, origin: str, command: str, taken: Mapping[str, Collection[str]]) -> str:
+    """What is said of a name that is no setting of a command: what the user most likely meant."""
+    known = {*taken[command], "config", "preset", "model_preset"}
+    others = [other for other, names in taken.items() if name in names]
+    longer = sorted(flag for flag in known if "_" in name and flag.startswith(f"{name}_"))
+    meant = alias(name, value, known)
+    if others and not longer:
+        hint: str = say(" of {command}, but of {others}", command=command, others=", ".join(others))
+    elif others:  # a longer name is meant, whatever other commands call by the shorter one
+        hint = say("; did you mean --{near}?", near=longer[0])
+    else:
+        hint = say("; {advice}", advice=meant) if meant else nearest_name(name, sorted(known))
+    told = "--{name}: no such flag{hint}" if origin == "flag" else "--{name}: no such setting{hint}"
+    return say(told, name=name, hint=hint)
+
+
+@cache
+def aliases() -> dict[str, Any]:
+    """What to write for flags of other programs; `aliases.yaml` says how it is read."""
+    return read_settings_file(ALIASES_FILE)
+
+
+def alias(name: str, value: object, known: Collection[str]) -> str:
+    """What to write for a flag of another program; empty where it is not known, or the command has no such setting.
 
     Args:
-        problems: takes what is wrong with them. edited: whose default goes before a preset.
+        value: as it was typed. known: the settings of the command.
     """
-
-    def __init__(self, settings: Settings, problems: list[str], edited: Collection[str] = ()) -> None:
-        self.settings, self.problems, self.edited = settings, problems, edited
-        self.values: dict[str, Any] = {}
-        self.origins: dict[str, str] = {}
-
-    def take(self, name: str, value: Any, origin: str) -> None:
-        """Put a raw value over what was there before."""
-        if origin == "preset" and name in self.edited:
-            self.origins[name] = EDITED
-            return
-        if _is_nested(value):  # whose text may be of any length: YAML can name one part many times
-            self.problems.append(say("--{name}, is given a table; a setting has one value", name=name))
-            return
-        try:
-            self.values[name] = parse(self.settings[name][1], value)
-            self.origins[name] = origin
-            if name == "epochs" and origin != "preset" and self.origins.get("max_steps") == "preset":
-                del self.values["max_steps"], self.origins["max_steps"]  # which would go before them
-        except ValueError as error:
-            problem = error.args[0] if error.args else error
-            self.problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))
+    meant: str | list[str] | dict[str, str] = aliases().get(name, "")
+    typed = str(value).strip("\0") if isinstance(value, (str, int, float)) else ""  # a table may be of any length
+    if isinstance(meant, dict):
+        word = typed.lower()
+        meant = meant.get("true" if word in (*TRUE_WORDS, "") else word) or meant["else"]
+    if isinstance(meant, str) and " " in meant:
+        return meant.format(value=typed)
+    ours = next((setting for setting in (meant if isinstance(meant, list) else [meant]) if setting in known), "")
+    return say("write --{flag}={value}", flag=ours, value=typed or "VALUE") if ours else ""
 
 
 def _is_nested(value: Any) -> bool:

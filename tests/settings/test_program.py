@@ -19,25 +19,16 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 @pytest.mark.skipif(os.name == "nt", reason="programs have other endings")
 @pytest.mark.parametrize(
     ("on_path", "runs_in_venv", "word"),
-    [
-        (["python", "python3"], False, "python"),
-        (["python3"], False, "python3"),
-        ([], False, sys.executable),
-        (["python"], True, ".venv/bin/python"),
-        ([], True, ".venv/bin/python"),
-        ([".venv"], True, "python"),
-    ],
+    [(["python3"], False, "python3"), ([], False, sys.executable), (["python"], True, ".venv/bin/python")],
 )
 def test_the_word_for_this_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: list[str], runs_in_venv: bool, word: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    inside, outside = tmp_path / ".venv" / "bin", tmp_path / "bin"
-    for folder, names in ((inside, ["python", "python3"]), (outside, [name for name in on_path if name != ".venv"])):
-        folder.mkdir(parents=True)
-        for name in names:
-            (folder / name).symlink_to(sys.executable)
-    monkeypatch.setenv("PATH", os.pathsep.join([*([str(inside)] if ".venv" in on_path else []), str(outside)]))
+    (tmp_path / ".venv").mkdir()
+    for name in on_path:
+        (tmp_path / name).symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv") if runs_in_venv else sys.base_prefix)
     assert program.program() == f"{word} {ROOT}/train_low_mem.py", "it lies elsewhere"
     monkeypatch.setattr(program, "ROOT", tmp_path)
@@ -45,26 +36,14 @@ def test_the_word_for_this_python(
     assert program.program() == f"{word} train_low_mem.py"
 
 
-def test_an_environment_elsewhere_that_is_not_active_is_named_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "prefix", "/some where/env")
-    monkeypatch.setattr(sys, "executable", "/some where/env/bin/python")
-    assert program.python() == "'/some where/env/bin/python'"
-
-
 def test_a_package_that_is_missing_is_named_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(program, "ROOT", tmp_path)
     (tmp_path / "data").mkdir()
-    (tmp_path / "units.py").touch()
-    for own in ("data.lost", "units.lost", ""):
-        assert program.missing(ModuleNotFoundError("x", name=own), []) == ""
+    assert program.missing(ModuleNotFoundError("x", name="data.lost"), []) == "", "our own"
     told = program.missing(ModuleNotFoundError("x", name="torch.nn"), ["train"])
-    assert told.startswith(f"torch, is not installed for {sys.executable}; `make train`")
-    assert f"{sys.executable} -m pip install -r requirements.txt" in told
+    assert told.startswith("torch, ") and f"{sys.executable} -m pip install -r requirements.txt" in told
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links ask for rights there")
@@ -82,6 +61,4 @@ def test_a_python_without_the_packages_names_the_one_that_has_them(tmp_path: Pat
         words, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ, "LC_ALL": "C.UTF-8"}
     )
     assert done.returncode == 2, done.stderr
-    heading, told = done.stderr.splitlines()
-    assert heading == "plan: 1 problem" and "is not installed for" in told
-    assert told.endswith(f"{tmp_path}/.venv: .venv/bin/python train_low_mem.py plan '--model_preset=t5 base'"), told
+    assert done.stderr.rstrip().endswith(".venv/bin/python train_low_mem.py plan '--model_preset=t5 base'")
