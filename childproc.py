@@ -244,7 +244,7 @@ def serve() -> None:
             if setup is not None:
                 setup()
             make, arguments = pickle.load(sys.stdin.buffer)
-            _limit(*pickle.load(sys.stdin.buffer))
+            limit_self(*pickle.load(sys.stdin.buffer))
             work: Callable[[Any], Any] | None = None
             while True:
                 request = pickle.load(sys.stdin.buffer)
@@ -263,7 +263,7 @@ def serve() -> None:
             os._exit(INTERRUPTED)
 
 
-def _limit(max_bytes: int | None, max_cpu: float | None) -> None:
+def limit_self(max_bytes: int | None, max_cpu: float | None) -> None:
     """Limits of the system on this process, where it has them: a single allocation passes them sooner than the parent looks."""
     try:
         import resource

@@ -26,8 +26,7 @@ import pyarrow as pa
 
 from benchmarks.parts.results import ROOT, markdown, write_section
 from data.batches.order import Order
-from data.dataset import LowMemDataset
-from data.sources.row_access import MODES
+from data.dataset import MODES, LowMemDataset
 
 READS, SHOWN_ROWS = 300_000, 10**9
 STEP_ROWS = 8

@@ -192,7 +192,7 @@ class Board:
     async def preview(self, relative: str) -> dict[str, Any]:
         """Columns, first rows and lengths of a data file, read by a child process."""
         path = self.places.data(relative)
-        argv = [sys.executable, "-m", "data.sources.preview", str(path)]
+        argv = [sys.executable, "-m", "data.sources.peek", str(path)]
         try:
             done = await childproc.run_async(
                 argv, PREVIEW_SECONDS, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}

@@ -29,7 +29,6 @@ from commands.loading import (
     writing_of,
 )
 from config import Config, UserError
-from data.packed.room import keep_to
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.places import Place
@@ -195,7 +194,6 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
-    keep_to(config.memory.memory_budget)
     return read_prompts(find(given, "--input"), data, bad_rows)
 
 

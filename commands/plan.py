@@ -20,7 +20,7 @@ from data.prepare.seen import Rows as SeenRows
 from data.prepare.seen import table_of_files, table_of_shards
 from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
-from data.sources.counting import about_rows, about_tokens
+from data.sources.peek import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
 from language import english, join, say
 from memory.alternatives import Alternative, other_ways

@@ -1,10 +1,10 @@
-"""How is one row read out of files of any size in flat memory?
+"""Rows by number out of files of any size, in flat memory.
 
-`LowMemDataset` gives rows by number from Arrow IPC files, Arrow streams (Hugging Face's `.arrow`) and Parquet. Values are
-copied out: a slice of a batch would keep the whole batch alive. Three modes:
+`LowMemDataset` gives rows of Arrow IPC files, Arrow streams (Hugging Face's `.arrow`) and Parquet. Values are copied out: a slice
+of a batch would keep the whole batch alive. Three modes:
 
 - mmap: files are mapped and kept open; their pages belong to the system's page cache and are given back under pressure.
-- file: files are kept open, and only the bytes of the row are read; no page is mapped.
+- file: files are kept open; the record batch of a row is read (of token shards 128 rows), and no page is mapped.
 - reopen (`ultra_low_mem`): the same, and the file is opened anew for every read, so that nothing at all is held.
 
 On network mounts use file or reopen: a mapped page that cannot be fetched ends the process.
@@ -14,24 +14,205 @@ from __future__ import annotations
 
 import operator
 import os
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data.sources.files import TABLES, Source, find
-from data.sources.row_access import MMAP, MODES, REOPEN, ArrowTable, ParquetTable, TableFile, starts
-from data.sources.tables import broken_file_is_user_error
-from formats import PARQUET
+from data.sources.reading import reading
+from data.sources.tables import is_list, is_number, parquet_batch_rows, parquet_file
+from formats import ARROW_STREAM, PARQUET
 from settings.errors import UserError
 from settings.fields import listed
 
+ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
+MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
+KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
 DROP_EVERY_READS = 1024
-MOST_PROBLEMS = 20  # that are told of one dataset's columns
+MOST_PROBLEMS = 20  # that are listed of one dataset's columns
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
+
+
+class ArrowTable:
+    """An Arrow IPC file or stream whose rows are read by number.
+
+    Memory: 8 bytes a record batch (16 for a stream; none for files that name their rows per batch).
+    """
+
+    def __init__(self, source: Source, mode: str) -> None:
+        self.source, self.mode = source, mode
+        self._open: tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader | None] | None = None
+        self._offsets: NDArray[np.int64] | None = None  # of a stream, which lists its batches nowhere
+        self._rows_per_batch = 0
+        with pa.memory_map(str(source.path)) as file:
+            self._size = file.size()
+            if source.kind == ARROW_STREAM:
+                self.schema = pa.ipc.open_stream(file).schema
+                rows = self._scan(file)
+            else:
+                reader = pa.ipc.open_file(file)
+                self.schema = reader.schema
+                rows = self._count(reader)
+        self.columns = list(self.schema.names)
+        if min(rows, default=0) < 0:
+            raise pa.ArrowInvalid("a batch has less than no rows")
+        self._starts = starts(rows)
+        self.num_rows = int(self._starts[-1])
+
+    def _count(self, reader: pa.ipc.RecordBatchFileReader) -> list[int]:
+        batches, stated = reader.num_record_batches, (self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, b"0")
+        if not (stated.isdigit() and len(stated) < 10):
+            raise pa.ArrowInvalid("the number of rows per batch is no number")
+        if int(stated) and batches:
+            self._rows_per_batch = int(stated)
+            return [(batches - 1) * self._rows_per_batch, reader.get_batch(batches - 1).num_rows]
+        return [reader.get_batch(number).num_rows for number in range(batches)]
+
+    def _scan(self, file: pa.MemoryMappedFile) -> list[int]:
+        if any(pa.types.is_dictionary(kind) for kind in self.schema.types):
+            raise UserError(
+                f"{self.source.path}: a stream with dictionary columns cannot be read by row; write an Arrow file"
+            )
+        offsets, rows = list[int](), list[int]()
+        file.seek(0)
+        pa.ipc.read_message(file)  # the schema
+        while (offset := file.tell()) < self._size:
+            try:
+                message = pa.ipc.read_message(file)
+            except EOFError:  # the mark of the end
+                break
+            offsets.append(offset)
+            rows.append(pa.ipc.read_record_batch(message, self.schema).num_rows)
+        self._offsets = np.array(offsets, np.int64)
+        return rows
+
+    def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
+        """Give one row as plain values."""
+        if self._rows_per_batch:
+            number, inside = divmod(row, self._rows_per_batch)
+        else:
+            number = int(np.searchsorted(self._starts, row, side="right")) - 1
+            inside = row - int(self._starts[number])
+        if self._open is None:
+            self._open = self._opened()
+        file, reader = self._open
+        if reader is not None:
+            batch = reader.get_batch(number)
+        else:
+            assert self._offsets is not None
+            file.seek(int(self._offsets[number]))
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(file), self.schema)
+        values = _plain_row(batch, inside, columns)
+        if self.mode == REOPEN:
+            self.close()
+        return values
+
+    def _opened(self) -> tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader | None]:
+        file = (pa.memory_map if self.mode == MMAP else pa.OSFile)(str(self.source.path))
+        if file.size() != self._size:
+            raise pa.ArrowInvalid("its size has changed since it was opened")
+        return file, pa.ipc.open_file(file) if self._offsets is None else None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._open is not None:
+            self._open[0].close()
+            self._open = None
+
+
+class ParquetTable:
+    """A Parquet file of whose rows up to 64 MiB, of one row group, are kept.
+
+    Of a larger group a row that was dropped is reached by decoding the group again from its beginning: in order that is fast, at
+    random it is slow. Such files are better prepared first.
+
+    Memory: about 1.5 KB per row group, and the wanted columns of one row group up to 64 MiB; nothing stays with "reopen".
+    """
+
+    def __init__(self, source: Source, mode: str) -> None:
+        self.source, self.mode = source, mode
+        with parquet_file(source.path) as file:
+            self.metadata = file.metadata
+            self.columns = list(file.schema_arrow.names)
+        groups = range(self.metadata.num_row_groups)
+        self._starts = starts(self.metadata.row_group(number).num_rows for number in groups)
+        self.num_rows = int(self._starts[-1])
+        self._file: pq.ParquetFile | None = None
+        self._at: tuple[int, tuple[str, ...]] | None = None  # the group and the columns of what is kept
+        self._kept: deque[tuple[int, pa.RecordBatch]] = (
+            deque()
+        )  # batches that follow each other, each with its first row
+        self._kept_bytes = self._end = 0  # of them; and the row behind them
+        self._later: Iterator[pa.RecordBatch] = iter(())
+
+    def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
+        """Give one row as plain values."""
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        inside, wanted = row - int(self._starts[number]), (number, tuple(columns))
+        if self._at != wanted or not self._kept or inside < self._kept[0][0]:
+            self._begin(*wanted)
+        while inside >= self._end:
+            batch = next(self._later, None)
+            if batch is None:
+                raise pa.ArrowInvalid("a row group has fewer rows than the footer says")
+            self._kept.append((self._end, batch))
+            self._kept_bytes, self._end = self._kept_bytes + batch.nbytes, self._end + batch.num_rows
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popleft()[1].nbytes
+        first, batch = self._kept[bisect_right(self._kept, inside, key=lambda kept: kept[0]) - 1]
+        values = _plain_row(batch, inside - first, columns)
+        if self.mode == REOPEN:
+            self.close()
+        return values
+
+    def _begin(self, number: int, columns: tuple[str, ...]) -> None:
+        self._forget()
+        pa.default_memory_pool().release_unused()
+        if self._file is None:
+            self._file = parquet_file(self.source.path, metadata=self.metadata)
+        rows = parquet_batch_rows(self.metadata)
+        self._later = self._file.iter_batches(rows, [number], list(columns), use_threads=False)
+        self._at = number, columns
+
+    def _forget(self) -> None:
+        self._later, self._kept_bytes, self._end = iter(()), 0, 0
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Let go of the file and of the rows."""
+        self._forget()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _plain_row(batch: pa.RecordBatch, inside: int, columns: Sequence[str]) -> dict[str, Any]:
+    """Copy a row out of a batch: lists of numbers as numpy arrays, all else as Python values."""
+    row = batch.select(list(columns)).slice(inside, 1)
+    if row.num_rows != 1:
+        raise pa.ArrowInvalid("a batch has fewer rows than the file says")
+    row.validate(full=True)  # offsets of a damaged file would be followed out of it
+    values: dict[str, Any] = {}
+    for name, column in zip(columns, row.columns, strict=True):
+        scalar, kind = column[0], column.type
+        is_numbers = (is_list(kind) or pa.types.is_fixed_size_list(kind)) and is_number(kind.value_type)
+        if is_numbers and scalar.is_valid and not scalar.values.null_count:
+            values[name] = scalar.values.to_numpy(zero_copy_only=False).copy()
+        else:
+            values[name] = scalar.as_py()
+    return values
+
+
+def starts(rows: Iterable[int]) -> NDArray[np.int64]:
+    """First row of each part, and the number of all rows."""
+    return np.cumsum([0, *rows], dtype=np.int64)
 
 
 class LowMemDataset(Sequence[dict[str, Any]]):
@@ -47,8 +228,8 @@ class LowMemDataset(Sequence[dict[str, Any]]):
     Raises:
         UserError: a file is missing, broken, of a kind that has no rows by number, or lacks a column.
     Memory:
-        8 bytes per record batch (none for our own shards), without a mapping 24 more per column, 1.5 KB per Parquet row
-        group; reads leave nothing behind but reclaimable file pages, for Parquet one row group, of a large one 8 MiB.
+        8 bytes per record batch (none for our own shards), 1.5 KB per Parquet row group; reads leave nothing behind but
+        reclaimable file pages, for Parquet one row group, of a large one 8 MiB.
     """
 
     def __init__(
@@ -84,7 +265,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         if problems:
             raise UserError(*problems)
 
-    def _open(self, source: Source) -> TableFile:
+    def _open(self, source: Source) -> ArrowTable | ParquetTable:
         if not isinstance(source.path, Path):
             raise UserError(
                 f"{source.path}: an address has no rows by number; fetch it, or turn it into shards with prepare"
@@ -93,7 +274,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             raise UserError(
                 f"{source.path}: {source.kind} has no rows by number; turn it into shards with the prepare command"
             )
-        with broken_file_is_user_error(source.path, source.kind):
+        with reading(source):
             return (ParquetTable if source.kind == PARQUET else ArrowTable)(source, self.mode)
 
     def _check_columns(self) -> None:
@@ -127,7 +308,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             self._pid = os.getpid()
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         file = self._recently(number)
-        with broken_file_is_user_error(file.source.path, file.source.kind):
+        with reading(file.source):
             values = file.read(row - int(self._starts[number]), self.columns)
         self._reads += 1
         if self.drop_page_cache and self._reads % DROP_EVERY_READS == 0:
@@ -142,7 +323,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             with self._files[number].source.path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _recently(self, number: int) -> TableFile:
+    def _recently(self, number: int) -> ArrowTable | ParquetTable:
         """Give a file, and close the one that was opened longest ago if many are open."""
         if number not in self._recent:
             if len(self._recent) == MOST_OPEN_FILES:

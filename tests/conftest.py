@@ -76,14 +76,6 @@ def language_as_before() -> Iterator[None]:
         language.speak("en")
 
 
-@pytest.fixture(autouse=True)
-def budget_as_before() -> Iterator[None]:
-    """What one test's run may read with its budget bounds no other test's files."""
-    yield
-    if room := sys.modules.get("data.packed.room"):
-        room.keep_to("auto")
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small products take longer to share between threads than to compute."""

@@ -32,7 +32,7 @@ from benchmarks.fuzzing.sound_tokenizers import (
 )
 from config import DataConfig, load
 from data.batches.loader import StepLoader
-from data.dataset import LowMemDataset
+from data.dataset import MODES, LowMemDataset
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
@@ -40,7 +40,6 @@ from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows
-from data.sources.row_access import MODES
 from data.tokenizers.training import byte_tokenizer
 from settings.errors import UserError
 

@@ -21,10 +21,9 @@ from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_pre
 from data.batches.mixture import Mixture, named_weights, temperature_weights
 from data.batches.objectives import corrupt, corrupted_lengths, lengths_of, pairs, preferences
 from data.batches.order import Order, row_keys
-from data.dataset import LowMemDataset, TokenStream
+from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
 from data.shards.store import COLUMNS, PAIRS, PREFERENCES, STREAM, TRAIN, Manifest
 from data.shards.token_rows import TokenRows
-from data.sources.row_access import FILE, REOPEN
 from settings.fields import AUTO
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 
 from config import Config
-from data.packed.room import BESIDE, memory_for
 from data.tokenizers.sample import LARGE, SMALL, Room
+from memory.observe.budget import host_limits
 from memory.observe.processes import usage_of
+from settings.fields import AUTO
 from units import GIB, MIB
 
+BESIDE = 300 * MIB  # the process that waits, and the one that reads
 LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many words as serve it
 WORKER = 90 * MIB  # one that encodes
 LEAST_IN_CHILD = 512 * MIB  # sound rows take less under any budget, and a small one must not end in their way
@@ -38,4 +40,6 @@ def most_in_child(config: Config) -> int:
 
 
 def _memory(config: Config) -> int:
-    return memory_for(config.memory.memory_budget)
+    """Bytes that the run may have in all, its children included."""
+    budget, lowest = config.memory.memory_budget, min(limit.bytes for limit in host_limits())
+    return lowest if budget == AUTO else min(lowest, int(budget))

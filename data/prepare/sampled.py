@@ -18,7 +18,7 @@ from data.batches.objectives import lengths_of
 from data.prepare.encoder import Encoder
 from data.prepare.task import Task, decide, examples_of, held_out_sources, tokenizer_folder
 from data.shards.store import COLUMNS, STREAM
-from data.sources.counting import EVERYWHERE, about_rows, some_rows
+from data.sources.peek import about_rows, peek
 from data.sources.reading import Row, check_columns
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
@@ -38,14 +38,14 @@ class SampledLengths:
 
     Args:
         objective: what the rows teach. sources: (N,) of the encoder. targets: (A, N) of the decoder, of each answer of a row.
-        place: where they come from. is_all: whether there are no other rows, and their tokenizer is known.
+        is_everywhere: whether they are spread over all rows, or come from the beginning of files. is_all: whether there are no other rows, and their tokenizer is known.
         about_rows: about as many rows there are, of conversations with every answer one for each.
     """
 
     objective: str
     sources: NDArray[np.int64]
     targets: NDArray[np.int64]
-    place: str
+    is_everywhere: bool
     is_all: bool
     about_rows: int
 
@@ -63,7 +63,7 @@ class SampledLengths:
     def describe(self) -> str:
         """What was looked at, in some words."""
         rows = counted(len(self.sources), "row")
-        if self.place == EVERYWHERE:
+        if self.is_everywhere:
             return say("a sample of {rows} from everywhere in the data", rows=rows)
         return say("a sample of {rows} from the beginning of the data", rows=rows)
 
@@ -84,7 +84,8 @@ def sampled_lengths(config: Config) -> SampledLengths | None:
     check_columns(here, task.columns)
     if task.kind == STREAM:
         return None
-    rows, place, is_all = some_rows(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
+    found = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
+    rows, is_all = found.rows, found.is_all
     try:
         folder = tokenizer_folder(config, task, only_if_made)
         tokenizer = Tokenizer.load(folder)
@@ -99,7 +100,7 @@ def sampled_lengths(config: Config) -> SampledLengths | None:
     sources, *targets = encoded.uncut
     count = about_rows(task.sources)
     count = min(count, config.data.max_samples or count) * encoded.num_rows // len(rows)
-    return SampledLengths(task.objective, sources, np.stack(targets), place, is_all, max(1, count))
+    return SampledLengths(task.objective, sources, np.stack(targets), found.is_everywhere, is_all, max(1, count))
 
 
 def _stand_in(config: Config, task: Task, rows: Sequence[Row]) -> Tokenizer:

@@ -23,10 +23,10 @@ from data.prepare.task import Task, columns_of, decide, examples_of, tokenizer_f
 from data.shards.store import STREAM, TRAIN, Manifest, is_shards
 from data.sources.files import Listing, Source, detect, listing, parts_of
 from data.sources.lines import BadRows
-from data.sources.reading import all_names, is_quoted, read_rows
+from data.sources.reading import head_of, read_rows
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
-from formats import TEXT
+from formats import TSV
 from language import join, say
 from settings.errors import UserError
 from settings.fields import counted, listed
@@ -164,11 +164,11 @@ def _of_columns(config: Config, kind: str, firsts: Sequence[Source]) -> Rows:
     """Columns that are not used, of the first file of each part; and of TSV whether its cells are quoted."""
     columns, unused = columns_of(config.data, kind, firsts), dict[str, None]()
     for source in firsts:
-        names = [] if source.kind == TEXT else all_names(source)
+        names = head_of(source).all_names
         unused |= dict.fromkeys(name for name in names if name not in columns.kinds(names))
     named = [name or say("a column without a name") for name in unused]  # as pandas writes its index
     table = [(say("not used"), listed(named))] if named else []
-    quoted = [source.path for source in firsts if is_quoted(source)]
+    quoted = [source.path for source in firsts if source.kind == TSV and head_of(source).is_quoted]
     told_quotes = "{file}: cells in quotes are read as in CSV"
     return [*table, *((say("quotes"), say(told_quotes, file=file)) for file in quoted)]
 

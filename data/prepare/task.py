@@ -9,7 +9,6 @@ from pathlib import Path
 
 from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
-from data.packed.room import keep_to
 from data.prepare.encoding import limited
 from data.prepare.pace import Pace
 from data.prepare.room import tokenizer_room
@@ -64,15 +63,13 @@ def kind_of(objective: str) -> str:
 
 
 def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -> Task:
-    """Decide the objective and find the training data; the built-in sample if no file is named. Files are read within the
-    settings' budget from here on.
+    """Decide the objective and find the training data; the built-in sample if no file is named.
 
     Args:
         once: `make_once`, or `only_if_made` where nothing shall be made. flag: by which the file was named.
     Raises:
         UserError: a file is missing, empty or broken. NotMade: by `only_if_made`.
     """
-    keep_to(config.memory.memory_budget)
     data = config.data
     asked = "pairs" if config.train.is_finetune else data.objective
     if data.train_file is None:

@@ -25,8 +25,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data.batches.objectives import SpecialIds
+from data.dataset import ROWS_PER_BATCH_KEY
 from data.shards.checksums import ShardFile, SummedFile, check_sums
-from data.sources.row_access import ROWS_PER_BATCH_KEY
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 from storage import MOST_TABLE_BYTES, read_text, rename

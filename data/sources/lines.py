@@ -1,4 +1,4 @@
-"""How is a text file read line by line, packed or not, however long its lines and however broken?"""
+"""Text files line by line, packed or not, however long their lines and however broken."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import codecs
 import gzip
 import io
 import lzma
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,22 +15,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from data.packed.room import fits, reading_room
 from data.sources.files import Source
 from data.sources.places import Place
+from formats import CSV, JSONL, TEXT, TSV
 from language import join, say
 from settings.errors import UserError
-from units import format_size
 
 PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
-LONGEST_LINE_BYTES = 16 * 1024**2
-TOO_LONG = "is longer than {size} MiB, which is no row to learn from; cut it into several"
-VALUE_BYTES = 80  # of a small value in a list, in Python
+LONGEST_LINE_BYTES = 16 * 1024**2  # also of a text in a table
+BY_LINE = (TEXT, JSONL, CSV, TSV)
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 GBK_REMEDY = "it reads as GBK: save the file as UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW), all of it is meant"
-UNPACKING_ERRORS = (EOFError, zlib.error, lzma.LZMAError, OSError, pa.ArrowException)
+Record = dict[str, Any]  # column -> cell; in place of one that could not be read a ValueError that says why
 
 
 @dataclass
@@ -67,87 +64,36 @@ class BadRows:
 
 @contextmanager
 def _open(source: Source) -> Iterator[Any]:
+    unpack: dict[str | None, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
     with source.path.open("rb") as file:
-        if source.compression == "gzip":
-            with gzip.open(file, "rb") as unpacked:
+        if source.compression in unpack:
+            with unpack[source.compression](file, "rb") as unpacked:
                 yield unpacked
-        elif source.compression == "bzip2":
-            with bz2.open(file, "rb") as unpacked:
-                yield unpacked
-        elif source.compression == "xz":
-            yield io.BufferedReader(_Unpacked(file))
         elif source.compression == "zstd":
             yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
         else:
             yield file if isinstance(source.path, Path) else io.BufferedReader(file, REMOTE_BUFFER_BYTES)
 
 
-class _Unpacked(io.RawIOBase):
-    """What is in an xz file, which may ask for gigabytes to be unpacked into: it gets the room there is.
-
-    Raises:
-        lzma.LZMAError: it asks for more, or is broken. EOFError: it is cut off.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file, self._stream, self._packed = file, self._begun(), b""
-
-    def _begun(self) -> lzma.LZMADecompressor:
-        return lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=reading_room())
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any) -> int:
-        """Unpack some bytes; 0 at the end."""
-        while True:
-            if self._stream.eof:
-                self._packed = self._stream.unused_data or self._file.read(TEXT_PART_BYTES)
-                while self._packed and not (follows := self._packed.lstrip(b"\0")):  # between two streams
-                    self._packed = self._file.read(TEXT_PART_BYTES)
-                if not self._packed:
-                    return 0
-                self._stream, self._packed = self._begun(), follows
-            elif self._stream.needs_input and not self._packed:
-                self._packed = self._file.read(TEXT_PART_BYTES)
-                if not self._packed:
-                    raise EOFError("ended before the end of its last stream")
-            part = self._stream.decompress(self._packed, len(target))
-            self._packed = b""
-            if part:
-                target[: len(part)] = part
-                return len(part)
-
-
 def too_long() -> str:
-    """What is wrong with a line of `LONGEST_LINE_BYTES` or more."""
-    return say(TOO_LONG, size=LONGEST_LINE_BYTES // 1024**2)
+    """What is wrong with a line or a text of `LONGEST_LINE_BYTES` or more."""
+    told = "is longer than {size} MiB, which is no row to learn from; cut it into several"
+    return say(told, size=LONGEST_LINE_BYTES // 1024**2)
 
 
-def is_crowded(line: bytes | str) -> bool:
-    """Whether a line may hold more values than there is room for: brackets alone become twenty times as much in memory."""
-    if len(line) <= TEXT_PART_BYTES:
-        return False
-    text = line if isinstance(line, bytes) else line.encode("utf8", "replace")
-    return not fits(sum(map(text.count, (b",", b"\t", b"[", b"{"))) * VALUE_BYTES)
-
-
-def crowded() -> str:
-    """What is wrong with such a line."""
-    return say("holds so many values that there is no room for them; give --memory_budget more, or cut it into several")
+def place_of(source: Source, number: int) -> str:
+    """Where a record is in its file, for messages: the number of its line, or of its row, from 1."""
+    return say("line {number}", number=number) if source.kind in BY_LINE else f"row {number}"
 
 
 def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
     """Number lines from 1; a line longer than `limit` comes in parts, each under the same number."""
-    try:
-        with _open(source) as file:
-            number, ended = 0, True
-            while line := file.readline(limit):
-                number += ended
-                ended = line.endswith(b"\n")
-                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-    except UNPACKING_ERRORS as error:
-        raise _unreadable(source, error) from None
+    with _open(source) as file:
+        number, ended = 0, True
+        while line := file.readline(limit):
+            number += ended
+            ended = line.endswith(b"\n")
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
@@ -162,11 +108,11 @@ def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
                 line, begun = line[: error.start], line[error.start :]
                 text = line.decode("utf8")
             else:
-                bad_rows.add(source.path, say("line {number}", number=number), not_utf8(error))
+                bad_rows.add(source.path, place_of(source, number), not_utf8(error))
                 continue
         yield text.rstrip("\r\n")
     if begun:
-        bad_rows.add(source.path, say("line {number}", number=number), "ends within a letter of UTF-8")
+        bad_rows.add(source.path, place_of(source, number), "ends within a letter of UTF-8")
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
@@ -187,26 +133,10 @@ def is_gbk(text: bytes) -> bool:
 
 
 def blocks(source: Source) -> Iterator[bytes]:
-    """The bytes of a file, unpacked, in parts of 1 MiB.
-
-    Raises:
-        UserError: it is cut off or broken.
-    """
-    try:
-        with _open(source) as file:
-            while block := file.read(TEXT_PART_BYTES):
-                yield block
-    except UNPACKING_ERRORS as error:
-        raise _unreadable(source, error) from None
-
-
-def _unreadable(source: Source, error: Exception) -> UserError:
-    if "Memory usage limit" in str(error):
-        room = format_size(reading_room())
-        return UserError(
-            f"{source.path}: asks for more than {room} to be unpacked into, and there is no more room; pack it again, with xz -6"
-        )
-    return UserError(f"{source.path}: cannot be read ({error}); the file is cut off or broken, fetch or pack it again")
+    """The bytes of a file, unpacked, in parts of 1 MiB."""
+    with _open(source) as file:
+        while block := file.read(TEXT_PART_BYTES):
+            yield block
 
 
 def paragraphs(lines: Iterator[str]) -> Iterator[str]:

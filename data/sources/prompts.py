@@ -1,4 +1,4 @@
-"""Which prompts are in a file, and which columns come with them?
+"""Prompts of a file, and the columns that come with them.
 
 A row keeps all its columns, so that answers can be joined to what they belong to: of JSON lines every value, of CSV every
 cell, of Parquet and Arrow what JSON can hold (texts, numbers, truth values). A line of plain text is a prompt. Rows come
@@ -9,32 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import pyarrow as pa
 
 from config import DataConfig
-from data.sources.arrow_checks import unfolded_bytes
-from data.sources.files import TABLES, Source
+from data.sources.files import Source
 from data.sources.layouts import Columns
-from data.sources.lines import BadRows, decoded_lines, too_long
-from data.sources.reading import all_names, column_names, recognised_columns, records
-from data.sources.tables import (
-    LARGEST_CELL_BYTES,
-    broken_file_is_user_error,
-    check_types,
-    parts,
-    record_batches,
-    table_columns,
-)
+from data.sources.lines import BadRows, Record, decoded_lines, place_of
+from data.sources.reading import head_of, reading, recognised_columns, records
+from data.sources.tables import fits_json, type_problems
 from data.text.templates import Turn
 from formats import TEXT
 from settings.errors import UserError
 from settings.fields import is_encodable, listed
 
 PROMPT = "prompt"  # the name of a line of plain text
-BATCH_ROWS = 256
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,13 +51,13 @@ def read_prompts(sources: Iterable[Source], data: DataConfig, bad_rows: BadRows)
     """
     for source in sources:
         known = bad_rows.count
-        rows = _lines(source, bad_rows) if source.kind == TEXT else _prompts(source, data, bad_rows)
-        for prompt in rows:
-            is_bad = not prompt.text
-            for _ in range(bad_rows.count - known - is_bad):  # rows that could not be read at all
-                yield Prompt(str(source.path), "", {})
-            known = bad_rows.count
-            yield prompt
+        with reading(source):
+            for prompt in _lines(source, bad_rows) if source.kind == TEXT else _prompts(source, data, bad_rows):
+                is_bad = not prompt.text
+                for _ in range(bad_rows.count - known - is_bad):  # rows that could not be read at all
+                    yield Prompt(str(source.path), "", {})
+                known = bad_rows.count
+                yield prompt
         for _ in range(bad_rows.count - known):
             yield Prompt(str(source.path), "", {})
 
@@ -84,62 +71,37 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
 
 
 def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
-    names = all_names(source)
-    columns = _columns_of(source, names, data)
-    _refuse_twice(source, column_names(source))
-    is_table = source.kind in TABLES
-    rows = _table_rows(source, columns, bad_rows) if is_table else records(source, names, bad_rows)
-    for place, record in rows:
+    head = head_of(source)
+    columns = recognised_columns(data, "prompts", source)
+    if columns is None and data.text_column in head.names:
+        columns = Columns((data.text_column,))
+    if columns is None:
+        raise UserError(
+            f"{source.path}: has neither {data.prompt_column} nor {data.text_column}; its columns: {listed(head.names)}; "
+            "name one with --prompt_column"
+        )
+    if twice := dict.fromkeys(name for name in head.names if name.strip() and head.names.count(name) > 1):
+        raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
+    names = head.all_names
+    if head.schema is not None:
+        wanted = columns.kinds(names)
+        if problems := type_problems(source.path, head.schema, wanted):
+            raise UserError(*problems)
+        names = [field.name for field in head.schema if fits_json(field.type) or field.name in wanted]
+    for number, record in records(source, names, bad_rows):
+        place = place_of(source, number)
         try:
+            for name, cell in record.items():
+                if isinstance(cell, ValueError):
+                    raise ValueError(f"{name} {cell}")
             *before, (_, text) = columns.question(record, names)
             if not all(is_encodable(said) for _, said in (*before, ("", text))):
                 raise ValueError(f"{columns.sides()[0]} holds half of a surrogate pair")
         except ValueError as error:
             bad_rows.add(source.path, place, str(error))
-            before, text = [], ""
+            record, before, text = (
+                {name: None if isinstance(cell, ValueError) else cell for name, cell in record.items()},
+                [],
+                "",
+            )
         yield Prompt(f"{source.path}, {place}", text, record, before)
-
-
-def _columns_of(source: Source, names: list[str], data: DataConfig) -> Columns:
-    found = recognised_columns(data, "prompts", source)
-    if found is None and data.text_column in column_names(source):
-        found = Columns((data.text_column,))
-    if found is None:
-        raise UserError(
-            f"{source.path}: has neither {data.prompt_column} nor {data.text_column}; its columns: "
-            f"{listed(column_names(source))}; name one with --prompt_column"
-        )
-    return found
-
-
-def _refuse_twice(source: Source, names: Sequence[str]) -> None:
-    if twice := dict.fromkeys(column for column in names if column.strip() and names.count(column) > 1):
-        raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
-
-
-def _table_rows(source: Source, columns: Columns, bad_rows: BadRows) -> Iterator[tuple[str, Record]]:
-    names = table_columns(source)
-    wanted = columns.kinds(names)
-    check_types(source, wanted)
-    number = 0
-    with broken_file_is_user_error(source.path, source.kind):
-        for batch in record_batches(source, names, BATCH_ROWS):
-            kept = [field.name for field in batch.schema if _fits_json(field.type) or field.name in wanted]
-            for part in parts(batch.select(kept)):
-                number += part.num_rows
-                if sum(map(unfolded_bytes, part.columns)) <= LARGEST_CELL_BYTES:
-                    yield from (
-                        (f"row {number - part.num_rows + at}", row) for at, row in enumerate(part.to_pylist(), 1)
-                    )
-                else:
-                    bad_rows.add(source.path, f"row {number}", too_long())
-
-
-def _fits_json(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _fits_json(kind.value_type)
-    tests = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer,
-        pa.types.is_floating, pa.types.is_boolean, pa.types.is_null,
-    )  # fmt: skip
-    return any(test(kind) for test in tests)

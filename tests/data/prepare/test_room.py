@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from config import load
-from data.packed import room as packed_room
 from data.prepare import room
 from data.tokenizers.sample import LARGE, SMALL
 from units import GIB, MIB
@@ -28,8 +27,6 @@ from units import GIB, MIB
 def test_room_by_budget(
     budget: str, machine: int, expected: tuple[object, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        packed_room, "host_limits", lambda: [SimpleNamespace(bytes=machine), SimpleNamespace(bytes=64 * GIB)]
-    )
+    monkeypatch.setattr(room, "host_limits", lambda: [SimpleNamespace(bytes=machine), SimpleNamespace(bytes=64 * GIB)])
     config = load("train", {"train_file": "x", "memory_budget": budget})
     assert (room.tokenizer_room(config), room.most_workers(config)) == expected

@@ -1,0 +1,196 @@
+"""A look at files: about how many rows they hold, some of these, and what a file is for.
+
+Rows come from the beginning of files, which is often unlike the rest; of small files they are evenly spread over all rows.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+import childproc
+from config import DataConfig
+from data.sources.files import TABLES, Source, find
+from data.sources.layouts import Columns
+from data.sources.lines import TEXT_PART_BYTES, BadRows, blocks
+from data.sources.reading import Row, head_of, read_rows, reading, recognised_columns
+from data.sources.tables import parquet_file
+from formats import JSON, PARQUET, TEXT
+from settings.errors import UserError
+
+PACKED = 4  # times smaller than what it holds, a packed text file
+ROW_BYTES = 1024  # of an Arrow file, where nothing tells better
+TOKEN_BYTES = 4  # of text in UTF-8, English as Chinese, with a vocabulary of some ten thousand tokens
+WHOLE_BYTES = 4 * 1024**2  # of all files, up to which every row is read
+MOST_FILES, MOST_CHARS = 16, 512 * 1024  # of larger ones, that are read of each
+COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
+BARS = 24
+PREVIEW_BYTES = 1024**3  # of memory that a preview may take
+CONVERSATIONS, PREFERENCES, PAIRS = "conversations", "preferences", "pairs"
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Peek:
+    """Some rows of files; those that are broken are left out, and counted.
+
+    Args:
+        is_everywhere: whether they are spread over all rows, or come from the beginning of files. is_all: whether there are no others.
+    """
+
+    rows: list[Row]
+    bad_rows: BadRows
+    is_everywhere: bool
+    is_all: bool
+
+
+def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int, max_rows: int | None = None) -> Peek:
+    """Some rows of all files.
+
+    Args:
+        most: rows that are given. max_rows: that count at all, from the first on; None: all.
+    Raises:
+        UserError: a file cannot be read.
+    Memory: up to 8 Mi characters; packed up to 16.
+    """
+    bad_rows = BadRows(skip=True)
+    if sum(map(_bytes, sources)) <= WHOLE_BYTES:
+        coming = chain.from_iterable(read_rows(sources, columns, bad_rows))
+        rows = list(_up_to(islice(coming, max_rows), PACKED * WHOLE_BYTES))
+        is_whole = len(rows) == max_rows or next(coming, None) is None
+        return Peek(_even(rows, most), bad_rows, is_whole, is_whole and len(rows) <= most)
+    rows, chosen = [], _even(sources, MOST_FILES) if max_rows is None else sources[:1]
+    for source in chosen:
+        share = min(-(-most // len(chosen)), most if max_rows is None else max_rows)
+        coming = chain.from_iterable(read_rows([source], columns, bad_rows))
+        rows += _up_to(islice(coming, share), MOST_CHARS)
+    return Peek(rows, bad_rows, is_everywhere=False, is_all=False)
+
+
+def _up_to(rows: Iterator[Row], chars: int) -> Iterator[Row]:
+    """Rows until they have so many letters."""
+    for row in rows:
+        yield row
+        chars -= sum(map(len, row))
+        if chars <= 0:
+            return
+
+
+def _even(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many, evenly spread."""
+    return [items[at * len(items) // most] for at in range(most)] if len(items) > most else list(items)
+
+
+def about_rows(sources: Sequence[Source]) -> int:
+    """Rows of all files, at least one.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    return max(1, sum(map(_rows, sources)))
+
+
+def about_tokens(sources: Sequence[Source]) -> int:
+    """Tokens of the texts of all files, if they hold little else, at least one."""
+    return max(1, sum(_bytes(source) for source in sources) // TOKEN_BYTES)
+
+
+def _bytes(source: Source) -> int:
+    return int(source.path.stat().st_size) * (PACKED if source.compression or source.kind == PARQUET else 1)
+
+
+def _rows(source: Source) -> int:
+    with reading(source):
+        if source.kind == PARQUET:
+            with parquet_file(source.path) as file:
+                return int(file.metadata.num_rows)
+        if source.kind in TABLES:
+            return _bytes(source) // ROW_BYTES
+        begin = next(iter(blocks(source)), b"")
+    mark = b"\n"
+    if source.kind == JSON:
+        mark = json.dumps(head_of(source).names[0], ensure_ascii=False).encode("utf8", "replace") + b":"
+    elif source.kind == TEXT and b"\n\n" in begin:
+        mark = b"\n\n"
+    found = max(1, begin.count(mark))
+    return found if len(begin) < TEXT_PART_BYTES else found * _bytes(source) // len(begin)
+
+
+def preview(spec: str) -> dict[str, Any]:
+    """Describe a file by its first rows, for the page. Lengths are in letters, as no tokenizer is chosen yet.
+
+    Args:
+        spec: as `--train_file`.
+    Returns:
+        `columns`, `task` (None where no column has a name that is known), `shown` columns, `rows` (the first ones), `counted` rows,
+        `lengths` by column (median, longest, and bars of a histogram), `broken` rows.
+    Raises:
+        UserError: it cannot be read.
+    Memory: the first `COUNTED_ROWS` rows.
+    """
+    source, data, bad_rows = find(spec)[0], DataConfig(), BadRows(skip=True)
+    names = [data.text_column] if source.kind == TEXT else head_of(source).names
+    task, known = _task(source, names, data)
+    wanted = known or Columns(tuple(name for name in names if _is_text(source, name)))
+    batches = read_rows([source], wanted, bad_rows) if wanted.kinds(names) else iter(())
+    rows = list(islice(chain.from_iterable(batches), COUNTED_ROWS))
+    return {
+        "file": str(source.path), "kind": source.kind, "columns": names, "task": task, "shown": wanted.cells(),
+        "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in rows[:SHOWN_ROWS]],
+        "counted": len(rows), "is_whole": len(rows) < COUNTED_ROWS, "broken": bad_rows.count,
+        "lengths": {name: _lengths([len(row[place]) for row in rows]) for place, name in enumerate(wanted.cells())},
+    }  # fmt: skip
+
+
+def _task(source: Source, names: list[str], data: DataConfig) -> tuple[str | None, Columns | None]:
+    """What a file teaches, and the columns that say so."""
+    pairs, preferences = (recognised_columns(data, kind, source) for kind in (PAIRS, PREFERENCES))
+    if pairs is not None and pairs.texts == (data.prompt_column, data.response_column):
+        return PAIRS, pairs
+    if preferences is not None:
+        return PREFERENCES, preferences
+    if pairs is not None and not pairs.texts:
+        return CONVERSATIONS, pairs
+    if data.text_column in names:
+        return TEXT, Columns((data.text_column,))
+    return (None, None) if pairs is None else (PAIRS, pairs)
+
+
+def _is_text(source: Source, column: str) -> bool:
+    """Whether the first rows of a column can be read as text."""
+    try:
+        return any(islice(read_rows([source], [column], BadRows(skip=True)), 1))
+    except UserError:
+        return False
+
+
+def _lengths(lengths: list[int]) -> dict[str, Any]:
+    if not lengths:
+        return {"median": 0, "longest": 0, "bars": [], "bar": 1}
+    ordered = sorted(lengths)
+    most = ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))]  # the few longest would press all others together
+    bar = max(1, -(-most // BARS))
+    bars = [0] * BARS
+    for length in lengths:
+        bars[min(BARS - 1, length // bar)] += 1
+    return {"median": int(statistics.median(ordered)), "longest": ordered[-1], "bars": bars, "bar": bar}
+
+
+def main(spec: str) -> int:
+    """Print as JSON what `preview` finds, or the problems. Run as a child by whoever must not import pyarrow."""
+    childproc.limit_self(PREVIEW_BYTES, None)
+    try:
+        told: dict[str, Any] = preview(spec)
+    except UserError as error:
+        told = {"problems": error.problems}
+    print(json.dumps(told, ensure_ascii=False))
+    return 2 if "problems" in told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
