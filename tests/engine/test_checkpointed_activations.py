@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from engine.checkpointing import BlockPass, Checkpointing
+from engine.checkpointing import Checkpointing
 from engine.walk import Walk
 from engine.weights import weight_store_for
 from model.loss import LossSettings
-from tests.engine.small_models import FAMILIES, Rectangle, small_model
+from tests.engine.small_models import Rectangle, small_model
 
 CUTS = [[0, 3], [1], [2]]
 
@@ -33,8 +31,8 @@ def gradients(
     return float(total), torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_rounds_about_as_products_in_bf16_do(family: str) -> None:
+def test_it_rounds_about_as_products_in_bf16_do() -> None:
+    family = "t5"
     (exact_loss, exact), (loss, found) = (gradients(family, 0, dtype) for dtype in (torch.float32, torch.bfloat16))
     _, coarse = gradients(family, 0, torch.bfloat16, compute=torch.bfloat16)
     assert loss != exact_loss, "nothing was rounded"
@@ -42,9 +40,8 @@ def test_it_rounds_about_as_products_in_bf16_do(family: str) -> None:
     assert (found - exact).norm() < 1.5 * (coarse - exact).norm()
 
 
-@pytest.mark.parametrize("saved", [2, 99])
-def test_kept_and_recomputed_blocks_agree(saved: int) -> None:
-    (one, recomputed), (other, whole) = (gradients("t5", blocks, torch.bfloat16, 0.2) for blocks in (0, saved))
+def test_kept_and_recomputed_blocks_agree() -> None:
+    (one, recomputed), (other, whole) = (gradients("t5", blocks, torch.bfloat16, 0.2) for blocks in (0, 2))
     assert one == other
     torch.testing.assert_close(recomputed, whole, rtol=1e-5, atol=1e-7)
 
@@ -64,18 +61,3 @@ def test_training_and_measuring_round_alike() -> None:
     assert float(walk.gradients(micro_batches, batch.num_labels, lambda weights: None)) == pytest.approx(
         float(measured), rel=1e-6
     )
-
-
-def test_only_one_block_at_a_time_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.dtype] = []
-    backward = BlockPass.backward
-
-    def looked_at(block_pass: BlockPass, grad: torch.Tensor) -> Any:
-        if block_pass.x is not None:
-            seen.append(block_pass.x.dtype)
-        return backward(block_pass, grad)
-
-    monkeypatch.setattr(BlockPass, "backward", looked_at)
-    gradients("t5", 0, torch.bfloat16)
-    assert seen
-    assert set(seen) == {torch.bfloat16}

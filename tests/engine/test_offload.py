@@ -15,7 +15,7 @@ from engine.walk import Walk
 from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5
-from tests.engine.small_models import FAMILIES, Rectangle, small_model
+from tests.engine.small_models import Rectangle, small_model
 
 CPU = torch.device("cpu")
 CUTS = [[0, 3], [1], [2]]
@@ -39,8 +39,7 @@ def gradients(
     return [total, *found]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("saved", [0, 2, 99])
+@pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("t5-v1.1", 2), ("umt5", 99)])
 def test_gradients_are_the_same_bit_for_bit(family: str, saved: int) -> None:
     model = small_model(family)
     offload = Offload(HostCopies(CPU))
@@ -48,14 +47,6 @@ def test_gradients_are_the_same_bit_for_bit(family: str, saved: int) -> None:
     again = gradients(model, saved, offload)
     assert len(here) == len(away) == len(again)
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(here, away, again, strict=True))
-
-
-def test_frozen_encoder() -> None:
-    model = small_model()
-    for weight in [*model.encoder.parameters(), model.embedding]:
-        weight.requires_grad_(False)
-    here, away = gradients(model, 0, None), gradients(model, 0, Offload(HostCopies(CPU)))
-    assert all(torch.equal(a, b) for a, b in zip(here, away, strict=True))
 
 
 class Counting(HostCopies):
@@ -75,8 +66,8 @@ class Counting(HostCopies):
         super().begin_fetch(parked)
 
 
-@pytest.mark.parametrize("layers", [4, 9])
-def test_only_a_few_are_on_the_device(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = 4
     model, copies, alive = small_model(num_layers=layers, num_decoder_layers=layers), Counting(), []
     passes: weakref.WeakSet[BlockPass] = weakref.WeakSet()
     forward, backward = BlockPass.forward, BlockPass.backward
@@ -100,14 +91,6 @@ def test_only_a_few_are_on_the_device(layers: int, monkeypatch: pytest.MonkeyPat
     alive.clear()
     gradients(model, 0, None, rate=0.0)
     assert max(alive) == stages * micro_batches, "without it, all are held"
-
-
-def test_blocks_that_keep_their_graph_keep_their_input() -> None:
-    model, copies = small_model(), Counting()
-    gradients(model, 99, Offload(copies))
-    assert copies.parked == 0
-    gradients(model, 2, Offload(copies))  # of 3 decoder blocks and the norms after both stacks
-    assert copies.parked == 4 * len(CUTS)
 
 
 def test_a_step_broken_off_leaves_nothing_behind() -> None:

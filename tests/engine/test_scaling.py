@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from engine.checkpointing import Checkpointing
-from engine.finite import is_finite
 from engine.optimizers import OPTIMIZERS, Step
 from engine.scaling import GOOD_STEPS, LossScaling
 from engine.update import Update
@@ -15,7 +14,7 @@ from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
 from settings.errors import UserError
-from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
+from tests.engine.small_models import Rectangle, autograd_gradients, relative_error, small_model
 
 CUTS = [[0, 3], [1, 2]]
 FIRST = "encoder.blocks.0.feed_forward.wi.weight"
@@ -36,8 +35,7 @@ def gradients(model: T5, batch: Rectangle, scaling: LossScaling | None, saved: i
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("saved", [0, 99])
+@pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("umt5", 99)])
 def test_gradients_are_those_of_fp32_times_the_scale(family: str, saved: int) -> None:
     model, batch = small_model(family), Rectangle()
     _, expected = autograd_gradients(model, batch)
@@ -79,8 +77,7 @@ def weights_of(model: T5) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize(("optimizer", "max_grad_norm"), [("adamw", 0.0), ("adafactor", 0.05)])
 def test_a_step_is_that_of_fp32(optimizer: str, max_grad_norm: float) -> None:
     batch, reference, model = Rectangle(), small_model(), small_model()
     _, expected = autograd_gradients(reference, batch)
@@ -128,12 +125,6 @@ def test_an_overflow_leaves_the_step_out_and_halves_the_scale() -> None:
     step(other, first, batch, 1)
     after, same = weights_of(model), weights_of(other)
     assert all(torch.equal(after[name], same[name]) for name in after), "skipped steps must leave no trace"
-
-
-def test_one_gradient_out_of_range_is_enough() -> None:
-    for bad in (float("inf"), float("nan"), float("-inf")):
-        assert not is_finite([torch.ones(3), torch.tensor([[0.0, bad]], dtype=torch.float16)])
-    assert is_finite([torch.full((1000,), 65504.0, dtype=torch.float16), torch.zeros(2)])
 
 
 def test_doubles_after_many_good_steps_and_goes_on_from_a_checkpoint() -> None:

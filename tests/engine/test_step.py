@@ -29,10 +29,6 @@ from tests.engine.small_models import small_model
 CHOICE = Choice(2, 1, 1, 9, 2, "float32", "float32", 2**20)
 
 
-class Stop(Exception):
-    """Not for lack of memory."""
-
-
 def rows(seed: int) -> Batch:
     draw = np.random.default_rng(seed)
     inputs, labels = draw.integers(2, 61, (2, 7)), draw.integers(2, 61, (2, 5))
@@ -115,13 +111,6 @@ def test_a_gradient_that_is_not_finite_is_told_with_what_it_has_changed(
     assert outcome.is_changed == (max_grad_norm == 0.0), "clipped ones are looked at before any is applied"
 
 
-def test_other_errors_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of()
-    failing(monkeypatch, engine, 0, Stop())
-    with pytest.raises(Stop):
-        engine.step(Step(1, 1e-2), [rows(1)], 10)
-
-
 def test_what_happens_elsewhere_counts_here() -> None:
     elsewhere = [5.0, 1.0, 1.0, 0.0, 1.0]  # loss, short of memory, weights changed, not finite, the step before was not
     engine = engine_of(sum_over=lambda *numbers: [a + b for a, b in zip(numbers, elsewhere, strict=True)])
@@ -130,7 +119,7 @@ def test_what_happens_elsewhere_counts_here() -> None:
     assert outcome.is_late
 
 
-@pytest.mark.parametrize(("together", "sizes"), [(5, [5]), (9, [5]), (3, [3, 2]), (2, [2, 2, 1]), (1, [1] * 5)])
+@pytest.mark.parametrize(("together", "sizes"), [(5, [5]), (2, [2, 2, 1])])
 def test_only_the_last_of_several_walks_hands_over(together: int, sizes: list[int]) -> None:
     passes, handed_over, made = [], [], []
 
@@ -150,9 +139,7 @@ def test_only_the_last_of_several_walks_hands_over(together: int, sizes: list[in
     assert float(accumulate(walk, [], 0, 7, handed_over.append)) == 0.0, "a rank without rows"
 
 
-@pytest.mark.parametrize(
-    ("together", "planned", "sizes"), [(2, 2, [2, 2, 1]), (1, 4, [1] * 5), (5, 1, [5]), (2, 1, [5])]
-)
+@pytest.mark.parametrize(("together", "planned", "sizes"), [(2, 2, [2, 2, 1]), (2, 1, [5])])
 def test_a_pass_takes_no_more_micro_batches_than_were_priced(
     together: int, planned: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,8 +29,7 @@ def draw(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.randn(tokens, WIDTH, generator=generator).add_(1.0).bfloat16()
 
 
-@pytest.mark.parametrize("slab", [1 << 20, 9000, 1])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("dtype", "slab"), [(torch.bfloat16, 9000), (torch.float32, 1)])
 def test_each_row_is_rounded_once(dtype: torch.dtype, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_gradients, "SUMMED_ELEMENTS", slab)
     parts = [draw(tokens, seed) for seed, tokens in enumerate((3000, 10, 1))]

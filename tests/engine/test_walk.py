@@ -34,9 +34,9 @@ def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], saved: in
     return total / batch.num_labels, gradients, order
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("saved", [0, 2, 99])
+@pytest.mark.parametrize(
+    ("family", "cut", "saved"), [("t5", "two", 0), ("t5-v1.1", "uneven", 2), ("umt5", "four", 0), ("t5", "one", 99)]
+)
 def test_gradients_equal_autograd(family: str, cut: str, saved: int) -> None:
     model, batch = small_model(family), Rectangle()
     loss, expected = autograd_gradients(model, batch)
@@ -47,7 +47,7 @@ def test_gradients_equal_autograd(family: str, cut: str, saved: int) -> None:
     assert len(order) == len({id(weight) for weight in order}) == len(expected), "each weight is handed over once"
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     family=st.sampled_from(sorted(FAMILIES)),
     shape=st.tuples(*(st.integers(1, 4) for _ in range(3)), st.integers(1, 9)),
@@ -99,8 +99,7 @@ def test_dropout_does_not_depend_on_micro_batches_or_recompute(saved: int) -> No
     assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
 
 
-@pytest.mark.parametrize("saved", [0, 99])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("umt5", 99)])
 def test_weights_at_rest_in_bf16_compute_as_their_fp32_copies(family: str, saved: int) -> None:
     batch = Rectangle()
     at_rest = T5(small_model(family).config, dtype=torch.bfloat16).initialise(1)
@@ -115,17 +114,6 @@ def test_weights_at_rest_in_bf16_compute_as_their_fp32_copies(family: str, saved
     assert at_rest.embedding.dtype == torch.bfloat16, "the wider copy must not stay"
 
 
-def test_frozen_weights_get_no_gradient() -> None:
-    model, batch = small_model(), Rectangle()
-    model.embedding.requires_grad_(False)
-    for weight in model.encoder.parameters():
-        weight.requires_grad_(False)
-    _, expected = autograd_gradients(model, batch)
-    _, gradients, _ = walk_gradients(model, batch, CUTS["two"], 0)
-    assert gradients.keys() == expected.keys()
-    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
-
-
 def test_evaluation_loss_is_that_of_the_model() -> None:
     model, batch = small_model(), Rectangle()
     walk = Walk(
@@ -136,7 +124,7 @@ def test_evaluation_loss_is_that_of_the_model() -> None:
     assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("saved", [0, 99])
+@pytest.mark.parametrize("saved", [99])
 def test_the_heap_is_trimmed_where_the_walk_holds_most(saved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = small_model(), Rectangle(), []
     walk = Walk(

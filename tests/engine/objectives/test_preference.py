@@ -29,12 +29,10 @@ from engine.objectives.preference import (
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from model import hf_format
-from model.lora.adapter import adapters_of, add_adapters
-from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.shapes import hf_names
 from model.t5 import T5
-from tests.engine.small_models import FAMILIES, relative_error, small_model
+from tests.engine.small_models import relative_error, small_model
 
 LOSSES = {
     "sigmoid": PreferenceLoss("sigmoid", beta=0.3),
@@ -117,9 +115,10 @@ def oracle(model: T5, rows: list[PreferenceRow], name: str) -> tuple[Tensor, dic
     return loss.detach(), gradients
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("saved", [0, 99])
+@pytest.mark.parametrize(
+    ("name", "cut", "saved"),
+    [("sigmoid", "one", 99), ("smoothed", "uneven", 0), ("ipo", "four", 99), ("orpo", "uneven", 0)],
+)
 def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, saved: int) -> None:
     model, rows = small_model(), draw_rows()
     expected_loss, expected = oracle(model, rows, name)
@@ -129,9 +128,8 @@ def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, saved:
     assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "t5"])
-def test_other_families_learn_the_same(family: str) -> None:
-    model, rows = small_model(family), draw_rows(seed=3)
+def test_another_family_learns_the_same() -> None:
+    model, rows = small_model("umt5"), draw_rows(seed=3)
     expected_loss, expected = oracle(model, rows, "sigmoid")
     loss, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"], 2), rows, CUTS["uneven"])
     assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
@@ -188,7 +186,7 @@ def test_log_odds_lose_no_digits(log_probability: float) -> None:
     assert math.isfinite(slope.item())
 
 
-@pytest.mark.parametrize("saved", [0, 99])
+@pytest.mark.parametrize("saved", [0])
 def test_dropout_and_bf16_at_rest_do_not_depend_on_micro_batches(saved: int) -> None:
     rows, at_rest = draw_rows(), T5(small_model().config, dtype=torch.bfloat16).initialise(1)
     weight_store = weight_store_for(torch.bfloat16, torch.float32)
@@ -211,12 +209,6 @@ def test_two_processes_add_up_to_one() -> None:
     for name, gradient in expected.items():
         both = (parts[0][name] + parts[1][name]) / 2  # each part was over its own three pairs
         assert relative_error(both, gradient) < 2e-5
-
-
-def test_equal_answers_teach_nothing() -> None:
-    model, (row, *_) = small_model(), draw_rows()
-    _, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"]), [replace(row, rejected=row.chosen)], [[0]])
-    assert max(float(gradient.abs().max()) for gradient in gradients.values()) < 1e-6
 
 
 def test_the_reference_is_asked_where_it_is_not_known() -> None:
@@ -244,7 +236,7 @@ def test_the_reference_is_asked_where_it_is_not_known() -> None:
     assert float(walk.loss(micro_batches)) / len(rows) == pytest.approx(expected_loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["sigmoid", "orpo"])
 def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
     model, rows = small_model(), draw_rows()
     walk = make_walk(model, LOSSES[name], rate=0.0)
@@ -266,7 +258,7 @@ def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
     assert 0 <= metrics["rewards/accuracies"] <= len(rows)
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "ipo"])
+@pytest.mark.parametrize("name", ["sigmoid"])
 def test_a_model_that_is_its_own_reference_wins_half(name: str) -> None:
     """The accuracy of step 0 is that of chance, not of rounding; a small step away from it counts in full."""
     model, rows = small_model(), draw_rows(12)
@@ -285,16 +277,7 @@ def test_a_model_that_is_its_own_reference_wins_half(name: str) -> None:
     assert (accuracy(1e-2), accuracy(-1e-2)) == (1.0, 0.0)
 
 
-def test_a_frozen_encoder_costs_nothing_and_changes_nothing() -> None:
-    model, rows = small_model(), draw_rows()
-    for weight in (model.embedding, *model.encoder.parameters()):
-        weight.requires_grad_(False)
-    _, expected = oracle(model, rows, "sigmoid")
-    _, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"], 0), rows, CUTS["uneven"])
-    assert gradients.keys() == expected.keys()
-    assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
-
-
+@pytest.mark.slow
 def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     """The whole loss in float64 over another implementation of the model."""
     from transformers import T5ForConditionalGeneration
@@ -318,19 +301,3 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
     for name, gradient in gradients.items():
         reference = theirs[hf_names(model.config)[name]].grad
         assert reference is not None and relative_error(gradient, reference) < 2e-5, name
-
-
-@pytest.mark.parametrize("saved", [0, 99])
-def test_adapters_drop_the_same_whatever_the_micro_batches(saved: int) -> None:
-    model, rows = small_model(), draw_rows()
-    add_adapters(model, LoraSettings(2, 4.0, ("q", "k", "v"), dropout=0.3), seed=3)
-    for adapter in adapters_of(model).values():
-        adapter.b.data.fill_(0.05)
-    walk = make_walk(model, LOSSES["sigmoid"], saved)
-    loss, gradients = walk_gradients(walk, rows, CUTS["one"])
-    for cut in ("uneven", "four"):
-        other_loss, others = walk_gradients(walk, rows, CUTS[cut])
-        assert other_loss.item() == pytest.approx(loss.item(), rel=1e-6)
-        assert max(relative_error(others[name], gradients[name]) for name in gradients) < 1e-5
-    model.adapter_dropout = 0.0
-    assert abs(walk_gradients(walk, rows, CUTS["one"])[0].item() / loss.item() - 1) > 1e-4, "nothing was dropped"

@@ -14,7 +14,7 @@ from data.batches.collate import Row, collate
 from devices import ways
 from devices.cpu import CpuDevice
 from engine.checkpointing import Checkpointing
-from engine.finite import Lost, NotFinite, StepChecks
+from engine.finite import StepChecks
 from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
@@ -26,7 +26,7 @@ from engine.weights import WeightStore
 from memory.cost.prediction import Choice
 from model.loss import LossSettings
 from model.t5 import T5
-from tests.engine.small_models import FAMILIES, Rectangle, relative_error, small_model
+from tests.engine.small_models import Rectangle, relative_error, small_model
 
 GPUS = {"cuda": ways.CUDA, "mps": ways.MPS}
 
@@ -39,9 +39,9 @@ def gradients(walk: Walk, micro_batches: list[MicroBatch], labels: int) -> tuple
     return loss, found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize(("saved", "rate"), [(0, 0.3), (99, 0.0), (2, 0.0)])
+@pytest.mark.parametrize(
+    ("family", "gpu", "saved", "rate"), [("t5", "cuda", 0, 0.3), ("t5-v1.1", "mps", 99, 0.0), ("umt5", "cuda", 2, 0.0)]
+)
 def test_the_walk_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: int, rate: float) -> None:
     model, batch = small_model(family), Rectangle()
     settings = LossSettings(61 * 4 * 16, 0.1, 1e-3)
@@ -55,10 +55,13 @@ def test_the_walk_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: i
     assert max(relative_error(other[name], expected[name]) for name in expected) < 2e-5
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("rounding", ["stochastic", "compensated"])
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "name", "rounding"),
+    [
+        *(("cuda", torch.bfloat16, name, "stochastic") for name in OPTIMIZERS),
+        ("mps", torch.float32, "adafactor", "compensated"),
+    ],
+)
 def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str, rounding: str) -> None:
     def run(way: ways.Way) -> list[torch.Tensor]:
         model, generator = T5(small_model().config, dtype=dtype).initialise(0), torch.Generator().manual_seed(0)
@@ -130,20 +133,6 @@ def test_steps_have_the_losses_of_the_cpu(max_grad_norm: float) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0][2] < losses[0][0]
 
 
-def test_a_gradient_that_is_not_finite_is_told_in_the_next_step() -> None:
-    checks = StepChecks()
-    with ways.taking("cpu", ways.CUDA):
-        checks.begin()
-        checks.loss(torch.tensor(2.0))
-        checks.loss(torch.tensor(3.0))
-        assert checks.seen_loss == 5.0
-        checks.earlier = torch.tensor(float("inf"))
-        with pytest.raises(Lost):
-            checks.loss(torch.tensor(2.0))
-        with pytest.raises(NotFinite):
-            checks.loss(torch.tensor(float("nan")))
-
-
 @pytest.mark.parametrize("spoiled", ["loss", "gradient"])
 def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
@@ -178,8 +167,7 @@ def test_a_step_after_lost_weights_is_not_run_again() -> None:
     assert not outcome.is_finite and outcome.is_changed
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("summed", [1 << 25, 9000, 1])
+@pytest.mark.parametrize(("dtype", "summed"), [(torch.bfloat16, 9000), (torch.float32, 1)])
 def test_each_row_of_the_embedding_is_rounded_once(dtype: torch.dtype, summed: int) -> None:
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(0, 50, (count,), generator=generator) for count in (3000, 10, 1)]

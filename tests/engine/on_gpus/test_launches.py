@@ -12,7 +12,6 @@ from benchmarks.checks.launches import works
 from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
 from benchmarks.traced.tracing import Tracer
 from config import T5ModelConfig
-from optimizers import OPTIMIZERS
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
 WIDE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=3, num_decoder_layers=3, num_heads=8)
@@ -27,9 +26,9 @@ def step(device: str, lengths: tuple[tuple[int, int], ...], **more: object) -> T
     return TracedWork(SHAPE, device, lengths, chunk_bytes=CHUNK, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-@pytest.mark.parametrize("lengths", [EQUAL, RAGGED], ids=["equal", "ragged"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("device", "lengths", "dropout"), [("cuda", EQUAL, 0.0), ("cuda", RAGGED, 0.1), ("mps", RAGGED, 0.0)]
+)
 def test_twice_the_rows_start_as_many_kernels(
     device: str, lengths: tuple[tuple[int, int], ...], dropout: float
 ) -> None:
@@ -46,8 +45,9 @@ def test_several_processes_wait_as_often_as_one(is_sharded: bool) -> None:
     assert found.waits.total() == 1 and found.kernels["c10d::allreduce_"] > 0
 
 
-@pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "max_grad_norm"), [("adamw", 0.0), ("adamw_8bit", 0.0), ("muon", 0.0), ("adafactor", 0.5)]
+)
 def test_updates_are_made_together_and_nobody_waits_for_them(optimizer: str, max_grad_norm: float) -> None:
     """Four blocks of some ten matrices each, embedding and vectors."""
     wide = replace(SHAPE, d_model=128, d_kv=32)  # whole blocks of the 8-bit state
@@ -68,7 +68,7 @@ def test_a_layer_starts_as_many_kernels_as_the_next(device: str) -> None:
     assert counts[2] - counts[1] < 450
 
 
-@pytest.mark.parametrize("saved", [None, 0, 2])
+@pytest.mark.parametrize("saved", [None, 0])
 def test_the_kernel_of_attention_is_always_the_same(saved: int | None) -> None:
     found = traced(step("cuda", RAGGED, saved=saved)).kernels
     assert found["_efficient_attention_forward"] > 0 and found["_efficient_attention_backward"] > 0
@@ -80,14 +80,12 @@ def test_dropout_is_drawn_by_plain_products() -> None:
     assert not found["_efficient_attention_forward"] and not found["bernoulli_"] and not found["rand"]
 
 
-@pytest.mark.parametrize("lengths", [EQUAL, RAGGED], ids=["equal", "ragged"])
 @pytest.mark.parametrize(
-    ("device", "dropout", "saved", "dtype"),
+    ("lengths", "device", "dropout", "saved", "dtype"),
     [
-        ("cuda", 0.0, None, "bfloat16"),
-        ("cuda", 0.1, 0, "bfloat16"),
-        ("cuda", 0.0, 0, "float32"),
-        ("mps", 0.1, 3, "float32"),
+        (RAGGED, "cuda", 0.0, None, "bfloat16"),
+        (EQUAL, "cuda", 0.1, 0, "bfloat16"),
+        (RAGGED, "mps", 0.1, 3, "float32"),
     ],
 )
 def test_the_plan_says_what_is_held(

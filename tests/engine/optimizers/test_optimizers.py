@@ -15,8 +15,7 @@ from memory.cost.prediction import Work, state_bytes
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.t5 import T5
-from optimizers import MUON_POLYNOMIALS
-from tests.engine.small_models import FAMILIES, small_model
+from tests.engine.small_models import small_model
 
 SHAPES = {"matrix": (37, 23), "vector": (19,)}
 BLOCKS = {"a": (3, STATE_BLOCK), "b": (3, STATE_BLOCK), "c": (2, 2 * STATE_BLOCK)}
@@ -108,10 +107,9 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("chunk", [1 << 19, 50])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "UPDATE_ELEMENTS", chunk)
+def test_follows_its_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "UPDATE_ELEMENTS", 50)
     weights, before = make(), make()
     run(OPTIMIZERS[name](weights), weights)
     generator = torch.Generator().manual_seed(1)
@@ -131,7 +129,7 @@ def test_follows_its_formula(name: str, chunk: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_follows_its_formula_without_compiled_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_is_used", False)
-    test_follows_its_formula(name, 50, monkeypatch)
+    test_follows_its_formula(name, monkeypatch)
 
 
 def test_moments_of_one_byte_are_kept_where_weights_are_updated_together() -> None:
@@ -155,9 +153,10 @@ def test_moments_of_one_byte_are_kept_where_weights_are_updated_together() -> No
     assert float((found[0] - found[1]).abs().max()) < 0.2 * moved
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "name", "rounding"),
+    [*(("t5", name, "stochastic") for name in OPTIMIZERS), ("umt5", "adafactor", "compensated")],
+)
 def test_state_is_what_the_plan_counts(family: str, name: str, rounding: str) -> None:
     model = small_model(family)
     model = T5(model.config, dtype=torch.bfloat16).initialise(0)
@@ -175,7 +174,7 @@ def test_state_is_what_the_plan_counts(family: str, name: str, rounding: str) ->
     assert state_bytes(work, "bfloat16") == pytest.approx(held, rel=blocks_of_scales)
 
 
-@pytest.mark.parametrize("width", [128, 200, 7])
+@pytest.mark.parametrize("width", [200])
 def test_moments_of_one_byte(width: int) -> None:
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(5, width, generator=generator) * torch.logspace(-6, 2, 5)[:, None]
@@ -224,8 +223,7 @@ def test_loaded_state_goes_on_as_if_never_stopped(name: str) -> None:
         second.load_state({"nobody/rows": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("shape", [(12, 40), (40, 12), (24, 24)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (40, 12)), (torch.bfloat16, (12, 40))])
 def test_muon_moves_all_directions_alike(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     left, _, right = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
@@ -250,13 +248,6 @@ def test_muon_stays_bounded_where_few_directions_hold_all(dtype: torch.dtype, ra
             assert 0.55 < float(moved[0]) < 1.45
 
 
-def test_muon_brings_singular_values_together() -> None:
-    values = torch.linspace(0.007, 1.0, 100_000, dtype=torch.float64)
-    for one, three, five in MUON_POLYNOMIALS:
-        values = one * values + three * values**3 + five * values**5
-    assert float(values.min()) > 0.58 and float(values.max()) < 1.42
-
-
 def test_muon_matrices_grow_by_their_first_size() -> None:
     """As a random walk, which goes as the root of its steps, and not faster the larger they are."""
     generator = torch.Generator().manual_seed(0)
@@ -268,28 +259,11 @@ def test_muon_matrices_grow_by_their_first_size() -> None:
     assert 2.0 < float(weight.detach().square().mean().sqrt()) < 20.0  # e^12 where steps grow with it
 
 
-def test_muon_matrices_that_begin_at_zero_come_to_move_by_what_they_are() -> None:
-    weight = nn.Parameter(torch.zeros(16, 24))
-    optimizer, direction = OPTIMIZERS["muon"]({"wi": weight}), torch.eye(16, 24)
-    for number in range(1, 301):
-        weight.grad = -direction
-        optimizer.update(weight, Step(number, 0.1))
-    assert float(weight.detach().square().mean().sqrt()) > 0.05
-
-
 def test_muon_leaves_an_empty_gradient_alone() -> None:
     weight = nn.Parameter(torch.full((12, 9), 0.5))
     weight.grad = torch.zeros(12, 9)
     OPTIMIZERS["muon"]({"wi": weight}).update(weight, Step(1, 0.01))
     assert torch.equal(weight, torch.full((12, 9), 0.5))
-
-
-def test_sinkgd_turns_as_often_as_its_paper() -> None:
-    """A triangle comes near its limit so slowly that one turn more or less shows."""
-    weight, grad = nn.Parameter(torch.zeros(8, 8)), torch.ones(8, 8).triu()
-    weight.grad = grad.clone()
-    OPTIMIZERS["sinkgd"]({"wi": weight}).update(weight, Step(1, 0.02))
-    assert torch.allclose(weight.double(), sinkgd(torch.zeros(8, 8).double(), [grad.double()], 0.02, 0.0), rtol=1e-4)
 
 
 def test_sinkgd_leaves_empty_rows_and_columns_alone() -> None:
@@ -303,22 +277,6 @@ def test_sinkgd_leaves_empty_rows_and_columns_alone() -> None:
     assert torch.isfinite(weight).all() and not moved[3].any() and not moved[:, 5].any()
     rows = moved[[0, 1, 2, *range(4, 12)]].square().mean(1).sqrt()
     assert float(rows.max() / rows.min()) < 1.2, "however small a row's gradient is, it moves as far as the others"
-
-
-def test_sinkgd_keeps_no_state_for_the_matrices_of_blocks() -> None:
-    model = small_model("umt5")
-    optimizer = OPTIMIZERS["sinkgd"](dict(model.named_parameters()))
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
-        optimizer.update(weight, Step(1, 0.01))
-    owners = {key.rpartition("/")[0] for key in optimizer.state}
-    blocks = {
-        name
-        for name, weight in model.named_parameters()
-        if "blocks" in name and name.endswith("weight") and weight.dim() == 2
-    }
-    assert blocks and not owners & blocks
-    assert owners == set(model.state_dict()) - blocks
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
