@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from board import app as app_module
 from board.app import make_app
-from board.places import Outside, Places, checked_name
+from board.places import Outside, checked_name
 from board.service import Board
-from config import UserError, load
+from config import UserError
 from config import places as places_of_settings
 from tests.board.recorded import beat, places, start, step, write
 from web.listening import token_of
@@ -53,67 +53,57 @@ def post(client: TestClient, path: str, content: object, **headers: str) -> Any:
 # --- the name of the host, and other sites ---
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8300", "localhost:8300", "[::1]:8300", "box:8300", "LOCALHOST"])
-def test_names_of_this_machine_are_answered(client: TestClient, host: str) -> None:
-    assert client.get("/", headers={"Host": host}).status_code == 200
+def test_only_names_of_this_machine_are_answered(client: TestClient) -> None:
+    """DNS rebinding would bring a foreign name that leads here."""
+    for host in ("127.0.0.1:8300", "localhost:8300", "[::1]:8300", "box:8300", "LOCALHOST"):
+        assert client.get("/", headers={"Host": host}).status_code == 200, host
+    for host in ("evil.example", "127.0.0.1.evil.example", "192.168.0.7", "", "localhost@evil.example", "["):
+        assert client.get("/api/runs", headers={"Host": host}).status_code == 421, host
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "192.168.0.7", "", "localhost@evil.example", "["]
-)
-def test_other_names_are_refused(client: TestClient, host: str) -> None:
-    """What DNS rebinding would bring: a foreign name that leads here."""
-    assert client.get("/api/runs", headers={"Host": host}).status_code == 421
+def test_requests_of_other_sites_are_refused(client: TestClient) -> None:
+    json_too = {"Content-Type": "application/json"}
+    origins = [{"Origin": origin} for origin in ("http://evil.example", "null", "http://127.0.0.1:9999")]
+    for told in (*origins, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
+        for method in ("GET", "POST"):
+            assert client.request(method, "/api/runs", headers={**json_too, **told}).status_code == 403, told
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        form = client.post("/api/start", content=b"{}", headers={"Content-Type": kind})
+        assert form.status_code == 415, "what a form could send"
+    own = {"Origin": HERE, "Sec-Fetch-Site": "same-origin"}
+    assert client.get("/api/runs", headers=own).status_code == 200
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert client.get("/", headers=link).status_code == 200, "a link from elsewhere opens the page"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:9999"}, {"Sec-Fetch-Site": "cross-site"},
-     {"Sec-Fetch-Site": "same-site"}],
-)  # fmt: skip
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_requests_of_other_sites_are_refused(client: TestClient, headers: dict[str, str], method: str) -> None:
-    answer = client.request(method, "/api/runs", headers={"Content-Type": "application/json", **headers})
-    assert answer.status_code == 403
-
-
-def test_a_link_from_elsewhere_opens_the_page(client: TestClient) -> None:
-    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert client.get("/", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
-)
-def test_what_a_form_could_send_is_refused(client: TestClient, kind: str) -> None:
-    assert client.post("/api/start", content=b"{}", headers={"Content-Type": kind}).status_code == 415
-
-
-def test_the_pages_own_requests_are_answered(client: TestClient) -> None:
-    headers = {"Origin": HERE, "Sec-Fetch-Site": "same-origin"}
-    assert client.get("/api/runs", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/runs", "/nowhere", "/api/runs/none"])
-def test_every_answer_forbids_foreign_content_and_frames(client: TestClient, path: str) -> None:
-    headers = client.get(path).headers
-    assert (
-        "default-src 'none'" in headers["content-security-policy"]
-        and "unsafe" not in headers["content-security-policy"]
-    )
-    assert headers["x-frame-options"] == "DENY" and headers["x-content-type-options"] == "nosniff"
+def test_every_answer_forbids_foreign_content_and_frames(client: TestClient) -> None:
+    for path in ("/", "/static/main.js", "/api/runs", "/nowhere"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert headers["x-frame-options"] == "DENY" and headers["x-content-type-options"] == "nosniff"
 
 
 # --- the token ---
 
 
-@pytest.mark.parametrize("path", ["/", "/api/runs", "/static/main.js", "/api/stream"])
-def test_nothing_is_shown_without_the_token(tmp_path: Path, path: str) -> None:
+def test_nothing_is_shown_without_the_token(tmp_path: Path) -> None:
     client = Page(tmp_path, TOKEN).client("http://192.168.0.7:8300")
-    assert client.get(path).status_code == 401
-    assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
-    assert client.get(path, headers={"Cookie": "frugalt5_token=wrong"}).status_code == 401
-    assert client.get(f"{path}?token=wrong").status_code == 401
+    for path in ("/", "/api/runs", "/static/main.js", "/api/stream"):
+        assert client.get(path).status_code == 401
+        for headers in ({"Authorization": "Bearer wrong"}, {"Cookie": "frugalt5_token_8300=wrong"}):
+            assert client.get(path, headers=headers).status_code == 401
+        assert client.get(f"{path}?token=wrong").status_code == 401
+
+
+def test_others_are_never_let_in_without_a_token() -> None:
+    for host in ("0.0.0.0", "::", "192.168.0.7", "box.example"):
+        for token in (None, "short"):
+            with pytest.raises(UserError, match="--token"):
+                token_of(token, host)
+        assert len(token_of("auto", host)) >= 20 and token_of("auto", host) != token_of("auto", host)
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        assert token_of("auto", host) == "" == token_of(None, host) and token_of(TOKEN, host) == TOKEN
 
 
 def test_the_token_opens_by_header_and_by_cookie(tmp_path: Path) -> None:
@@ -137,22 +127,6 @@ def test_the_token_leads_to_no_other_site(tmp_path: Path) -> None:
     assert not moved.headers.get("location", "/").startswith("//")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "box.example"])
-def test_others_are_never_let_in_without_a_token(host: str) -> None:
-    with pytest.raises(UserError, match="--token"):
-        token_of(None, host)
-    assert len(token_of("auto", host)) >= 20
-    assert token_of("auto", host) != token_of("auto", host)
-    with pytest.raises(UserError, match="shorter"):
-        token_of("short", host)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
-def test_on_this_machine_alone_none_is_needed(host: str) -> None:
-    assert token_of("auto", host) == "" == token_of(None, host)
-    assert token_of(TOKEN, host) == TOKEN
-
-
 # --- paths ---
 
 
@@ -162,51 +136,37 @@ WAYS_OUT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS_OUT)
-def test_no_path_leads_out(tmp_path: Path, way: str) -> None:
-    where = places(tmp_path)
-    (tmp_path / "secret.jsonl").write_text('{"text": "secret"}')
-    (where.data_dir / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
-    (where.data_dir / "folder").symlink_to(tmp_path)
+def test_no_file_outside_is_shown_or_trained_on(page: Page, client: TestClient) -> None:
+    where = page.places
+    (where.data_dir.parent / "secret.jsonl").write_text('{"text": "secret"}')
+    (where.data_dir / "link.jsonl").symlink_to(where.data_dir.parent / "secret.jsonl")
+    (where.data_dir / "folder").symlink_to(where.data_dir.parent)
     (where.data_dir / "a.jsonl").write_text("{}")
-    with pytest.raises(Outside):
-        where.data(way)
-    with pytest.raises(Outside):
-        where.model(way)
-
-
-@pytest.mark.parametrize("way", WAYS_OUT)
-def test_no_file_outside_is_shown_or_trained_on(page: Page, client: TestClient, way: str) -> None:
-    (page.places.data_dir.parent / "secret.jsonl").write_text('{"text": "secret"}')
-    (page.places.data_dir / "link.jsonl").symlink_to(page.places.data_dir.parent / "secret.jsonl")
-    (page.places.data_dir / "folder").symlink_to(page.places.data_dir.parent)
-    answer = client.get("/api/preview", params={"file": way})
-    assert "secret" not in answer.json().get("rows", []) and "problems" in answer.json()
-    for flag in ("train_file", "finetune_from", "tokenizer_dir", "validation_file"):
-        if way:
+    for way in WAYS_OUT:
+        for find in (where.data, where.model):
+            with pytest.raises(Outside):
+                find(way)
+        answer = client.get("/api/preview", params={"file": way})
+        assert "rows" not in answer.json() and "problems" in answer.json()
+        for flag in ("train_file", "finetune_from", "tokenizer_dir", "validation_file") if way else ():
             started = post(client, "/api/start", {"flags": {flag: way, "is_finetune": "True"}})
-            assert (
-                started.status_code in (404, 422)
-                or not (page.places.log_dir / started.json().get("name", "x")).exists()
-            )
-    assert "link.jsonl" not in client.get("/api/data").text, "links that lead out are not listed"
+            assert started.status_code in (404, 422), way
+    assert not list(where.log_dir.iterdir())
+    assert [file["name"] for file in client.get("/api/data").json()["files"]] == ["a.jsonl"], "no links that lead out"
 
 
-@pytest.mark.parametrize("name", ["..", "../logs", ".hidden", "a/b", "a\\b", "", " ", "x" * 200, "a.", "a\n", "a\0"])
-def test_such_words_are_no_names_of_runs(name: str) -> None:
-    with pytest.raises(Outside):
-        checked_name(name)
+def test_names_of_runs() -> None:
+    for name in ("..", "../logs", ".hidden", "a/b", "a\\b", "", " ", "x" * 121, "训" * 67, "a.", "a\n", "a\0"):
+        with pytest.raises(Outside):
+            checked_name(name)
+    for name in ("pretrain_20250131_120000", "训练", "a+b=c@d", "my run"):
+        assert checked_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["pretrain_20250131_120000", "训练", "a+b=c@d", "my run"])
-def test_such_are(name: str) -> None:
-    assert checked_name(name) == name
-
-
-@pytest.mark.parametrize("name", ["%2e%2e%2flogs", "a..%2flogs", "none", "%00", "....//"])
-@pytest.mark.parametrize("part", ["", "/log", "/stream", "/window?first=0&last=1", "/size"])
-def test_unknown_runs_are_not_found(client: TestClient, name: str, part: str) -> None:
-    assert client.get(f"/api/runs/{name}{part}").status_code == 404
+def test_unknown_runs_are_not_found(client: TestClient) -> None:
+    for name in ("%2e%2e%2flogs", "a..%2flogs", "none", "%00", "....//"):
+        for part in ("", "/log", "/stream", "/window?first=0&last=1", "/size"):
+            assert client.get(f"/api/runs/{name}{part}").status_code == 404
 
 
 def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
@@ -224,67 +184,43 @@ def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
 # --- flags ---
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        *places_of_settings(),
-        "shards_dir",
-        "overwrite",
-        "config",
-        "is_keep_training",
-        "nonsense",
-        "run-name",
-        "--x",
-        "x=y",
-    ],
-)
-def test_only_the_forms_flags_are_taken(page: Page, client: TestClient, flag: str) -> None:
-    answer = post(client, "/api/start", {"flags": {flag: "/tmp/elsewhere"}})
-    assert answer.status_code == 422 and not list(page.places.log_dir.iterdir())
-    assert flag not in json.dumps(client.get("/api/form").json()["groups"]).split('"')
-
-
-@pytest.mark.parametrize(
-    "value", ["$(touch hacked)", "`touch hacked`", "; touch hacked", "x\n--overwrite=True", "--help"]
-)
-def test_values_are_words_and_no_commands(page: Page, client: TestClient, value: str) -> None:
-    answer = post(client, "/api/start", {"flags": {"source_prefix": value, "run_name": "one"}})
-    assert answer.status_code == 200
-    asked = json.loads((page.places.log_dir / "one" / "launch.json").read_text())
-    assert asked["flags"]["source_prefix"] == value, "one value of one flag, whatever it holds"
-    assert not list(page.places.log_dir.parent.rglob("hacked"))
-
-
-@pytest.mark.parametrize("name", ["../up", "a/b", ".x", "x" * 300])
-def test_a_new_run_has_a_name(page: Page, client: TestClient, name: str) -> None:
-    assert post(client, "/api/start", {"flags": {"run_name": name}}).status_code == 404
+def test_only_the_forms_flags_are_taken(page: Page, client: TestClient) -> None:
+    fields = json.dumps(client.get("/api/form").json()["groups"]).split('"')
+    own = (*places_of_settings(), "shards_dir", "overwrite", "config", "is_keep_training")
+    for flag in (*own, "nonsense", "run-name", "--x", "x=y"):
+        answer = post(client, "/api/start", {"flags": {flag: "/tmp/elsewhere"}})
+        assert answer.status_code == 422 and flag not in fields, flag
+    for name in ("../up", "a/b", ".x", "x" * 300):
+        assert post(client, "/api/start", {"flags": {"run_name": name}}).status_code == 404
     assert not list(page.places.log_dir.iterdir())
+
+
+def test_values_are_words_and_no_commands(page: Page, client: TestClient) -> None:
+    for value in ("$(touch hacked)", "; touch hacked", "x\n--overwrite=True", "--help"):
+        name = post(client, "/api/start", {"flags": {"source_prefix": value}}).json()["name"]
+        asked = json.loads((page.places.log_dir / name / "launch.json").read_text())
+        assert asked["flags"]["source_prefix"] == value, "one value of one flag, whatever it holds"
+
+
+def test_bodies_that_are_none_are_refused(client: TestClient) -> None:
+    for body in (b"[]", b"no", b"{" * 5000, b'{"flags": 5}', b'{"flags": {"max_steps": [1]}}', b"x" * 2_000_000):
+        answer = client.post("/api/start", content=body, headers={"Content-Type": "application/json"})
+        assert 400 <= answer.status_code < 500
+
+
+def test_only_known_wishes_are_passed_on(page: Page, client: TestClient) -> None:
+    write(page.places, "one", start(), step(1))
+    asked = page.places.log_dir / "one" / "request"
+    for word in ("kill", "", None, 5, "../stop"):
+        assert post(client, "/api/runs/one/wish", {"word": word}).status_code == 404 and not asked.exists()
+    for word, left in (("save", "save\n"), ("stop", "stop\n"), ("save", "stop\n")):  # a stop stays: it saves as well
+        assert post(client, "/api/runs/one/wish", {"word": word}).json() == {"done": word}
+        assert asked.read_text() == left
 
 
 def test_a_name_that_exists_is_refused(page: Page, client: TestClient) -> None:
     (page.places.output_dir / "one").mkdir()
     assert "exists" in post(client, "/api/start", {"flags": {"run_name": "one"}}).json()["problems"][0]
-
-
-@pytest.mark.parametrize(
-    "body", [b"[]", b"no", b"{" * 5000, b'{"flags": 5}', b'{"flags": {"max_steps": [1]}}', b"x" * 2_000_000]
-)
-def test_bodies_that_are_none_are_refused(client: TestClient, body: bytes) -> None:
-    answer = client.post("/api/start", content=body, headers={"Content-Type": "application/json"})
-    assert 400 <= answer.status_code < 500
-
-
-@pytest.mark.parametrize("word", ["kill", "", None, 5, "../stop"])
-def test_only_known_wishes_are_passed_on(page: Page, client: TestClient, word: object) -> None:
-    write(page.places, "one", start(), step(1))
-    assert post(client, "/api/runs/one/wish", {"word": word}).status_code == 404
-    assert not (page.places.log_dir / "one" / "request").exists()
-
-
-def test_a_wish_is_a_file(page: Page, client: TestClient) -> None:
-    write(page.places, "one", start(), step(1))
-    assert post(client, "/api/runs/one/wish", {"word": "stop"}).json() == {"done": "stop"}
-    assert (page.places.log_dir / "one" / "request").read_text() == "stop\n"
 
 
 def test_a_question_is_refused_and_not_cut(page: Page, client: TestClient) -> None:
@@ -319,18 +255,3 @@ def test_names_and_answers_are_data(page: Page, client: TestClient) -> None:
     write(page.places, "one", start(), {"event": "sample", "prompt": evil, "answer": evil})
     answer = client.get("/api/runs/one")
     assert answer.headers["content-type"] == "application/json" and answer.json()["samples"][0]["answer"] == evil
-
-
-def test_a_setting_of_the_page_is_checked() -> None:
-    assert load("board", {"port": "8301"}).board.port == 8301
-    with pytest.raises(UserError):
-        load("board", {"port": "99999"})
-
-
-def test_the_folders_are_those_of_the_settings(tmp_path: Path) -> None:
-    from board.commands import places_of
-
-    config = load(
-        "board", {"log_dir": str(tmp_path / "l"), "output_dir": str(tmp_path / "o"), "data_dir": str(tmp_path / "d")}
-    )
-    assert places_of(config) == Places(tmp_path / "l", tmp_path / "o", tmp_path / "d")

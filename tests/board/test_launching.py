@@ -18,15 +18,15 @@ import pytest
 
 from board import planning
 from board.launching import Launcher
-from board.places import Outside, Places
+from board.places import Outside
 from board.planning import Planner, plan_words, still_to_take
 from board.runs import run_facts
 from board.service import Board
 from config import UserError, load
-from tests.board.recorded import beat, places, start, write
+from tests.board.recorded import beat, places
 from training.start.resuming import find_run_to_resume, resumed_config
+from units import GIB
 
-GIB = 2**30
 FITS = {"plan": {"peak_bytes": GIB, "budget_bytes": 4 * GIB}, "fits_now": True, "reserved_bytes": 0}
 REFUSED = {"problems": ["--memory_budget = 1.00 GiB, does not hold this run"], "exit_code": 3, "fits_now": False}
 WRONG = {"problems": ["--train_file = x, is empty"], "exit_code": 2, "fits_now": False}
@@ -49,250 +49,180 @@ class Planned(Planner):
         return self.answer
 
 
-def launcher(folder: Path, program: str = RECORDER) -> tuple[Launcher, Planned, Places]:
-    where, planner = places(folder), Planned(folder)
-    return Launcher(where, planner, folder, (sys.executable, "-c", program)), planner, where
+class Queue:
+    """A launcher with its planner, looked at from outside."""
+
+    def __init__(self, folder: Path, program: str = RECORDER) -> None:
+        self.where, self.planner = places(folder), Planned(folder)
+        self.launcher = Launcher(self.where, self.planner, folder, (sys.executable, "-c", program))
+
+    def ask(self, name: str = "one", **flags: str) -> None:
+        self.launcher.ask(name, "train", flags)
+
+    def next(self, answer: dict[str, Any] | None = None) -> str | None:
+        """Look at the queue, as the page does; what was started has ended by then."""
+        self.planner.answer = answer or dict(FITS)
+        started = asyncio.run(self.launcher.start_next())
+        for child in self.launcher._children.values():
+            child.wait()
+        return started
+
+    def record(self, name: str = "one") -> Any:
+        return json.loads((self.where.log_dir / name / "launch.json").read_text())
+
+    def facts(self, name: str = "one") -> tuple[str, str]:
+        facts = run_facts(self.where, name)
+        return facts["state"], facts["reason"]
 
 
-def record(where: Places, name: str) -> Any:
-    return json.loads((where.log_dir / name / "launch.json").read_text())
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    monkeypatch.setattr("board.launching.LOOK_AGAIN_SECONDS", 0.0)
+    return Queue(tmp_path)
 
 
-def test_a_run_that_fits_is_started_in_a_session_of_its_own(tmp_path: Path) -> None:
-    launching, _, where = launcher(tmp_path)
-    launching.ask("one", "train", {"max_steps": "5", "source_prefix": "a b; c"})
-    assert run_facts(where, "one")["state"] == "waiting"
-    assert asyncio.run(launching.start_next()) == "one"
-    launching._children["one"].wait()
+def test_a_run_that_fits_is_started_in_a_session_of_its_own(queue: Queue, tmp_path: Path) -> None:
+    queue.ask(max_steps="5", source_prefix="a b; c")
+    assert queue.facts() == ("waiting", "") and queue.next({**FITS, "reserved_bytes": GIB}) == "one"
     words, is_alone = json.loads((tmp_path / "started.json").read_text())
     assert is_alone, "a Ctrl-C for the page is none for the run"
     assert words[0] == "train" and {"--max_steps=5", "--source_prefix=a b; c", "--run_name=one"} <= set(words)
-    launching.count_ended()
-    assert record(where, "one")["exit_code"] == 0 and record(where, "one")["planned_peak_bytes"] == GIB
+    assert "--memory_budget=4096M" in words, "what the others leave"
+    queue.launcher.count_ended()
+    assert queue.record()["exit_code"] == 0 and queue.record()["planned_peak_bytes"] == GIB
 
 
-def test_one_that_does_not_fit_beside_others_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("board.launching.LOOK_AGAIN_SECONDS", 0.0)
-    launching, planner, where = launcher(tmp_path)
-    write(where, "other", start())
-    beat(where, "other", time=2e10, peak_bytes=3 * GIB, anon_bytes=GIB)
-    launching.ask("one", "train", {})
-    planner.answer = {**FITS, "fits_now": False, "reserved_bytes": 2 * GIB}
-    assert asyncio.run(launching.start_next()) is None
-    facts = run_facts(where, "one")
-    assert (facts["state"], facts["reason"]) == ("waiting", "other") and planner.asked == [2 * GIB]
-    planner.answer = REFUSED
-    assert asyncio.run(launching.start_next()) is None and run_facts(where, "one")["state"] == "waiting"
-    planner.answer = dict(FITS)
-    assert asyncio.run(launching.start_next()) == "one"
-    launching._children["one"].wait()
+@pytest.mark.parametrize("name", ["other", pytest.param("m\udcfe", marks=pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes"))])  # fmt: skip
+def test_one_that_does_not_fit_beside_others_waits(queue: Queue, name: str) -> None:
+    beat(queue.where, name, time=2e10, peak_bytes=3 * GIB, anon_bytes=GIB)
+    queue.ask()
+    for answer in ({**FITS, "fits_now": False, "reserved_bytes": 2 * GIB}, REFUSED):
+        assert queue.next(answer) is None and queue.facts() == ("waiting", name)
+    assert queue.planner.asked == [2 * GIB] * 2 and queue.next() == "one"
 
 
-def test_while_nothing_has_changed_the_queue_plans_seldom(tmp_path: Path) -> None:
+def test_while_nothing_has_changed_the_queue_plans_seldom(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan takes of the processor on which the others train."""
-    launching, planner, where = launcher(tmp_path)
+    monkeypatch.setattr("board.launching.LOOK_AGAIN_SECONDS", 30.0)
     for name in ("other", "third"):
-        write(where, name, start())
-        beat(where, name, time=2e10)
-    launching.ask("one", "train", {})
-    planner.answer = REFUSED
-    for _ in range(9):
-        assert asyncio.run(launching.start_next()) is None
-    assert len(planner.asked) == 1
-    beat(where, "third", state="done")
-    planner.answer = dict(FITS)
-    assert asyncio.run(launching.start_next()) == "one" and len(planner.asked) == 2, "one has ended: there may be room"
-    launching._children["one"].wait()
+        beat(queue.where, name, time=2e10)
+    queue.ask()
+    assert [queue.next(REFUSED) for _ in range(9)] == [None] * 9 and len(queue.planner.asked) == 1
+    beat(queue.where, "third", state="done")
+    assert queue.next() == "one" and len(queue.planner.asked) == 2, "one has ended: there may be room"
 
 
-def test_what_runs_already_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_already_is_not_started_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launch may say that it waits: it was begun from a terminal, or the disk was full when it was noted."""
-    launching, planner, where = launcher(tmp_path, program="import time; time.sleep(60)")
-    launching.ask("one", "train", {})
-    beat(where, "one", time=time.time(), started=time.time() + 1)
-    assert asyncio.run(launching.start_next()) is None and not planner.asked
-    launching.ask("two", "train", {})
+    queue.ask()
+    beat(queue.where, "one", time=time.time(), started=time.time() + 1)
+    assert queue.next() is None and not queue.planner.asked
+    queue.launcher.program = (sys.executable, "-c", "import time; time.sleep(60)")
+    queue.ask("two")
 
     def full(name: str, record: dict[str, Any]) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(launching, "_write", full)
+    monkeypatch.setattr(queue.launcher, "_write", full)
     with pytest.raises(OSError, match="full"):
-        asyncio.run(launching.start_next())
-    assert launching._children["two"].wait(60) != 0, "it is ended: nobody would know of it"
+        queue.next()
+    assert queue.launcher._children["two"].wait(60) != 0, "it is ended: nobody would know of it"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
-def test_a_run_whose_name_is_no_text_is_waited_for_and_started_by_nobody(tmp_path: Path) -> None:
-    launching, planner, where = launcher(tmp_path)
-    (where.log_dir / "m\udcfe").mkdir()
-    (where.log_dir / "m\udcfe" / "launch.json").write_text('{"command": "train", "flags": {}, "asked": 1}')
-    assert asyncio.run(launching.start_next()) is None and not planner.asked
-    beat(where, "m\udcfe", time=2e10, started=2e9)
-    launching.ask("one", "train", {})
-    planner.answer = REFUSED
-    assert asyncio.run(launching.start_next()) is None
-    assert run_facts(where, "one")["reason"] == "m\udcfe" and run_facts(where, "one")["state"] == "waiting"
-
-
-def test_memory_that_is_short_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fits_nowhere_is_refused_after_a_while(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that has just ended holds its memory a moment longer, a talk on the page for some minutes."""
-    launching, planner, where = launcher(tmp_path)
-    launching.ask("one", "train", {})
-    monkeypatch.setattr("board.launching.LOOK_AGAIN_SECONDS", 0.0)
-    planner.answer = REFUSED
-    for _ in range(3):
-        assert asyncio.run(launching.start_next()) is None
-        assert run_facts(where, "one")["state"] == "waiting"
-    planner.answer = dict(FITS)
-    assert asyncio.run(launching.start_next()) == "one"
-    launching._children["one"].wait()
-
-
-@pytest.mark.parametrize("answer", [REFUSED, WRONG])
-def test_one_that_fits_nowhere_or_is_wrong_is_refused_with_the_reasons(
-    tmp_path: Path, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    queue.ask()
+    assert queue.next(REFUSED) is None and queue.facts()[0] == "waiting"
     monkeypatch.setattr("board.launching.PATIENCE_SECONDS", 0.0)
-    launching, planner, where = launcher(tmp_path)
-    launching.ask("one", "train", {})
-    planner.answer = answer
-    assert asyncio.run(launching.start_next()) is None
-    facts = run_facts(where, "one")
-    assert (facts["state"], facts["reason"]) == ("failed", answer["problems"][0])
-    assert asyncio.run(launching.start_next()) is None, "it is not tried again"
+    assert queue.next(REFUSED) is None and queue.facts() == ("failed", REFUSED["problems"][0])  # type: ignore[index]
+    assert queue.next() is None, "it is not tried again"
+    queue.ask("two")
+    assert queue.next(WRONG) is None and queue.facts("two") == ("failed", WRONG["problems"][0])  # type: ignore[index]
 
 
-def test_beside_others_it_gets_what_is_left_as_its_budget(tmp_path: Path) -> None:
-    launching, planner, where = launcher(tmp_path)
-    launching.ask("one", "train", {})
-    planner.answer = {**FITS, "reserved_bytes": GIB}
-    asyncio.run(launching.start_next())
-    launching._children["one"].wait()
-    assert record(where, "one")["flags"]["memory_budget"] == "4096M"
-
-
-def test_the_oldest_comes_first_and_may_be_withdrawn(tmp_path: Path) -> None:
-    launching, _, where = launcher(tmp_path)
+def test_the_queue_is_of_files_the_oldest_comes_first_and_may_be_withdrawn(queue: Queue, tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
-        launching.ask(name, "train", {})
-    launching.withdraw("b")
-    assert not (where.log_dir / "b").exists()
-    assert [asyncio.run(launching.start_next()) for _ in range(3)] == ["a", "c", None]
-    for child in launching._children.values():
-        child.wait()
-
-
-def test_the_queue_is_of_files_and_outlives_the_page(tmp_path: Path) -> None:
-    first, _, _ = launcher(tmp_path)
-    first.ask("one", "train", {})
-    second, _, _ = launcher(tmp_path)
-    assert asyncio.run(second.start_next()) == "one"
-    assert asyncio.run(first.start_next()) is None, "the other page sees that it was started"
-    second._children["one"].wait()
+        queue.ask(name)
+    queue.launcher.withdraw("b")
+    assert not (queue.where.log_dir / "b").exists()
+    other = Queue(tmp_path)  # the page was started anew
+    assert [other.next(), queue.next(), other.next()] == ["a", "c", None]
 
 
 @pytest.mark.parametrize("meanwhile", ["withdrawn", "deleted", "asked anew"])
-def test_a_run_that_was_taken_back_while_it_was_planned_is_not_started(tmp_path: Path, meanwhile: str) -> None:
-    launching, planner, where = launcher(tmp_path)
-    launching.ask("one", "train", {"max_steps": "5"})
+def test_a_run_that_was_taken_back_while_it_was_planned_is_not_started(queue: Queue, meanwhile: str) -> None:
+    queue.ask(max_steps="5")
 
     def act() -> None:
-        launching.delete("one") if meanwhile == "deleted" else launching.withdraw("one")
+        queue.launcher.delete("one") if meanwhile == "deleted" else queue.launcher.withdraw("one")
         if meanwhile == "asked anew":
-            launching.ask("one", "train", {"max_steps": "6"})
+            queue.ask(max_steps="6")
 
-    planner.meanwhile = act
-    assert asyncio.run(launching.start_next()) is None and not launching._children
-    if meanwhile == "asked anew":
-        assert record(where, "one")["flags"]["max_steps"] == "6" and run_facts(where, "one")["state"] == "waiting"
-    else:
-        assert not (where.log_dir / "one").exists()
+    queue.planner.meanwhile = act
+    assert queue.next() is None and not queue.launcher._children
+    assert (queue.where.log_dir / "one").exists() == (meanwhile == "asked anew")
 
 
-def test_of_many_who_ask_for_one_name_one_gets_it(tmp_path: Path) -> None:
-    launching, _, where = launcher(tmp_path)
+def test_of_many_who_ask_for_one_name_one_gets_it(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(launching.ask, "one", "train", {"max_steps": str(steps)}) for steps in range(1, 9)]
+        asked = [pool.submit(queue.ask, "one", max_steps=str(steps)) for steps in range(1, 9)]
     problems = [one.exception() for one in asked]
     assert sum(problem is None for problem in problems) == 1
-    assert all("exists already" in str(problem) for problem in problems if problem is not None)
-    assert record(where, "one")["flags"]["max_steps"] == str(problems.index(None) + 1)
+    steps = queue.record()["flags"]["max_steps"]
+    assert steps == str(problems.index(None) + 1)
+    monkeypatch.setattr(Launcher, "_is_there", lambda self, name: False)  # as it was when another page looked
+    with pytest.raises(UserError, match="--run_name"):
+        Queue(tmp_path).ask(max_steps="99")
+    assert queue.record()["flags"]["max_steps"] == steps
 
 
-def test_a_name_that_another_page_takes_at_that_moment_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (first, _, where), (second, _, _) = launcher(tmp_path), launcher(tmp_path)
-    first.ask("one", "train", {"max_steps": "5"})
-    monkeypatch.setattr(Launcher, "_is_there", lambda self, name: False)  # as it was when the second looked
-    with pytest.raises(UserError, match="exists already"):
-        second.ask("one", "train", {"max_steps": "6"})
-    assert record(where, "one")["flags"]["max_steps"] == "5"
-
-
-def test_names_of_the_same_second_are_counted_up(tmp_path: Path) -> None:
-    launching, _, where = launcher(tmp_path)
-    (where.output_dir / "run_2").mkdir()
-    assert [launching.ask_anew("run", "train", {}) for _ in range(3)] == ["run", "run_3", "run_4"]
-    assert {record(where, name)["flags"]["run_name"] for name in ("run", "run_3", "run_4")} == {"run", "run_3", "run_4"}
-
-
-@pytest.mark.parametrize("name", ["AUTO", " Auto ", "auto", ""])
-def test_a_run_that_is_given_no_name_gets_its_kind_and_the_time(tmp_path: Path, name: str) -> None:
+def test_a_run_that_is_given_no_name_gets_its_kind_and_the_time(tmp_path: Path) -> None:
     board = Board(places(tmp_path), tmp_path)
-    told = [board.start({"run_name": name}) for _ in range(2)]
-    assert len({*told}) == 2 and {folder.name for folder in board.places.log_dir.iterdir()} == {*told}
-    assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_2)?", one) for one in told)
+    told = [board.start({"run_name": name}) for name in ("AUTO", " Auto ", "")]
+    assert {folder.name for folder in board.places.log_dir.iterdir()} == {*told} and len({*told}) == 3
+    assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_[23])?", one) for one in told)
+    (board.places.output_dir / "run_2").mkdir()
+    assert [board.launcher.ask_anew("run", "train", {}) for _ in range(2)] == ["run", "run_3"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        '{"flags": 5}',
-        '{"command": "rm", "flags": {}, "asked": 1}',
-        '{"command": "train", "flags": {}, "asked": "x"}',
-    ],
-)
-def test_a_launch_that_somebody_else_has_written_is_passed_over(tmp_path: Path, content: str) -> None:
-    launching, _, where = launcher(tmp_path)
-    (where.log_dir / "one").mkdir()
-    (where.log_dir / "one" / "launch.json").write_text(content)
-    assert asyncio.run(launching.start_next()) is None
+def test_a_launch_that_somebody_else_has_written_is_passed_over(queue: Queue) -> None:
+    (queue.where.log_dir / "one").mkdir()
+    flags = '{"command": "train", "flags": {}, "asked": "x"}'
+    for content in ("[]", '{"flags": 5}', '{"command": "rm", "flags": {}, "asked": 1}', flags):
+        (queue.where.log_dir / "one" / "launch.json").write_text(content)
+        assert queue.next() is None and not queue.planner.asked
 
 
-def test_what_may_be_resumed(tmp_path: Path) -> None:
-    launching, _, where = launcher(tmp_path)
+def test_the_queue_outlives_an_error(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([KeyError("step"), OSError("full"), asyncio.CancelledError()])
+
+    async def start_next() -> None:
+        raise next(errors)
+
+    monkeypatch.setattr("board.launching.QUEUE_SECONDS", 0.0)
+    monkeypatch.setattr(queue.launcher, "start_next", start_next)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(queue.launcher.work())
+
+
+def test_what_may_be_resumed(queue: Queue) -> None:
     with pytest.raises(UserError, match="no checkpoint"):
-        launching.ask("one", "train", {"is_keep_training": "True"})
-    (where.output_dir / "one").mkdir()
-    beat(where, "one", time=2e10)
+        queue.ask(is_keep_training="True")
+    (queue.where.output_dir / "one").mkdir()
+    beat(queue.where, "one", time=2e10)
     with pytest.raises(UserError, match="exists"):
-        launching.ask("one", "train", {"is_keep_training": "True"})
-    beat(where, "one", "stopped", started=1.0)
-    launching.ask("one", "train", {"is_keep_training": "True"})
-    assert run_facts(where, "one")["state"] == "waiting"
+        queue.ask(is_keep_training="True")
+    beat(queue.where, "one", "stopped", started=1.0)
+    queue.ask(is_keep_training="True")
+    assert queue.facts()[0] == "waiting"
 
 
-def test_wishes_go_to_runs_alone(tmp_path: Path) -> None:
-    launching, _, where = launcher(tmp_path)
-    for name, word in (("none", "stop"), ("../x", "stop"), ("one", "kill")):
+def test_wishes_go_to_runs_alone(queue: Queue) -> None:
+    for name in ("none", "../x"):
         with pytest.raises(Outside):
-            launching.wish(name, word)
-    assert not list(where.log_dir.iterdir())
-
-
-def test_a_wish_to_stop_stays(tmp_path: Path) -> None:
-    """It saves as well; a step may be long, and another tab asks to save within it."""
-    launching, _, where = launcher(tmp_path)
-    beat(where, "one", time=2e10)
-    asked = where.log_dir / "one" / "request"
-    launching.wish("one", "save")
-    assert [path.read_text() for path in asked.parent.glob("*request*")] == ["save\n"]
-    launching.wish("one", "stop")
-    launching.wish("one", "save")
-    assert [path.read_text() for path in asked.parent.glob("*request*")] == ["stop\n"]
+            queue.launcher.wish(name, "stop")
 
 
 def test_what_others_may_still_take() -> None:
@@ -305,23 +235,18 @@ def test_what_others_may_still_take() -> None:
     assert still_to_take(runs) == 7 + 10
 
 
-def test_a_plan_gets_only_flags_that_it_knows() -> None:
+def test_a_run_is_planned_with_the_settings_that_it_will_have(queue: Queue) -> None:
     words = plan_words({"max_steps": "5", "port": "1", "train_file": "x", "run_name": "one"})
-    assert set(words) == {"--max_steps=5", "--train_file=x", "--run_name=one"}
+    assert set(words) == {"--max_steps=5", "--train_file=x", "--run_name=one"}, "flags that plan knows"
     assert "--preset=sample" in plan_words({}), "as train without a file"
-
-
-def test_a_run_that_goes_on_is_planned_with_its_own_settings(tmp_path: Path) -> None:
-    launching, _, where = launcher(tmp_path)
     config = load("train", {"train_file": "rows.jsonl", "model_preset": "tiny", "num_layers": "3", "max_steps": "7"})
-    (where.output_dir / "one").mkdir()
-    (where.output_dir / "one" / "settings.json").write_text(json.dumps(config.as_dict()))
-    launching.ask("one", "train", {"is_keep_training": "True", "max_steps": "9"})
-    words = plan_words(record(where, "one")["flags"])
+    (queue.where.output_dir / "one").mkdir()
+    (queue.where.output_dir / "one" / "settings.json").write_text(json.dumps(config.as_dict()))
+    queue.ask(is_keep_training="True", max_steps="9")
+    words = plan_words(queue.record()["flags"])
     asked = load("plan", dict(word.removeprefix("--").split("=", 1) for word in words))
     planned = resumed_config(asked, find_run_to_resume(asked))
     assert (planned.data.train_file, planned.model.num_layers, planned.train.max_steps) == ("rows.jsonl", 3, 9)
-    assert not [word for word in words if word.startswith("--preset")]
 
 
 PLANNER = """
@@ -333,25 +258,18 @@ print(json.dumps({'plan': {'peak_bytes': 2 * 2**30, 'budget_bytes': budget}, 'ma
 """
 
 
-@pytest.mark.parametrize(("reserved", "fits", "budget"), [(0, True, 8), (3, True, 5), (7, False, 8)])
-def test_others_are_planned_beside(tmp_path: Path, reserved: int, fits: bool, budget: int) -> None:
+def test_others_are_planned_beside_and_a_refusal_brings_its_reasons(tmp_path: Path) -> None:
     planner = Planner(tmp_path, (sys.executable, "-c", PLANNER))
-    found = asyncio.run(planner.plan({}, reserved * GIB))
-    assert found["fits_now"] is fits and found["plan"]["budget_bytes"] == budget * GIB
-
-
-def test_a_refusal_brings_its_reasons(tmp_path: Path) -> None:
-    planner = Planner(tmp_path, (sys.executable, "-c", PLANNER))
+    for reserved, fits, budget in ((0, True, 8), (3, True, 5), (7, False, 8)):
+        found = asyncio.run(planner.plan({}, reserved * GIB))
+        assert found["fits_now"] is fits and found["plan"]["budget_bytes"] == budget * GIB
     found = asyncio.run(planner.plan({"memory_budget": "1000M"}))
     assert (found["exit_code"], found["problems"]) == (3, ["--memory_budget, too little"])
 
 
 def test_a_plan_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "SECONDS", 0.2)
-    told = tmp_path / "pid"
-    program = f"import os, sys; open({str(told)!r}, 'w').write(str(os.getpid())); sys.stdin.close(); import threading; threading.Event().wait()"
     with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(Planner(tmp_path, (sys.executable, "-c", program)).plan({}))
-    if told.exists():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(told.read_text()), 0)
+        asyncio.run(Planner(tmp_path, (sys.executable, "-c", "import threading; threading.Event().wait()")).plan({}))
+    with pytest.raises(ChildProcessError):  # there is none
+        os.waitpid(-1, os.WNOHANG)

@@ -242,7 +242,7 @@ def test_the_command_lists_runs(
     commands.runs(config_of(where))
     head, running, old = capsys.readouterr().out.splitlines()
     assert running.split()[:6] == ["训练", "running", "40", "/", "100", "1.250"] and "1.500" in running
-    ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(BEGAN + 100))
+    ends = time.strftime("%H:%M", time.localtime(BEGAN + 100))
     assert "ends about" in head and running.endswith(ends) and len(old) <= head.index("ends about")
     commands.runs(config_of(where, json="True"))
     assert json.loads(capsys.readouterr().out)[0]["name"] == "训练"
