@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import os
 import pickle
 import signal
@@ -60,7 +61,7 @@ class Worker:
 
     Args:
         make: a function of a module. It, its arguments, requests and answers are picklable.
-        max_bytes: anonymous memory of the child and its own children, above what an interpreter with the function's imports takes.
+        max_bytes: anonymous memory of the child and its own children.
         max_cpu: seconds of processor time, and `patience` times that of waiting for its answers.
         environment: beside this process's own. setup: a function called before anything else is imported.
         is_quiet: its errors are kept for `ChildDied` instead of shown. is_interruptible: Ctrl-C ends it; else the parent decides.
@@ -158,10 +159,11 @@ class Worker:
         return ChildDied(self._killed_for or reason, detail)
 
 
-def call(function: Callable[..., Result], *arguments: Any, **limits: Any) -> Result:
+def call(function: Callable[..., Result] | str, *arguments: Any, **limits: Any) -> Result:
     """The result of a module's function, computed in a child of its own.
 
     Args:
+        function: or `module:name`, of a module that this process does not import.
         limits: `max_bytes`, `max_cpu` and the others of `Worker`.
     Raises:
         as `Worker.ask`.
@@ -171,8 +173,11 @@ def call(function: Callable[..., Result], *arguments: Any, **limits: Any) -> Res
     return result
 
 
-def _applying(function: Callable[..., Result]) -> Callable[[Any], Result]:
-    return lambda arguments: function(*arguments)
+def _applying(function: Callable[..., Result] | str) -> Callable[[Any], Result]:
+    if isinstance(function, str):
+        module, _, name = function.partition(":")
+        function = getattr(importlib.import_module(module), name)
+    return lambda arguments: function(*arguments)  # type: ignore[operator]
 
 
 def run(argv: Sequence[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:

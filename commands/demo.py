@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from childproc import start
 from config import Config, load
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
 from data.sources.prompts import Prompt
@@ -86,7 +86,7 @@ def _run(config: Config, title: str, **flags: object) -> None:
 
 def ended(words: list[str]) -> int:
     """Run a command and give its exit code. An interrupt is for it to answer: it saves, and says how to continue."""
-    with subprocess.Popen(words) as child:
+    with start(words) as child:
         while True:
             try:
                 return child.wait()

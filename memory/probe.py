@@ -12,11 +12,7 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import platform
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,26 +20,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from childproc import MEMORY, TIME, ChildDied, call
 from config import Config
 from devices import processor
 from devices.cores import computing_threads
+from devices.environment import prepare_environment
 from memory.cost.prediction import CORRECTION, FIXED, Choice, changeable
 from memory.cost.shapes import MicroBatchRows
+from settings.errors import UserError
+from storage import write_text
 from units import MIB
 
 ROOT = str(Path(__file__).resolve().parent.parent)
-START = f"""import sys
-sys.path.insert(0, {ROOT!r})
-from devices.environment import prepare_environment
-prepare_environment()  # before torch is imported
-from childproc import exit_with_parent
-from memory.probe import limit_processor_time
-exit_with_parent(int(sys.argv[2]))
-limit_processor_time(int(sys.argv[1]))
-from training.budget.probing import serve
-serve()"""
+MEASURE = "training.budget.probing:measure"  # which imports torch
 KILLED = "killed by the system for its memory"
-WAITING_FACTOR = 20  # times its limit a child may wait for a busy machine; after that it hangs
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
 # a probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure alone
 # was passed by 0.8% at the median and by 4 to 7% three times; with these the median is the same and the most is under 3%
@@ -151,21 +141,8 @@ def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: floa
     if place is not None and not result.failed:
         with suppress(OSError):  # a cache that is only read: measured again the next time
             place.parent.mkdir(parents=True, exist_ok=True)
-            fresh = place.with_name(f"{place.name}.{os.getpid()}")
-            fresh.write_text(json.dumps(asdict(result)), encoding="utf8")
-            os.replace(fresh, place)
+            write_text(place, json.dumps(asdict(result)))
     return result
-
-
-def limit_processor_time(seconds: int) -> None:
-    """Let the system end this process once it has computed for so long; nothing where it cannot (Windows)."""
-    with suppress(ImportError):
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(
-            resource.RLIMIT_CPU, (seconds if most == resource.RLIM_INFINITY else min(seconds, most), most)
-        )
 
 
 def correction_of(result: ProbeResult, phases: Mapping[str, Mapping[str, int]]) -> float:
@@ -229,31 +206,19 @@ def _read(place: Path | None) -> ProbeResult | None:
     return found if are_known and math.isfinite(found.step_seconds) and found.failed == "" else None
 
 
-def _alone(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without a launcher's words: the child is one process, whatever the run is."""
-    return {name: value for name, value in environ.items() if not name.startswith(LAUNCHER_WORDS)}
-
-
 def _run(request: ProbeRequest, time_limit: float) -> ProbeResult:
     began = time.perf_counter()
-    allowed = math.ceil(time_limit * computing_threads(request.config.run.num_threads))
-    too_long = f"took longer than {time_limit:.0f} s of processor time"
+    # the child is one process, whatever the run is
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_WORDS)}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", START, str(allowed), str(os.getpid())], input=pickle.dumps(request), capture_output=True,
-            check=False, timeout=time_limit * (WAITING_FACTOR if hasattr(signal, "SIGXCPU") else 1), env=_alone(os.environ),
+        answer: dict[str, Any] = call(
+            MEASURE, request, max_cpu=time_limit * computing_threads(request.config.run.num_threads),
+            environment=environment, setup=prepare_environment, is_quiet=True,
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return ProbeResult(seconds=time.perf_counter() - began, failed=too_long)
-    seconds = time.perf_counter() - began
-    if hasattr(signal, "SIGXCPU") and done.returncode == -signal.SIGXCPU:
-        return ProbeResult(seconds=seconds, failed=too_long)
-    if done.returncode in (-signal.SIGINT, 130):
-        raise KeyboardInterrupt
-    if done.returncode == -getattr(signal, "SIGKILL", 9):
-        return ProbeResult(seconds=seconds, failed=KILLED)
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return ProbeResult(seconds=seconds, failed=last[0])
-    answer = json.loads(done.stdout)
-    return ProbeResult(answer["base_bytes"], answer["phases"], answer["step_seconds"], seconds)
+    except (ChildDied, UserError) as error:
+        failed = "; ".join(error.problems) if isinstance(error, UserError) else str(error)
+        if isinstance(error, ChildDied) and error.reason in (MEMORY, TIME):
+            too_long = f"took longer than {time_limit:.0f} s of processor time"
+            failed = KILLED if error.reason == MEMORY else too_long
+        return ProbeResult(seconds=time.perf_counter() - began, failed=failed)
+    return ProbeResult(**answer, seconds=time.perf_counter() - began)

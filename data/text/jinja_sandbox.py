@@ -10,12 +10,9 @@ Source: transformers, `utils/chat_template_utils.py`; Jinja, "Sandbox".
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -26,12 +23,12 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from childproc import FAILED, ChildDied, call
+
 LONGEST_TEMPLATE = 64 * 1024  # letters
 LONGEST_TEXT = 1024 * 1024  # letters of what is rendered; more is cut off, as no model reads so much
 TRIAL_SECONDS = 5  # of processor time; the templates of published models take 0.1 to 0.3
-TRIAL_BYTES = 64 * 1024**2
-ROOT = str(Path(__file__).resolve().parent.parent.parent)
-START = f"import sys; sys.path.insert(0, {ROOT!r}); from data.text.jinja_sandbox import trial; trial()"
+TRIAL_BYTES = 128 * 1024**2  # with the interpreter
 
 
 class Generation(Extension):
@@ -125,36 +122,10 @@ def try_in_child(source: str, values: Mapping[str, Any]) -> None:
     """Render a template in a child process.
 
     Raises:
-        TemplateError: it takes too much time or memory. What else it raises there, it raises here too.
+        TemplateError: it takes too much time or memory. What else a template raises there, it raises here too, when it is rendered.
     """
-    too_much = f"it takes more than {TRIAL_SECONDS} s or {TRIAL_BYTES // 1024**2} MiB"
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", START], input=json.dumps([source, values, TRIAL_SECONDS, TRIAL_BYTES]).encode(),
-            capture_output=True, check=False, timeout=10 + 5 * TRIAL_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise TemplateError(too_much) from None
-    if done.returncode:
-        raise TemplateError(too_much)
-
-
-def trial() -> None:
-    """The child: the template, its values and its bounds come from standard input; only the exit code counts."""
-    source, values, most_seconds, most_bytes = json.load(sys.stdin)
-    try:
-        import resource
-
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = int(used.ru_utime + used.ru_stime) + 1 + most_seconds
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
-    except (ImportError, ValueError, OSError):  # where the system has no such limits the parent's patience is one
-        pass
-    try:
-        rendered(source, values)
-    except MemoryError:
-        sys.exit(1)
-    except Exception:  # the template refuses these messages: it does so in the parent too, which says why
-        pass
+        call(rendered, source, dict(values), max_cpu=TRIAL_SECONDS, max_bytes=TRIAL_BYTES, is_quiet=True)
+    except ChildDied as died:
+        if died.reason != FAILED:
+            raise TemplateError(f"it takes more than {TRIAL_SECONDS} s or {TRIAL_BYTES // 1024**2} MiB") from None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from childproc import FAILED, MEMORY, TIME, ChildDied
 from config import load
 from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
 from memory.cost.shapes import Shapes
@@ -91,20 +91,17 @@ def test_what_changes_memory_changes_the_fingerprint() -> None:
     assert fingerprint(request_of(dataclasses.replace(CHOICE, saved_blocks=0))) != base
 
 
-def test_a_child_that_fails_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    computes = (
-        "import sys; from memory.probe import limit_processor_time; limit_processor_time(int(sys.argv[1]))\nwhile 1: 0"
-    )
-    monkeypatch.setattr("memory.probe.START", computes)
-    slow = probe(request_of(), tmp_path, time_limit=0.05)
-    assert "took longer" in slow.failed and not slow.was_killed
+@pytest.mark.parametrize(("reason", "was_killed"), [(TIME, False), (MEMORY, True), (FAILED, False)])
+def test_a_child_that_dies_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, was_killed: bool
+) -> None:
+    def die(*_: object, **limits: object) -> None:
+        raise ChildDied(reason, "its last line")
+
+    monkeypatch.setattr("memory.probe.call", die)
+    result = probe(request_of(), tmp_path)
+    assert result.failed and result.was_killed is was_killed
     assert not list(tmp_path.rglob("*.json")), "a failure is not kept"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no signals")
-def test_a_kill_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memory.probe.START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert probe(request_of()).was_killed
 
 
 def test_a_broken_entry_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +109,7 @@ def test_a_broken_entry_is_measured_anew(tmp_path: Path, monkeypatch: pytest.Mon
     place = tmp_path / "probes" / f"{fingerprint(request)}.json"
     place.parent.mkdir()
     place.write_text("{")
-    answer = '{"base_bytes": 1, "phases": {"step": 5}, "step_seconds": 0.5}'
-    monkeypatch.setattr("memory.probe.START", f"import sys; sys.stdin.buffer.read(); print('{answer}')")
+    answer = {"base_bytes": 1, "phases": {"step": 5}, "step_seconds": 0.5}
+    monkeypatch.setattr("memory.probe.call", lambda *_, **limits: answer)
     assert probe(request, tmp_path).phases == {"step": 5}
     assert probe(request, tmp_path).is_cached

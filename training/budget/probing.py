@@ -7,10 +7,6 @@ the kernel's own, or the device's. A budget that is overrun may kill this proces
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -162,14 +158,8 @@ class Probe:
         return self.high_water.peak_bytes()
 
 
-def serve() -> None:
-    """Answer one request from standard input on standard output."""
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # whatever a library prints must not mix with the answer
-        with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
-            Path("/proc/self/oom_score_adj").write_text("1000")
-        try:
-            request = cast(ProbeRequest, pickle.load(sys.stdin.buffer))
-            answers.write(json.dumps(Probe(request).run()))
-        except KeyboardInterrupt:
-            os._exit(130)
+def measure(request: ProbeRequest) -> dict[str, Any]:
+    """What `Probe.run` gives, in a process that is there for it alone."""
+    with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    return Probe(request).run()

@@ -124,7 +124,7 @@ ENDLESS = [
     [*HOSTILE.items(), *(pytest.param(one, "takes more", marks=pytest.mark.slow) for one in ENDLESS[1:]), (ENDLESS[0], "takes more")],
 )  # fmt: skip
 def test_strangers_reach_nothing_and_do_not_last(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jinja_sandbox, "TRIAL_SECONDS", 0)
+    monkeypatch.setattr(jinja_sandbox, "TRIAL_SECONDS", 1)
     with pytest.raises(UserError, match="cannot word these turns") as error:
         render(source, [{"role": "user", "content": "x"}])
     assert reason in str(error.value)
