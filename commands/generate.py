@@ -32,7 +32,7 @@ from config import Config, UserError
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.places import Place
-from data.sources.prompts import PROMPT, Prompt, read_prompts
+from data.sources.prompts import PROMPT, Prompt, prompts_in_child
 from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
@@ -194,7 +194,7 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
-    return read_prompts(find(given, "--input"), data, bad_rows)
+    return prompts_in_child(find(given, "--input"), data, bad_rows)
 
 
 def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:

@@ -7,21 +7,32 @@ one by one, in order, and are numbered, so that a run that was killed can pass o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from childproc import MEMORY, ChildDied, Worker
 from config import DataConfig
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows, Record, decoded_lines, place_of
-from data.sources.reading import head_of, reading, recognised_columns, records
+from data.sources.reading import (
+    BATCH_CHARS,
+    BATCH_ROWS,
+    TOO_LARGE,
+    head_of,
+    reading,
+    recognised_columns,
+    records,
+)
 from data.sources.tables import fits_json, type_problems
 from data.text.templates import Turn
 from formats import TEXT
-from settings.errors import UserError
+from settings.errors import DoesNotFit, UserError
 from settings.fields import is_encodable, listed
+from units import MIB, format_size
 
 PROMPT = "prompt"  # the name of a line of plain text
+CHILD_BYTES = 512 * MIB  # sound files take less
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,49 @@ class Prompt:
     text: str
     columns: Record
     before: Sequence[Turn] = ()
+
+
+def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
+    """The same as `read_prompts`, read in a child process: what a file does to a library ends there.
+
+    Raises:
+        UserError, DoesNotFit: also where a file ends that process.
+    """
+    files = ", ".join(dict.fromkeys(str(source.path) for source in sources))
+    try:
+        with Worker(_reader, sources, data, bad_rows.skip, max_bytes=CHILD_BYTES) as worker:
+            while True:
+                prompts, bad_rows.count, bad_rows.examples = worker.ask(None)
+                yield from prompts
+                if not prompts:
+                    return
+    except ChildDied as died:
+        if died.reason == MEMORY:
+            raise DoesNotFit(f"{files}: reading takes more than {format_size(CHILD_BYTES)}; {TOO_LARGE}") from None
+        raise UserError(f"{files}: ended the process that read it ({died}); write or fetch it again") from None
+
+
+def _reader(
+    sources: Sequence[Source], data: DataConfig, skip: bool
+) -> Callable[[None], tuple[list[Prompt], int, list[str]]]:
+    bad_rows, failed = BadRows(skip), list[UserError]()
+    coming = read_prompts(sources, data, bad_rows)
+
+    def some(_: None) -> tuple[list[Prompt], int, list[str]]:
+        found, chars = list[Prompt](), 0
+        try:
+            while len(found) < BATCH_ROWS and chars < BATCH_CHARS and not failed:
+                found.append(next(coming))
+                chars += len(found[-1].text)
+        except StopIteration:
+            pass
+        except UserError as error:  # told once those before it are answered
+            failed.append(error)
+        if failed and not found:
+            raise failed[0]
+        return found, bad_rows.count, bad_rows.examples
+
+    return some
 
 
 def read_prompts(sources: Iterable[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:

@@ -32,6 +32,10 @@ from settings.fields import is_encodable, listed
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
+TOO_LARGE = (
+    "a row may be far larger than the others, or unpack to far more than it shows: leave that row out, write the file anew in smaller "
+    "pieces, or give --memory_budget more"
+)
 Row = tuple[str, ...]
 
 
@@ -64,10 +68,7 @@ def reading(source: Source) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise DoesNotFit(
-            f"{source.path}: reading it takes more memory than there is room for: a row may be far larger than the others, or unpack "
-            "to far more than it shows; leave that row out, write the file anew in smaller pieces, or give --memory_budget more"
-        ) from None
+        raise DoesNotFit(f"{source.path}: reading it takes more memory than there is room for; {TOO_LARGE}") from None
     except READ_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         if source.kind in TABLES and "crypt" in reason.lower():
