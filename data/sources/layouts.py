@@ -43,6 +43,33 @@ RowOf = Callable[[Mapping[str, Any]], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
+class _Text:
+    """One text of a row as one file has it.
+
+    Args:
+        parts: columns, and of each a key in its tables or none. joint: what stands between several; needed: the one that a row must have.
+        may_count: whether it may be a number, such as a label or a score. may_be_turns: or turns, in place of a text.
+    """
+
+    parts: Sequence[tuple[str, str]]
+    joint: str = ""
+    needed: int = 0
+    may_count: bool = False
+    may_be_turns: bool = False
+
+    def read(self, record: Mapping[str, Any]) -> Any:
+        """The text of a record, or its turns; raises ValueError where it has none."""
+        if len(self.parts) == 1:
+            column, key = self.parts[0]
+            if self.may_be_turns and not key and isinstance(record.get(column), (list, dict)):
+                return _turns(record, column)
+            return _text(record, column, key, self.may_count)
+        there = [part for part in self.parts if part == self.parts[self.needed] or record.get(part[0]) is not None]
+        cells = [_text(record, column, key, self.may_count) for column, key in there]
+        return self.joint.join(cell for cell in cells if cell.strip())
+
+
+@dataclass(frozen=True)
 class Columns:
     """The columns that make the rows of files, and how.
 
@@ -82,6 +109,19 @@ class Columns:
         texts = [text or "prompt" for text in self.texts]
         return texts if self.form == "plain" else [*texts, self.turns or self.system or "turns"]
 
+    def _texts(self, names: Sequence[str]) -> list[_Text]:
+        """The texts as a file with these columns has them; without a prompt that is what the answers begin with."""
+        is_pair = len(self.texts) == 2
+        return [
+            _Text(
+                *_parts(text, names, self.is_known),
+                may_count=self.is_known and is_pair and place == 1,
+                may_be_turns=self.is_spoken,
+            )
+            for place, text in enumerate(self.texts)
+            if text
+        ]
+
     def kinds(self, names: Sequence[str]) -> dict[str, set[str]]:
         """What the cells may hold of those columns of a file that are read, each once; as they were asked for if not there.
 
@@ -89,13 +129,12 @@ class Columns:
             names: the file's columns.
         """
         found: dict[str, set[str]] = {}
-        for place, text in enumerate(self.texts):
-            parts = _parts(text, names, self.is_known)[1] if text else []
-            for column, key in parts:
+        for text in self._texts(names):
+            for column, key in text.parts:
                 may = found.setdefault(column, set())
                 may |= {TABLE} if key else {TEXT}
-                may |= {TURNS} if self.is_spoken and len(parts) == 1 and not key else set()
-                may |= {NUMBER} if self._may_count(place) else set()
+                may |= {TURNS} if text.may_be_turns and len(text.parts) == 1 and not key else set()
+                may |= {NUMBER} if text.may_count else set()
         for name, may in ((self.turns, {TURNS, TEXT}), (self.system, {TEXT})):
             if name and (name in names or not self.is_known or (name == self.turns and not self.texts)):
                 found[name] = found.get(name, set()) | may
@@ -109,27 +148,20 @@ class Columns:
         Returns:
             a function that raises ValueError, with what is wrong, for a bad record.
         """
-        texts = [self._reader(place, text, names) for place, text in enumerate(self.texts) if text]
-        if self.form == "plain":
-            pair = self.texts if len(self.texts) == 2 else ()
+        texts, is_pair, is_plain = self._texts(names), len(self.texts) == 2, self.form == "plain"
 
-            def plain(record: Mapping[str, Any]) -> tuple[str, ...]:
-                row = tuple(read(record) for read in texts)
-                for name, text in zip(pair, row, strict=False):
-                    _check_words(name, text)
-                return row
-
-            return plain
-
-        def with_turns(record: Mapping[str, Any]) -> tuple[str, ...]:
-            before, cells = self._before(record), [read(record) for read in texts]
+        def row(record: Mapping[str, Any]) -> tuple[str, ...]:
+            before, cells = self._before(record), [text.read(record) for text in texts]
             if self.is_spoken:
                 before, cells = self._asked(before, cells)
-            for name, text in zip(self.texts, cells, strict=True) if len(cells) == 2 else ():
-                _check_words(name or "prompt", text)
-            return (*cells, json.dumps(self._ruled(before, record), ensure_ascii=False))
+            for name, cell in zip(self.texts, cells, strict=True) if is_pair else ():
+                if (
+                    not cell or cell.isspace()
+                ):  # a prompt without a response teaches nothing; preferences are checked as a whole
+                    raise ValueError(f"{name or 'prompt'} is empty")
+            return tuple(cells) if is_plain else (*cells, json.dumps(self._ruled(before, record), ensure_ascii=False))
 
-        return with_turns
+        return row
 
     def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
         """The turns of a record up to its last question, to be answered.
@@ -139,38 +171,13 @@ class Columns:
         """
         before = self._before(record)
         if self.texts:
-            asked = self._reader(0, self.texts[0], names)(record)
+            asked = self._texts(names)[0].read(record)
             before += [(USER, asked)] if isinstance(asked, str) else asked
         while before and before[-1][0] != USER:
             before.pop()
         if not before or not before[-1][1].strip():
             raise ValueError(f"{self.texts[0] if self.texts else self.turns} is empty, there is nothing to answer")
         return self._ruled(before, record)
-
-    def _may_count(self, place: int) -> bool:
-        """Whether a text may be a number: a response, such as a label or a score."""
-        return self.is_known and place == 1 and len(self.texts) == 2
-
-    def _reader(self, place: int, text: str, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
-        """What reads a text of a record; turns where it may hold some and does."""
-        may_count = self._may_count(place)
-        joint, parts = _parts(text, names, self.is_known)
-        if len(parts) > 1:
-            needed = parts[-1] if joint != "\n" else parts[0]
-            return lambda record: joint.join(
-                cell
-                for part in parts
-                if (part == needed or record.get(part[0]) is not None)
-                and (cell := _text(record, *part, may_count)).strip()
-            )
-        column, key = parts[0]
-        if self.is_spoken and not key:
-            return lambda record: (
-                _turns(record, column)
-                if isinstance(record.get(column), (list, dict))
-                else _text(record, column, "", may_count)
-            )
-        return lambda record: _text(record, column, key, may_count)
 
     def _before(self, record: Mapping[str, Any]) -> list[Turn]:
         if not self.turns or (self.texts and self.turns not in record):
@@ -259,34 +266,26 @@ def _made(prompt: str, names: Mapping[str, Any]) -> str:
 
 
 def _is_there(expression: str, names: Sequence[str]) -> bool:
-    return all(column in names for column, _ in _parts(expression, names)[1])
+    return all(column in names for column, _ in _parts(expression, names)[0])
 
 
-def _parts(expression: str, names: Sequence[str], may_lack: bool = False) -> tuple[str, list[tuple[str, str]]]:
-    """What stands between the parts of an expression, and of each the column and a key in its tables.
+def _parts(expression: str, names: Sequence[str], may_lack: bool = False) -> tuple[list[tuple[str, str]], str, int]:
+    """Of an expression each part's column and a key in its tables, what stands between them, and which is needed.
 
     Args:
         may_lack: whether parts that a file has not are left out, but for the one that is needed.
     """
-    if expression in names:
-        return "", [(expression, "")]
-    for sign, joint, needed in (("+", "\n", 0), (": ", ": ", -1)):
+    for sign, joint, needed in (("+", "\n", 0), (": ", ": ", -1)) if expression not in names else ():
         pieces = expression.split(sign)
         there = [piece for piece in pieces if piece in names or piece.partition(".")[0] in names]
         if len(pieces) > 1 and (len(there) == len(pieces) or (may_lack and pieces[needed] in there)):
-            return joint, [_keyed(piece, names) for piece in there]
-    return "", [_keyed(expression, names)]
+            return [_keyed(piece, names) for piece in there], joint, needed
+    return [_keyed(expression, names)], "", 0
 
 
 def _keyed(expression: str, names: Sequence[str]) -> tuple[str, str]:
     column, _, key = expression.partition(".")
     return (column, key) if key and expression not in names and column in names else (expression, "")
-
-
-def _check_words(name: str, text: str) -> None:
-    """Refuse a blank text in a pair: a prompt without a response teaches nothing. Preferences are checked as a whole."""
-    if not text or text.isspace():
-        raise ValueError(f"{name} is empty")
 
 
 def _turns(record: Mapping[str, Any], name: str) -> list[Turn]:
