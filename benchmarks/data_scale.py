@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.parts.results import ROOT, markdown, write_section
+from data.prepare.duplicates import NEAR, NUM_PERM, _names, _near, bands
 from data.sources.corpus import build_sample_corpus
-from data.text.duplicates import NEAR, NUM_PERM, _names, _near, bands
 from memory.observe.processes import ProcessTree
 from units import GIB, MIB, format_size
 

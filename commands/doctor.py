@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from childproc import call
 from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
 from commands.diagnosis.page import print_findings, print_machine
 from commands.diagnosis.trials import run_trials, trials_of
 from config import Config, T5ModelConfig, UserError
-from data.prepare.child import call_in_child
 from devices import machine_file
 from language import english, say
 from memory.cost.prediction import Machine
@@ -74,7 +74,7 @@ def _of_model(config: Config) -> Config:
     """
     if config.checkpoint.model == AUTO:
         return config
-    shape = call_in_child(shape_of, config)
+    shape = call(shape_of, config)
     return replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.prepare.child import call_in_child
+from childproc import call
 from leaving import comes_from_interrupt
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +70,7 @@ def test_a_child_leaves_the_word_to_its_parent(
     (tmp_path / "pickle.py").write_text("raise KeyboardInterrupt")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        call_in_child(os.getpid)
+        call(os.getpid)
     assert capfd.readouterr().err == ""
 
 

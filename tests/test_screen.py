@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train_low_mem
-from data.prepare.pace import Pace
+from data.progress import ProgressLine
 from screen import GuardedStream, guard, raw, visible
 from training.report.log_files import close_log, open_log
 from training.report.progress import Progress
@@ -64,7 +64,7 @@ def test_samples_and_notes_are_shown(place: type[io.StringIO], monkeypatch: pyte
 
 def test_the_pace_draws_its_own_line_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, now = Terminal(), iter([0.0, 5.0, 6.0])
-    pace = Pace("checking", stream=GuardedStream(terminal), clock=lambda: next(now))  # type: ignore[arg-type]
+    pace = ProgressLine("checking", stream=GuardedStream(terminal), clock=lambda: next(now))  # type: ignore[arg-type]
     pace.add(1, 1, HOSTILE)
     assert terminal.getvalue().startswith("\rchecking: 1 row") and not commands(terminal.getvalue()[1:])
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from childproc import MEMORY, ChildDied, call
 from config import PREFERENCES, Config
-from data.prepare.child import call_in_child
 from data.sources.places import public_values
 from devices import pick
 from devices.malloc import tune_malloc
@@ -74,7 +74,14 @@ def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
         return None
     tune_malloc("small")  # until the plan has chosen
     if config.run.device not in (AUTO, "cpu") or config.run.log_with:
-        call_in_child(refuse_missing, config)  # before hours of preparing; torch goes with it
+        try:
+            call(refuse_missing, config)  # before hours of preparing; torch goes with it
+        except ChildDied as died:
+            if died.reason != MEMORY:
+                raise
+            raise DoesNotFit(
+                say("loading torch was stopped by the system, most likely for lack of memory; free some")
+            ) from None
     budget = host_budget(config.memory.memory_budget)
     _refuse_too_small(budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))

@@ -71,7 +71,7 @@ def cases_of(world: World) -> list[Case]:
         Case("train", world, one.train, TRAIN_TIMED),
         Case("resume", world, one.train, {"training.opening:start": "resume"}, one.cut, until="symlink step_00000006"),
         Case("mirror", world, one.mirrored, MIRROR_TIMED, is_mirror=True, loses=("runs", "logs")),
-        Case("prepare", world, one.prepare, {"data.prepare.encoding:Writing.run": "prepare"}),
+        Case("prepare", world, one.prepare, {"data.prepare.writing:Writing.run": "prepare"}),
         Case("tokenizer", world, one.tokenizer, {"commands.tokenizer:train_task_tokenizer": "tokenizer"}),
         Case("dpo", world, one.dpo, DPO_TIMED, one.prepared, until="step_0"),
     ]

@@ -140,14 +140,14 @@ def progress_folder(folder: Path) -> None:
     jsonl(folder / "made.jsonl")
     byte_tokenizer().save(folder / "byte")
     full = OSError(errno.ENOSPC, "No space left on device")
-    with mock.patch("data.prepare.preparing._put_manifest", side_effect=full), suppress(UserError):
+    with mock.patch("data.prepare.preparing.sync", side_effect=full), suppress(UserError):
         prepare(config_for(folder / "made", folder / "made.jsonl", "pairs"))
 
 
 def use_progress(folder: Path) -> None:
     # the identity names paths and times: take the attempt for one at this very copy
     job = config_for(folder / "made", folder / "made.jsonl", "pairs")
-    with mock.patch("data.prepare.preparing._take_up"):
+    with mock.patch("data.prepare.preparing._keep_own"):
         prepare(job)
 
 

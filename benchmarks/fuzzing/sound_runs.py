@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -259,22 +260,16 @@ def use_reference(folder: Path) -> None:
 
 
 def signing_file(path: Path) -> None:
-    from data.sources.chunks import Point
-    from data.text.duplicates import _save_signing
+    from data.prepare.passes import save_state
 
-    folder = path.with_name("signing")
-    folder.mkdir()
-    _save_signing(folder, Point(), [8])
-    shutil.copyfile(next(folder.iterdir()), path)
+    save_state(path, {"position": {"source": 1}, "sizes": [8]})
 
 
 def use_signing(path: Path) -> None:
-    from data.text.duplicates import STATE, _signed_so_far
+    from data.prepare.passes import saved_state
 
-    folder = path.with_name("signing")
-    folder.mkdir(exist_ok=True)
-    shutil.copyfile(path, folder / STATE)
-    _signed_so_far(folder, "exact")
+    with suppress(ValueError):
+        saved_state(path)
 
 
 KINDS: dict[str, tuple[Maker, Reader, str]] = {

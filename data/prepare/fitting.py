@@ -7,12 +7,11 @@ language loses the letters of another, or spells them out byte by byte.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
+from childproc import call
 from config import Config
-from data.prepare.child import call_in_child
-from data.prepare.encoding import limited
 from data.prepare.task import decide, examples_of, first_chars
 from data.shards.store import Manifest
 from data.sources.lines import BadRows
@@ -60,7 +59,7 @@ def fit_in_child(config: Config, tokenizer_dir: Path) -> Fit:
     Raises:
         UserError: the data cannot be read.
     """
-    return call_in_child(measure_fit, config, tokenizer_dir)
+    return call(measure_fit, config, tokenizer_dir)
 
 
 def measure_fit(config: Config, tokenizer_dir: Path) -> Fit:
@@ -77,9 +76,9 @@ def measure_fit(config: Config, tokenizer_dir: Path) -> Fit:
     if config.data.tokenizer_dir != AUTO:
         return Fit(is_other=Tokenizer.load(config.data.tokenizer_dir).fingerprint != tokenizer.fingerprint)
     made = examples_of(config, task.kind, task.columns, None)
-    rows = read_rows(task.sources, task.columns, BadRows(skip=True))
+    rows = chain.from_iterable(read_rows(task.sources, task.columns, BadRows(skip=True)))
     sample, left = [], SAMPLE_CHARS
-    for row in chain.from_iterable(limited(rows, config.data.max_samples)):
+    for row in islice(rows, config.data.max_samples):
         sample.append(list(first_chars(made.texts(row), left)))
         left -= sum(map(len, sample[-1]))
         if left <= 0:

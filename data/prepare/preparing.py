@@ -1,8 +1,8 @@
-"""How does text become token shards, once for all runs?
+"""Text to token shards, once for all runs.
 
 `prepare` decides the task, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
 cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings. The
-same question a second time is answered at once; an attempt that was killed or interrupted is continued where it stopped.
+same question a second time is answered at once; an attempt that was killed or interrupted continues after its last shard.
 Reading and encoding take memory that training wants, so `prepare_in_child` lets another process do it.
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from childproc import MEMORY, ChildDied, call
 from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
-from data.prepare.child import call_in_child
-from data.prepare.encoding import Job, Writing, clear
-from data.prepare.pace import noted_in
+from data.prepare.duplicates import NEAR
 from data.prepare.room import most_in_child, most_workers
 from data.prepare.task import (
     Task,
@@ -32,17 +32,19 @@ from data.prepare.task import (
     held_out_sources,
     tokenizer_folder,
 )
+from data.prepare.writing import Job, Writing, clear
+from data.progress import noted_in
 from data.shards import store as shards
 from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.files import Source, source_facts, sources_fingerprint
-from data.text.duplicates import NEAR
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.cores import usable_cores
 from language import say
-from settings.errors import UserError
+from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, at_home
-from storage import NotMade, Once, fingerprint, make_once, only_if_made, remove, rename, sync, writing
+from storage import NotMade, Once, fingerprint, make_once, only_if_made, read_text, remove, sync, write_text, writing
+from units import format_size
 
 FORMAT = 3  # raise it when the same text would give other shards
 IDENTITY = "identity"
@@ -102,7 +104,7 @@ def prepare_in_child(config: Config, note: Path | None = None) -> Prepared:
         UserError: as `prepare`. DoesNotFit: it takes more than the budget leaves.
     """
     try:
-        return find_prepared(config) or call_in_child(prepare, config, note, most_bytes=most_in_child(config))
+        return find_prepared(config) or _in_child(prepare, config, note)
     except KeyboardInterrupt:
         told = "interrupted while preparing the rows; the same command continues from what is done"
         raise KeyboardInterrupt(say(told)) from None
@@ -117,7 +119,23 @@ def evaluation_in_child(config: Config) -> Prepared:
     try:
         return prepare_evaluation(config, only_if_made)
     except NotMade:
-        return call_in_child(prepare_evaluation, config, most_bytes=most_in_child(config))
+        return _in_child(prepare_evaluation, config)
+
+
+def _in_child(function: Callable[..., Prepared], config: Config, *more: Any) -> Prepared:
+    most = most_in_child(config)
+    try:
+        return call(function, config, *more, max_bytes=most)
+    except ChildDied as died:
+        if died.reason != MEMORY:
+            raise
+        data = config.data
+        files = [str(spec) for spec in (data.train_file, data.validation_file) if spec]
+        raise DoesNotFit(
+            f"{' and '.join(files) or 'the built-in sample'}: preparing the rows takes more than {format_size(most)}, which is what "
+            "there is room for: a row may be far larger than the others, or unpack to far more than it shows; what was done before "
+            "is kept. Look at the file named last, or give --memory_budget more"
+        ) from None
 
 
 def prepare_evaluation(config: Config, once: Once = make_once) -> Prepared:
@@ -255,8 +273,8 @@ def _make_shards(
         _check_free(target, identity)
 
     def write(folder: Path) -> None:
-        if not _is_finished(folder, identity):
-            _take_up(folder, identity)
+        if not (folder / shards.MANIFEST).is_file() or Manifest.read(folder).content["fingerprint"] != identity:
+            _keep_own(folder, identity)
             writing = Writing(job, folder, tokenizer.size)
             splits = writing.run(tokenizer_dir, _workers(config, job))
             tokenizer.save(folder / TOKENIZER)
@@ -265,7 +283,8 @@ def _make_shards(
                 "sources": {TRAIN: source_facts(train), VALIDATION: source_facts(validation)},
                 "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits, "dropped": writing.dropped.reasons,
             }  # fmt: skip
-            _put_manifest(folder, content)
+            sync(folder / TOKENIZER)
+            write_text(folder / shards.MANIFEST, json.dumps(content, indent=1) + "\n")
         clear(folder)
         (folder / IDENTITY).unlink(missing_ok=True)
 
@@ -283,26 +302,13 @@ def _refuse_cleaning(config: Config, raw: Sequence[Source]) -> None:
         raise UserError(*(f"--{name}, shards are used as they are; prepare the text with --{name}" for name in idle))
 
 
-def _put_manifest(folder: Path, content: dict[str, object]) -> None:
-    """Write the manifest, once all that it names is on the disk."""
-    sync(folder / TOKENIZER)
-    fresh = folder / f"{shards.MANIFEST}.tmp"
-    fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
-    rename(fresh, folder / shards.MANIFEST)
-
-
-def _is_finished(folder: Path, identity: str) -> bool:
-    """Whether an earlier attempt at this job came to its end, and only the folder's last rename is missing."""
-    return (folder / shards.MANIFEST).is_file() and Manifest.read(folder).content["fingerprint"] == identity
-
-
-def _take_up(folder: Path, identity: str) -> None:
+def _keep_own(folder: Path, identity: str) -> None:
     """Keep what an earlier attempt at the very same job left, and nothing else."""
     marker = folder / IDENTITY
-    if not marker.is_file() or marker.read_text(encoding="utf8") != identity:
+    if not marker.is_file() or read_text(marker) != identity:
         remove(folder)
         folder.mkdir()
-        marker.write_text(identity, encoding="utf8")
+        write_text(marker, identity)
 
 
 def _workers(config: Config, job: Job) -> int:

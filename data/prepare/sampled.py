@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from config import Config
 from data.batches.objectives import lengths_of
-from data.prepare.encoder import Encoder
+from data.prepare.encode import Encoder
 from data.prepare.task import Task, decide, examples_of, held_out_sources, tokenizer_folder
 from data.shards.store import COLUMNS, STREAM
 from data.sources.peek import about_rows, peek

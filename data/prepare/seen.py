@@ -16,8 +16,7 @@ import numpy as np
 from config import Config
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
-from data.prepare.encoder import make_encoder
-from data.prepare.encoding import Job, limited
+from data.prepare.encode import Encoder, longest_of
 from data.prepare.preparing import Prepared
 from data.prepare.task import Task, columns_of, decide, examples_of, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest, is_shards
@@ -82,26 +81,26 @@ def rows_of_files(
     if task.shards is not None:
         return task, [], "", BadRows()
     bad_rows = BadRows(skip=True)
-    made = limited(read_rows(task.sources, task.columns, bad_rows), config.data.max_samples)
-    raw = list(islice(chain.from_iterable(made), max(count, SAMPLED_ROWS)))
+    rows = islice(chain.from_iterable(read_rows(task.sources, task.columns, bad_rows)), config.data.max_samples)
+    raw = list(islice(rows, max(count, SAMPLED_ROWS)))
     if worded is not None:
         left, *_ = examples_of(config, task.kind, task.columns, worded).usable(raw)
         return task, [SeenRow(texts) for texts in left[:count]], "", bad_rows
     folder = tokenizer_folder(config, task, once)
-    job = Job(task.kind, task.columns, [], [], False, lengths_of(config.data, task.kind), None, True, 1)
-    encoded = make_encoder(folder, examples_of(config, task.kind, task.columns, folder), job.longest)(raw)
+    examples = examples_of(config, task.kind, task.columns, folder)
+    encoded = Encoder.load(folder, examples, longest_of(task.kind, lengths_of(config.data, task.kind)))(raw)
     tokenizer, sides = Tokenizer.load(folder), []
     for ids, lengths in encoded.columns:
         ends = np.cumsum(lengths)[:count]
         sides.append([ids[end - length : end] for end, length in zip(ends, lengths, strict=False)])
-    rows = [
+    shown_rows = [
         SeenRow([tokenizer.decode_answer(ids).rstrip(BROKEN) for ids in row], [len(ids) for ids in row])
         for row in zip(*sides, strict=True)
     ]
     cut = sum(
         np.any([before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)], axis=0)
     )
-    return task, rows, _cut(config, task.kind, int(cut), encoded.num_rows, of_first=True), bad_rows
+    return task, shown_rows, _cut(config, task.kind, int(cut), encoded.num_rows, of_first=True), bad_rows
 
 
 def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:

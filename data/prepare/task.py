@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
-from data.prepare.encoding import limited
-from data.prepare.pace import Pace
 from data.prepare.room import tokenizer_room
+from data.progress import ProgressLine
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import SampleCorpus, build_sample_corpus
 from data.sources.files import Source, find, held_out, parts_of, sources_fingerprint
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.places import public
-from data.sources.reading import Row, column_names, read_rows, recognised_columns
+from data.sources.reading import column_names, read_rows, recognised_columns
 from data.text.clean import Cleaning
 from data.text.conversations import Examples
 from data.text.templates import template_of
@@ -237,24 +236,21 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     Memory:
         that of `data.prepare.room`.
     """
-    rows = read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows))
-    made = examples_of(config, task.kind, task.columns, None)
-    read = _shown(limited(rows, config.data.max_samples))
-    texts = (text for batch in read for row in batch for text in made.texts(row))
+    examples = examples_of(config, task.kind, task.columns, None)
+
+    def texts() -> Iterator[str]:
+        rows = chain.from_iterable(read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows)))
+        with ProgressLine(say("reading for the tokenizer")) as progress:
+            for row in islice(rows, config.data.max_samples):
+                progress.add(1, sum(len(text.encode("utf8", "replace")) for text in row))
+                yield from examples.texts(row)
+
     settings = config.tokenizer
     source = f"--train_file = {','.join(task.parts)}"
     return train_tokenizer(
-        texts, settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source,
+        texts(), settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source,
         tokenizer_room(config), config.data.cache_dir,
     )  # fmt: skip
-
-
-def _shown(batches: Iterable[list[Row]]) -> Iterator[list[Row]]:
-    """The same, and on the screen how far it is: of a large file this takes a while."""
-    with closing(Pace(say("reading for the tokenizer"))) as pace:
-        for batch in batches:
-            pace.add(len(batch), sum(len(text.encode("utf8", "replace")) for row in batch for text in row))
-            yield batch
 
 
 def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:

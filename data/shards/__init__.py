@@ -1,4 +1,4 @@
-"""Token rows on disk: `store` writes and reads them.
-`checksums` tells damage, `token_rows` ids that the tokenizer does not know.
+"""Token rows on disk: `writer` writes them, `store` knows what a folder holds and whether it is whole.
+`token_rows` tells ids that the tokenizer does not know.
 Imported by `prepare`, `batches` and training.
 """

@@ -1,4 +1,4 @@
-"""How are token rows stored on disk?
+"""Token rows on disk: what a shards folder holds, and whether it is still what `prepare` has written.
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
 files, 128 rows a record batch, so that one row can be read without touching much else. Three kinds:
@@ -7,29 +7,27 @@ files, 128 rows a record batch, so that one row can be read without touching muc
 - pairs: columns `input_ids` and `labels`, each with end of text;
 - preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text.
 
-The manifest, which holds a checksum of every file, is written last, into a folder that is then renamed: where there is a manifest, all is there.
+The manifest, which holds the CRC-32 of every file, is written last, into a folder that is then renamed: where there is a
+manifest, all is there. A run compares the checksums once, before its first row: a flipped bit in a token would be learnt and
+never be seen. CRC-32 finds damage, not intent: whoever can write the shard can write the manifest.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
+from typing import Any
 
 from data.batches.objectives import SpecialIds
-from data.dataset import ROWS_PER_BATCH_KEY
-from data.shards.checksums import ShardFile, SummedFile, check_sums
+from data.progress import ProgressLine
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from settings.errors import UserError
-from storage import MOST_TABLE_BYTES, read_text, rename
+from storage import MOST_TABLE_BYTES, read_text
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -38,43 +36,18 @@ STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
 COLUMNS = {STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected")}
 ROW_TOKENS = 512
 BATCH_ROWS = 128
+PIECE_BYTES = 1024**2  # read of a file for its checksum
 LengthFacts = dict[str, Any]
+_sound: set[tuple[str, int, int]] = set()  # path, size and time of change of files that were checked
 
 
-def id_dtype(vocab_size: int) -> type:
-    """Ids below 65,536 take two bytes, others four."""
-    return np.uint16 if vocab_size <= 2**16 else np.int32
+@dataclass(frozen=True)
+class ShardFile:
+    """One file of shards as its manifest lists it; `crc32` is None where an earlier version has written it."""
 
-
-def write_shard(path: Path, kind: str, dtype: type, ids: Sequence[Path], lengths: Sequence[NDArray[np.int64]]) -> int:
-    """Write one shard file; it is there once it is whole and on the disk.
-
-    Args:
-        ids: per column, a file of the ids of all rows end to end, of `dtype`; lengths: per column, (rows,).
-    Returns:
-        the CRC-32 of its bytes.
-    Memory:
-        128 rows.
-    """
-    fields = [pa.field(name, pa.list_(pa.from_numpy_dtype(dtype))) for name in COLUMNS[kind]]
-    schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
-    fresh = path.with_suffix(".tmp")
-    with ExitStack() as stack:
-        files = [stack.enter_context(file.open("rb")) for file in ids]
-        summed = stack.enter_context(SummedFile(fresh))
-        writer = stack.enter_context(pa.ipc.new_file(summed, schema))
-        for first in range(0, len(lengths[0]), BATCH_ROWS):
-            parts = [column[first : first + BATCH_ROWS] for column in lengths]
-            arrays = [_list_array(file, part, dtype) for file, part in zip(files, parts, strict=True)]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-    rename(fresh, path)
-    return summed.crc32
-
-
-def _list_array(file: BinaryIO, lengths: NDArray[np.int64], dtype: type) -> pa.ListArray:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.fromfile(file, dtype, int(offsets[-1]))))
+    path: Path
+    rows: int
+    crc32: int | None
 
 
 @dataclass(frozen=True)
@@ -231,16 +204,43 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
         UserError: names the damaged and the missing files. OSError: one cannot be read.
     Memory: 1 MiB.
     """
-    notes = []
-    for split_dir in split_dirs:
-        manifest = Manifest.of(split_dir)
-        files = manifest.shard_files(split_dir.name)
-        check_sums(files, f"copy it again, or delete {manifest.root} and prepare it again", forget_pages)
-        if any(file.crc32 is None for file in files):
-            notes.append(
-                f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them again"
-            )
+    notes, problems = [], []
+    with ProgressLine(say("checking shards")) as progress:
+        for split_dir in split_dirs:
+            manifest = Manifest.of(split_dir)
+            files = manifest.shard_files(split_dir.name)
+            if any(file.crc32 is None for file in files):
+                notes.append(
+                    f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them again"
+                )
+            for file in files:
+                state = file.path.stat()
+                seen = str(file.path), state.st_size, state.st_mtime_ns
+                if file.crc32 is None or seen in _sound:
+                    continue
+                found = _crc32_of(file, progress, forget_pages)
+                if found == file.crc32:
+                    _sound.add(seen)
+                else:
+                    problems.append(
+                        f"{file.path}: is damaged, its checksum is {found:08x} and was {file.crc32:08x} when it was written; copy it "
+                        f"again, or delete {manifest.root} and prepare it again"
+                    )
+    if problems:
+        raise UserError(*problems)
     return notes
+
+
+def _crc32_of(file: ShardFile, progress: ProgressLine, forget_pages: bool) -> int:
+    crc32, piece = 0, memoryview(bytearray(PIECE_BYTES))
+    with io.FileIO(file.path) as opened:
+        while size := opened.readinto(piece):
+            crc32 = zlib.crc32(piece[:size], crc32)
+            progress.add(0, size, file.path.name)
+        if forget_pages and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    progress.add(file.rows, 0, file.path.name)
+    return crc32
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.sources.chunks import Point
-from data.text.duplicates import STATE, _save_signing, _signed_so_far
 from memory.probe import ProbeResult, _read
 from settings.errors import UserError
 from training.start.reference import ReferenceStore
@@ -44,14 +42,3 @@ def test_damaged_log_probabilities_are_named(tmp_path: Path, damage: bytes | str
         store.path.write_bytes(store.path.read_bytes()[:-8] if isinstance(damage, str) else damage)
     with pytest.raises(UserError, match=r"train\.npy, is damaged \(.*\); remove it, it is computed anew"):
         store.unknown()
-
-
-def test_a_damaged_search_for_duplicates_begins_anew(tmp_path: Path) -> None:
-    point = Point(source=1, batch=2, read=30)
-    _save_signing(tmp_path, point, [8])
-    assert _signed_so_far(tmp_path, "exact") == (point, [8])
-    content = (tmp_path / STATE).read_bytes()
-    (tmp_path / STATE).write_bytes(content.replace(b'"read": 30', b'"read": 31'))
-    assert _signed_so_far(tmp_path, "exact") == (Point(), [0])
-    (tmp_path / STATE).unlink()
-    assert _signed_so_far(tmp_path, "exact") == (Point(), [0])

@@ -14,10 +14,10 @@ from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
-from data.prepare.encoding import HELD_OUT_ONE_IN
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.sampled import SampledLengths, sampled_lengths
 from data.prepare.task import decide, file_problems, held_out_sources
+from data.prepare.writing import HELD_OUT_ONE_IN
 from memory.cost.duration import predict_times, schedule_of
 from memory.cost.precision import Precision
 from memory.cost.shapes import Shapes

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import Config
+from config import ROOT, Config
 from data.dataset import LowMemDataset
-from data.prepare import encoding, preparing
-from data.prepare.child import ROOT
-from data.prepare.encoding import is_held_out
+from data.prepare import preparing, writing
 from data.prepare.preparing import find_prepared, prepare, prepare_evaluation, prepare_in_child
+from data.prepare.writing import is_held_out
 from data.shards.store import ROW_TOKENS, Manifest
 from data.sources.corpus import SampleCorpus
 from data.tokenizers.published import byte_backend
@@ -106,7 +105,7 @@ def test_the_second_time_nothing_is_made(configure: Any, text_file: Path, monkey
     config = configure(train_file=text_file)
     assert find_prepared(config) is None
     first = prepare(config)
-    monkeypatch.setattr(encoding, "chunks", None)
+    monkeypatch.setattr(writing, "read_batches", None)
     assert prepare(config) == first == find_prepared(config) == prepare_in_child(config)
 
 
@@ -301,7 +300,7 @@ def test_an_interrupt_says_how_to_go_on(configure: Any, text_file: Path, monkeyp
     def interrupted(*_: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preparing, "call_in_child", interrupted)
+    monkeypatch.setattr(preparing, "call", interrupted)
     with pytest.raises(KeyboardInterrupt, match="the same command continues from what is done"):
         prepare_in_child(configure(train_file=text_file))
 

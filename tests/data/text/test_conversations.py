@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.dataset import LowMemDataset
-from data.prepare.encoder import Encoder
-from data.prepare.encoding import is_held_out
+from data.prepare.encode import Encoder
 from data.prepare.preparing import prepare
+from data.prepare.writing import is_held_out
 from data.text.clean import Cleaning
 from data.text.conversations import Examples, turns_of
 from data.text.templates import Template

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data.prepare.child import ROOT
+from config import ROOT
 from data.tokenizers.sample import (
     LONGEST_SAMPLE_CHARS,
     Room,

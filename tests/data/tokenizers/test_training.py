@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data.prepare.child import ROOT
+from config import ROOT
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.prepare.child import ROOT
+from config import ROOT
+from data.prepare import duplicates
+from data.prepare.duplicates import EXACT, NEAR, find_duplicates, minhash
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
 from data.sources.layouts import Columns
-from data.text import duplicates
 from data.text.conversations import Examples
-from data.text.duplicates import EXACT, NEAR, find_duplicates, minhash
 from data.text.templates import Template
 from settings.errors import UserError
 
@@ -144,7 +144,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from data.text import duplicates
+from data.prepare import duplicates
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 draw = np.random.default_rng(0)
 for name in duplicates._names(sys.argv[3]):

@@ -14,12 +14,9 @@ few million rows are in memory at a time whatever the size of the corpus.
 
 from __future__ import annotations
 
-import json
 import os
-import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -29,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.order import mix
-from data.prepare.pace import Pace
-from data.prepare.workers import in_order
-from data.sources.chunks import Chunk, Point, chunks
+from data.prepare.passes import Position, read_batches, save_state, saved_state, workers_in_order
+from data.progress import ProgressLine
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
@@ -39,7 +35,7 @@ from data.text.conversations import Examples, Prompt, Row
 from data.text.templates import Template
 from language import say
 from settings.errors import UserError
-from storage import rename
+from storage import atomic_file
 
 EXACT, NEAR = "exact", "near"
 NUM_PERM, BANDS = 128, 16
@@ -48,7 +44,7 @@ SHINGLE_CHARS = 5
 SEED = 1
 BUCKET_ROWS = 2**21
 PAIR_ROWS = 4096
-SAVE_SECONDS = 3.0
+SAVE_BATCHES = 256  # signed between two saved states: a shard is as much
 RESULT, STATE = "duplicates.npy", "signing.json"
 _PRIME = np.uint64(0x100000001B3)
 
@@ -132,16 +128,16 @@ def find_duplicates(
     Memory:
         1 byte a row, and about 100 MB for the bucket in hand; on disk 8 bytes a row, or 384 with "near".
     """
-    if not (folder / RESULT).is_file():
+    result = folder / RESULT
+    if not result.is_file():
         _sign(sources, columns, how, examples, folder, workers, max_rows, skip_bad_rows)
         doubles = _exact(folder) if how == EXACT else _near(folder)
-        fresh = folder / f"tmp.{RESULT}"
-        np.save(fresh, doubles)
-        rename(fresh, folder / RESULT)
+        with atomic_file(result) as temporary, temporary.open("wb") as file:
+            np.save(file, doubles)
     for path in folder.glob("signatures.*"):
         path.unlink()
     (folder / STATE).unlink(missing_ok=True)
-    return np.asarray(np.load(folder / RESULT))
+    return np.asarray(np.load(result))
 
 
 def _names(how: str) -> list[str]:
@@ -154,50 +150,31 @@ def _sign(
     max_rows: int | None, skip_bad_rows: bool,
 ) -> None:  # fmt: skip
     """Append the signatures of all rows to files, from where an earlier attempt stopped."""
-    point, sizes = _signed_so_far(folder, how)
-    coming = chunks(sources, columns, BadRows(skip_bad_rows), max_rows, point)
+    paths = [folder / name for name in _names(how)]
+    try:
+        state = saved_state(folder / STATE)
+    except ValueError:  # signed from the start
+        state = None
+    position, sizes = (Position(**state["position"]), state["sizes"]) if state else (Position(), [0] * len(paths))
+    batches = read_batches(sources, columns, BadRows(skip_bad_rows), max_rows, position)
     with ExitStack() as stack:
         files = []
-        for name, size in zip(_names(how), sizes, strict=True):
-            (folder / name).touch()
-            os.truncate(folder / name, size)
-            files.append(stack.enter_context((folder / name).open("ab")))
-        pace = stack.enter_context(closing(Pace(say("looking for duplicates"), point.read)))
-        sign = stack.enter_context(in_order(Signer, (how, examples), workers))
-        saved_at = time.monotonic()
-        for chunk, (size, arrays) in sign(coming, _rows):
+        for path, size in zip(paths, sizes, strict=True):
+            path.touch()
+            os.truncate(path, size)
+            files.append(stack.enter_context(path.open("ab")))
+        progress = stack.enter_context(ProgressLine(say("looking for duplicates"), position.rows))
+        sign = stack.enter_context(workers_in_order(Signer, (how, examples), workers))
+        for number, (batch, (size, arrays)) in enumerate(sign(batches), 1):
             for file, array in zip(files, arrays, strict=True):
                 array.tofile(file)
-            chunk.move(point)
-            pace.add(len(chunk.rows), size)
-            if time.monotonic() - saved_at >= SAVE_SECONDS:
+            progress.add(len(batch.rows), size)
+            if number % SAVE_BATCHES == 0:
                 for file in files:
                     file.flush()
                     os.fsync(file.fileno())
-                _save_signing(folder, point, [file.tell() for file in files])
-                saved_at = time.monotonic()
-
-
-def _rows(chunk: Chunk) -> list[Row]:
-    return chunk.rows
-
-
-def _signed_so_far(folder: Path, how: str) -> tuple[Point, list[int]]:
-    try:
-        content = (folder / STATE).read_bytes()
-    except OSError:
-        content = b""
-    if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:  # none, or a damaged one: signed from the start
-        return Point(), [0] * len(_names(how))
-    state = json.loads(content[8:])
-    return Point(**state["point"]), list(state["sizes"])
-
-
-def _save_signing(folder: Path, point: Point, sizes: list[int]) -> None:
-    fresh = folder / f"{STATE}.tmp"
-    state = json.dumps({"point": asdict(point), "sizes": sizes})
-    fresh.write_text(f"{zlib.crc32(state.encode()):08x}{state}", encoding="utf8")
-    rename(fresh, folder / STATE)
+                facts = {"position": asdict(batch.end), "sizes": [file.tell() for file in files]}
+                save_state(folder / STATE, facts)
 
 
 def _mapped(path: Path, dtype: type, width: int = 1) -> NDArray[Any]:

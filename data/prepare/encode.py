@@ -1,4 +1,4 @@
-"""How does a batch of text rows become a batch of id rows? This is the work that preparing gives to its processes."""
+"""Batches of text rows into batches of id rows: the work that preparing gives to its processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data.batches.objectives import Lengths
+from data.shards.store import PAIRS, PREFERENCES
 from data.text.clean import Dropped
 from data.text.conversations import Examples, Prompt, Row
 from data.tokenizers.tokenizer import Tokenizer
@@ -43,11 +45,6 @@ class Encoded:
         """Rows that are left."""
         return len(self.unknown)
 
-    def numbered(self) -> tuple[Counts, int]:
-        """(rows,) the number of the row that came in for each, where those of which nothing is left do not count; and their count."""
-        came_in, numbers = np.unique(self.places, return_inverse=True)
-        return numbers.astype(np.int64), len(came_in)
-
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         """Keep some rows."""
         if rows.all():
@@ -70,6 +67,11 @@ class Encoder:
     examples: Examples
     longest: tuple[int | None, ...]
 
+    @classmethod
+    def load(cls, tokenizer_dir: Path, examples: Examples, longest: tuple[int | None, ...]) -> Encoder:
+        """Build the encoder in the process that uses it."""
+        return cls(Tokenizer.load(tokenizer_dir), examples, longest)
+
     def __call__(self, rows: Sequence[Row]) -> Encoded:
         left, places, empty, dropped = self.examples.usable(rows)
         columns, uncut, unknown = [], [], np.zeros(len(left), np.int64)
@@ -80,7 +82,10 @@ class Encoder:
                 sides = [self._shortened(row[place], ids, longest) for row, ids in zip(left, sides, strict=True)]
             lengths = _lengths(sides)
             columns.append(self._ended(sides, lengths, longest))
-            unknown += self._unknown(sides, lengths)
+            if sides and self.tokenizer.unk_id is not None:
+                found = np.flatnonzero(np.concatenate(sides) == self.tokenizer.unk_id)
+                ends = np.cumsum(lengths - 1)
+                unknown += np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides))
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
         return Encoded(columns, uncut, unknown, np.array(places, np.int64), empty, size, dropped)
 
@@ -113,19 +118,13 @@ class Encoder:
             begin += length
         return ids, cut
 
-    def _unknown(self, sides: list[Ids], lengths: Counts) -> Counts:
-        if not sides or self.tokenizer.unk_id is None:
-            return np.zeros(len(sides), np.int64)
-        found = np.flatnonzero(np.concatenate(sides) == self.tokenizer.unk_id)
-        ends = np.cumsum(lengths - 1)
-        return np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides)).astype(np.int64)
-
 
 def _lengths(sides: list[Ids]) -> Counts:
     """Tokens of each row, with end of text."""
     return np.array([len(ids) + 1 for ids in sides], np.int64)
 
 
-def make_encoder(tokenizer_dir: Path, examples: Examples, longest: tuple[int | None, ...]) -> Encoder:
-    """Build the encoder in the process that uses it."""
-    return Encoder(Tokenizer.load(tokenizer_dir), examples, longest)
+def longest_of(kind: str, lengths: Lengths) -> tuple[int | None, ...]:
+    """Per column of shards of a kind, the most tokens with end of text; None: any."""
+    inputs, targets = lengths.input_tokens, lengths.target_tokens
+    return {PAIRS: (inputs, targets), PREFERENCES: (inputs, targets, targets)}.get(kind, (None,))

@@ -1,6 +1,6 @@
-"""How far is preparing, and how fast? One line on the screen that renews itself, or a line now and then elsewhere.
+"""How far a long reading is, and how fast: one line on the screen that renews itself, or a line now and then elsewhere.
 
-The same stands in a file where one is asked for, as JSON: other programs tell from it how far a run is.
+The same stands in a file where one is asked for, as JSON, from which other programs tell how far a run is.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def noted_in(file: Path | None) -> Iterator[None]:
         _file = before
 
 
-class Pace:
-    """Counts rows and bytes and shows their speed on standard error.
+class ProgressLine:
+    """Counts rows and bytes and shows their speed on standard error; a context, which leaves the screen clean.
 
     Args:
         what: what is done, the beginning of the line.
@@ -49,46 +49,43 @@ class Pace:
         self, what: str, rows: int = 0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.what, self.rows, self.bytes = what, rows, 0
-        self._stream = raw(stream or sys.stderr)
-        self._clock, self._earlier = clock, rows
-        self._is_terminal = self._stream.isatty()
+        self._stream, self._clock, self._earlier = raw(stream or sys.stderr), clock, rows
+        self._is_terminal, self._is_shown = self._stream.isatty(), False
         self._began = clock()
         self._next = self._began + FIRST_SECONDS
-        self._shown = False
 
     def add(self, rows: int, text_bytes: int, where: str = "") -> None:
         """Count rows that are done; `where` names the file."""
         self.rows += rows
         self.bytes += text_bytes
         now = self._clock()
-        if now >= self._next:
-            self._next = now + (TERMINAL_SECONDS if self._is_terminal else PLAIN_SECONDS)
-            self._show(where, now)
-
-    def _show(self, where: str, now: float) -> None:
+        if now < self._next:
+            return
+        self._next = now + (TERMINAL_SECONDS if self._is_terminal else PLAIN_SECONDS)
         seconds = max(now - self._began, 1e-9)
         speed = (self.rows - self._earlier) / seconds
-        told = say(
+        text = say(
             "{what}: {rows}, {speed} rows/s, {bytes} MB/s",
             what=self.what, rows=counted(self.rows, "row"), speed=f"{speed:,.0f}",
             bytes=f"{self.bytes / seconds / 1e6:.1f}",
         )  # fmt: skip
-        line = visible(join(", ", [told, where] if where else [told]))
+        line = visible(join(", ", [text, where] if where else [text]))
         self._write("\r" + fitted(line, self._columns()) if self._is_terminal else line + "\n")
-        self._shown = True
+        self._is_shown = True
         if _file is not None:
             with suppress(OSError):
                 facts = {"what": english(self.what), "rows": self.rows, "rows_per_second": round(speed, 1)}
                 _file.write_text(json.dumps(facts) + "\n", encoding="utf8")
 
-    def close(self) -> None:
-        """Leave the screen clean for what follows."""
-        if self._shown and self._is_terminal:
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_shown and self._is_terminal:
             self._write(f"\r{'':<{self._columns()}}\r")
 
     def _write(self, text: str) -> None:
-        """Show it, where somebody still looks: the work goes on without them."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # nobody looks any more: the work goes on
             self._stream.write(text)
             self._stream.flush()
 

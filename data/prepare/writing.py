@@ -1,0 +1,276 @@
+"""All rows of a job into shards; a killed attempt continues after the last shard that it finished.
+
+Rows stream through: read, clean, encode (in several processes), hold out, write. A blank row is dropped, a pair that is too
+long is cut by tokens with end of text as its last one; both are counted. Nothing else is lost: the token stream keeps every
+token of every document. The shards depend neither on where an attempt ended nor on the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.batches.lengths import LengthCounts
+from data.batches.objectives import Lengths
+from data.batches.order import mix
+from data.prepare.duplicates import RESULT, find_duplicates
+from data.prepare.encode import Encoded, Encoder, longest_of
+from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
+from data.progress import ProgressLine
+from data.shards.store import COLUMNS, TRAIN, VALIDATION
+from data.shards.writer import ShardWriter
+from data.sources.files import Source
+from data.sources.layouts import Columns
+from data.sources.lines import BadRows
+from data.sources.reading import check_columns
+from data.text.clean import Dropped
+from data.text.conversations import Examples
+from data.text.preferences import check_answers
+from language import say
+from settings.errors import UserError
+
+HELD_OUT_ONE_IN = 100
+PROGRESS = "progress.json"
+COUNTS = (
+    "rows", "tokens", "texts", "bad_rows", "empty_rows", "cut_rows", "cut_tokens", "unknown_tokens", "dropped_rows",
+    "duplicate_rows",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be encoded.
+
+    Args:
+        kind: stream, pairs or preferences; columns: what rows are made of.
+        train: sources, all of them for training, or with `hold_out` one row in a hundred for validation; may be none.
+        validation: sources of the validation split; may be none.
+        lengths: pairs and preferences are cut to these.
+        max_samples: rows of `train` that are read; None: all.
+        parts: the names of the parts that `Source.part` counts.
+        examples: how a row becomes the texts that are encoded; with turns, one row may become several.
+        dedup: none, exact or near; duplicates are looked for in `train`.
+    """
+
+    kind: str
+    columns: Columns
+    train: Sequence[Source]
+    validation: Sequence[Source]
+    hold_out: bool
+    lengths: Lengths
+    max_samples: int | None
+    skip_bad_rows: bool
+    shard_rows: int
+    parts: Sequence[str] = ("",)
+    examples: Examples = field(default_factory=Examples)
+    dedup: str = "none"
+
+
+class Split:
+    """Rows of one split on their way to disk, with their counts.
+
+    Args:
+        state: what `state` returned; None: a new split.
+    """
+
+    def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
+        self.columns = COLUMNS[job.kind]
+        self.writer = ShardWriter(folder, job.kind, vocab_size, job.shard_rows, state and state["writer"])
+        self.counts = dict.fromkeys(COUNTS, 0) | (state["counts"] if state else {})
+        self.lengths = [LengthCounts(**facts) for facts in (state["lengths"] if state else [{} for _ in self.columns])]
+        self.parts: list[dict[str, Any]] = list(state["parts"]) if state else []
+        self.position = Position(**state["position"]) if state else Position()
+        self.usable: int = state["usable"] if state else 0
+        self.kept: int = state["kept"] if state else 0
+
+    def add(self, encoded: Encoded, part: str) -> None:
+        """Append rows that belong to a part."""
+        if not self.parts or self.parts[-1]["name"] != part:
+            self.parts.append({"name": part, "rows": 0, "tokens": 0})
+        stored = [lengths for _, lengths in encoded.columns]
+        tokens = sum(int(lengths.sum()) for lengths in stored)
+        cut = np.sum([uncut - kept for uncut, kept in zip(encoded.uncut, stored, strict=True)], axis=0)
+        self.parts[-1]["rows"] += encoded.num_rows
+        self.parts[-1]["tokens"] += tokens
+        for counts, kept, uncut in zip(self.lengths, stored, encoded.uncut, strict=True):
+            counts.add(kept, uncut)
+        self.counts["texts"] += encoded.num_rows
+        self.counts["tokens"] += tokens
+        self.counts["unknown_tokens"] += int(encoded.unknown.sum())
+        self.counts["cut_rows"] += int(np.count_nonzero(cut))
+        self.counts["cut_tokens"] += int(cut.sum())
+        self.writer.add(encoded.columns)
+
+    def state(self) -> dict[str, Any]:
+        """Bring everything to disk and say how to come back to this point."""
+        return {
+            "writer": self.writer.state(), "counts": self.counts, "lengths": [asdict(counts) for counts in self.lengths],
+            "parts": self.parts, "position": asdict(self.position), "usable": self.usable, "kept": self.kept,
+        }  # fmt: skip
+
+    def finish(self) -> dict[str, Any]:
+        """Write the last rows and say what the split holds."""
+        self.writer.finish()
+        self.counts["rows"] = sum(shard["rows"] for shard in self.writer.shards)
+        lengths = {name: counts.facts() for name, counts in zip(self.columns, self.lengths, strict=True)}
+        return {"counts": self.counts, "lengths": lengths, "parts": self.parts, "shards": self.writer.shards}
+
+
+class Writing:
+    """All splits of a job on their way to disk, from where an earlier attempt stopped.
+
+    Args:
+        folder: gets a folder per split; holds what an earlier attempt at the same job left.
+        vocab_size: of the tokenizer.
+    Raises:
+        UserError: a file lacks a column, or is broken where its columns are named.
+    """
+
+    def __init__(self, job: Job, folder: Path, vocab_size: int) -> None:
+        self.job, self.folder = job, folder
+        check_columns([*job.train, *job.validation], job.columns)
+        names = [TRAIN] * bool(job.train) + [VALIDATION] * (job.hold_out or bool(job.validation))
+        try:
+            state = saved_state(folder / PROGRESS)
+            self.splits = {
+                name: Split(folder / name, job, vocab_size, state and state["splits"][name]) for name in names
+            }
+        except (ValueError, FileNotFoundError):
+            raise UserError(
+                f"{folder / PROGRESS}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
+                "starts over"
+            ) from None
+        self.dropped = Dropped(state["dropped"] if state else {})
+
+    def run(self, tokenizer_dir: Path, workers: int) -> dict[str, Any]:
+        """Encode what is not encoded yet.
+
+        Args:
+            workers: processes that encode; 0: this one does.
+        Returns:
+            split -> {"counts", "lengths", "parts", "shards"}, for the manifest.
+        Raises:
+            UserError: the data is broken, or too little to train on.
+        Memory:
+            some batches of rows and of encodings; 1 byte a row with `dedup`.
+        """
+        job = self.job
+        longest = longest_of(job.kind, job.lengths)
+        with ExitStack() as stack:
+            for split in self.splits.values():
+                stack.enter_context(split.writer)
+            doubles = None
+            if job.train and job.dedup != "none":
+                doubles = find_duplicates(
+                    job.train, job.columns, job.dedup, job.examples, self.folder, workers,
+                    max_rows=job.max_samples, skip_bad_rows=job.skip_bad_rows,
+                )  # fmt: skip
+            encode = stack.enter_context(
+                workers_in_order(Encoder.load, (tokenizer_dir, job.examples, longest), workers)
+            )
+            if job.train:
+                self._fill(TRAIN, job.train, encode, doubles)
+            if job.validation:
+                self._fill(VALIDATION, job.validation, encode, None)
+            if not job.skip_bad_rows:
+                check_answers(self.dropped, _named([*job.train, *job.validation]))
+            facts = {name: split.finish() for name, split in self.splits.items()}
+        self._check_enough(facts)
+        return facts
+
+    def _fill(
+        self, name: str, sources: Sequence[Source], encode: Run[Encoded], doubles: NDArray[np.bool_] | None
+    ) -> None:
+        split, bad_rows = self.splits[name], BadRows(self.job.skip_bad_rows)
+        if split.position.source == len(sources):  # an earlier attempt came through
+            return
+        most = self.job.max_samples if name == TRAIN else None
+        batches = read_batches(sources, self.job.columns, bad_rows, most, split.position)
+        with ProgressLine(say("preparing {split}", split=name), split.position.rows) as progress:
+            for batch, encoded in encode(batches):
+                source = batch.end.source
+                shards = self._num_shards()
+                self._add(name, self.job.parts[sources[source].part] if name == TRAIN else "", batch, encoded, doubles)
+                split.position = batch.end
+                where = f"file {source + 1} of {len(sources)}" if len(sources) > 1 else ""
+                progress.add(len(batch.rows), encoded.text_bytes, where)
+                if self._num_shards() > shards:
+                    self._save()
+        split.counts["bad_rows"] = bad_rows.count
+        for example in bad_rows.examples:
+            self.dropped.add("broken", [example])
+        if bad_rows.count > len(bad_rows.examples):
+            self.dropped.reasons["broken"]["count"] += bad_rows.count - len(bad_rows.examples)
+        split.position = Position(len(sources))
+
+    def _add(self, name: str, part: str, batch: Batch, encoded: Encoded, doubles: NDArray[np.bool_] | None) -> None:
+        """Give each row of a batch to its split."""
+        split = self.splits[name]
+        split.counts["empty_rows"] += encoded.empty
+        split.counts["dropped_rows"] += encoded.dropped.count
+        self.dropped.merge(encoded.dropped)
+        if doubles is not None:
+            is_double = doubles[split.usable : split.usable + encoded.num_rows]
+            split.counts["duplicate_rows"] += int(is_double.sum())
+            for place in encoded.places[is_double].tolist():
+                self.dropped.add("duplicate", batch.rows[place])
+            split.usable += encoded.num_rows
+            encoded = encoded.select(~is_double)
+        # a conversation goes to one side whole: its prompts hold its answers
+        rows, numbers = np.unique(encoded.places, return_inverse=True)
+        if name == TRAIN and self.job.hold_out:
+            apart = np.array([is_held_out(split.kept + number) for number in numbers.tolist()], np.bool_)
+            if apart.any():
+                self.splits[VALIDATION].add(encoded.select(apart), part)
+            encoded = encoded.select(~apart)
+        split.kept += len(rows)
+        if encoded.num_rows:
+            split.add(encoded, part)
+
+    def _num_shards(self) -> int:
+        return sum(len(split.writer.shards) for split in self.splits.values())
+
+    def _save(self) -> None:
+        splits = {name: split.state() for name, split in self.splits.items()}
+        save_state(self.folder / PROGRESS, {"splits": splits, "dropped": self.dropped.reasons})
+
+    def _check_enough(self, facts: dict[str, Any]) -> None:
+        """Refuse splits without rows; of both where each has files of its own."""
+        job, problems = self.job, list[str]()
+        for name, sources in ((TRAIN, job.train), (VALIDATION, job.validation or job.train)):
+            if name not in facts or facts[name]["counts"]["texts"] or (problems and not job.validation):
+                continue
+            counts = facts.get(TRAIN, facts[name])["counts"]
+            left_out = counts["dropped_rows"] + counts["duplicate_rows"]
+            seen = f"rows with text: {counts['texts']}, blank: {counts['empty_rows']}, broken: {counts['bad_rows']}"
+            seen += f", left out by cleaning: {left_out}" if left_out else ""
+            remedy = "name a file with text"
+            if name == VALIDATION and not job.validation:
+                remedy = "one is held out of at least two, a conversation whole; name more text, or a --validation_file"
+            problems.append(f"{_named(sources)}: leaves no row for {name} ({seen}); {remedy}")
+        if problems:
+            raise UserError(*problems)
+
+
+def clear(folder: Path) -> None:
+    """Remove what an interrupted attempt would need; called once all else is on the disk."""
+    for name in (PROGRESS, RESULT):  # the state first: it must not outlive what it names
+        (folder / name).unlink(missing_ok=True)
+    for earlier in folder.glob("*/*.tmp"):
+        earlier.unlink()
+
+
+def is_held_out(number: int) -> bool:
+    """Say whether a row of a file, by its number alone, is kept for validation: one of each hundred, always the second of all."""
+    block, place = divmod(number, HELD_OUT_ONE_IN)
+    return place == (int(mix(np.array([block], np.uint64))[0]) % HELD_OUT_ONE_IN if block else 1)
+
+
+def _named(sources: Sequence[Source]) -> str:
+    return str(sources[0].path) if len(sources) == 1 else f"{sources[0].path} and {len(sources) - 1} more"
