@@ -1,7 +1,12 @@
-"""What must a device be able to tell and do? The interface that CUDA, MPS, the CPU and the tests' fake fulfil.
+"""The interface that CUDA, MPS, the CPU and the tests' fake device fulfil, and the traits by which work is cut on each.
 
-Idea: the rest of the program asks these questions and never names a backend. Memory figures speak of what this
-process holds from the device, cached blocks included, because that is what other programs cannot use.
+The rest of the program asks here and never names a backend. Memory figures speak of what this process holds from the device, cached
+blocks included, because that is what other programs cannot use.
+
+A processor works in chunks that stay in its cache. A GPU starts a kernel for each operation, which takes microseconds whatever it
+computes: there the pieces are as large as memory allows, nothing is looked at from the host, and what is small is computed on the
+host and copied once. The device "meta", on which nothing is computed, takes the traits it stands for: launches and memory of a step
+are counted so without a GPU.
 """
 
 from __future__ import annotations
@@ -9,15 +14,27 @@ from __future__ import annotations
 import errno
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
-from devices import processor
+from devices import machine_file, processor
 from devices.copies import Carrier, HostCopies
+from devices.machine_file import Measured
 from devices.processor import FAST_FACTOR
-from devices.ways import way_of
+from limits import (
+    DEVICE_SCORES,
+    DEVICE_SUMMED_ELEMENTS,
+    DEVICE_UPDATE_ELEMENTS,
+    DROPOUT_ELEMENTS,
+    MPS_INNER,
+    SUMMED_ELEMENTS,
+    TILE_ELEMENTS,
+    UPDATE_ELEMENTS,
+    update_elements,
+)
 
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.
@@ -30,6 +47,68 @@ HOST_OUT_OF_MEMORY = (
     "std::bad_alloc",
     "cannot allocate memory",
 )
+
+
+@dataclass(frozen=True)
+class DeviceTraits:
+    """How work is cut on one kind of device.
+
+    Args:
+        is_host: the tensors lie where the program runs: looking at a number costs nothing.
+        scores: elements of attention's scores formed at a time. update: of weights updated at a time.
+        summed: of tokens' gradients summed at a time. dropped: whose masks are drawn at a time; None: all.
+        is_fused: torch's fused attention computes where nothing is dropped, the gradient of the bias included.
+        is_multi_tensor: one kernel writes many tensors.
+        is_pinned: copies from pinned memory are waited for by nobody.
+        largest_inner: most terms of each sum of a product; None: any.
+    """
+
+    is_host: bool
+    scores: int
+    update: int
+    summed: int
+    dropped: int | None = None
+    is_fused: bool = False
+    is_multi_tensor: bool = False
+    is_pinned: bool = False
+    largest_inner: int | None = None
+
+    def with_scores(self, count: int) -> DeviceTraits:
+        """The traits with so many scores at a time; and no more weights."""
+        return replace(self, scores=count, update=update_elements(count))
+
+
+HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS, DROPOUT_ELEMENTS)
+GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS)
+CUDA = replace(GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True)
+MPS = replace(GPU, largest_inner=MPS_INNER)
+_traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
+
+
+def traits_of(device: torch.device) -> DeviceTraits:
+    """The traits of a device; a GPU of a kind that is not known here has none of the special operations."""
+    return _traits.get(device.type, GPU)
+
+
+def is_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies where the program runs."""
+    return traits_of(tensor.device).is_host
+
+
+def form_scores(count: int) -> None:
+    """From now on GPUs form so many scores of attention at a time: what a run's plan has chosen."""
+    for name in ("cuda", "mps"):
+        _traits[name] = _traits[name].with_scores(count or DEVICE_SCORES)
+
+
+@contextmanager
+def override_traits(name: str, traits: DeviceTraits) -> Iterator[None]:
+    """Other traits for tensors on the device of this name until the context ends: for counting and for tests."""
+    before, _traits[name] = _traits[name], traits
+    try:
+        yield
+    finally:
+        _traits[name] = before
 
 
 @dataclass(frozen=True)
@@ -57,7 +136,7 @@ def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
 
     Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; its host allocator keeps the buffer until then.
     """
-    if where.type == "cpu" or tensor.device.type != "cpu" or not way_of(where).is_pinned:
+    if where.type == "cpu" or tensor.device.type != "cpu" or not traits_of(where).is_pinned:
         return tensor.to(where)
     return tensor.pin_memory().to(where, non_blocking=True)
 
@@ -83,47 +162,53 @@ class Device(ABC):
     def describe(self) -> str:
         """Name the hardware in a few words."""
 
+    @classmethod
+    def why_missing(cls) -> str:
+        """Why none can be used here; empty where one can."""
+        return ""
+
+    @classmethod
+    def count(cls) -> int | None:
+        """How many there are here; None: one, which all processes share."""
+        return None
+
     # -- memory, all in bytes; a device without memory of its own answers 0
 
-    @abstractmethod
     def memory_now_bytes(self) -> int:
         """What this process holds from the device now, cached blocks included."""
+        return 0
 
-    @abstractmethod
     def memory_idle_bytes(self) -> int:
         """The part of `memory_now_bytes` that no tensor uses."""
+        return 0
 
-    @abstractmethod
     def memory_peak_bytes(self) -> int:
         """The most that `memory_now_bytes` reached since `reset_peak`."""
+        return 0
 
-    def tensors_peak_bytes(self) -> int:
-        """The most that tensors took since `reset_peak`, where the device can tell; else `memory_peak_bytes`."""
-        return self.memory_peak_bytes()
-
-    @abstractmethod
     def reset_peak(self) -> None:
         """Start new peaks at what is held now."""
+        return None
 
-    @abstractmethod
     def memory_total_bytes(self) -> int:
         """What the device could give to one process at most."""
+        return 0
 
-    @abstractmethod
     def memory_free_bytes(self) -> int:
         """What tensors of this process may still take: free blocks of the device and idle ones of our own."""
+        return 0
 
-    @abstractmethod
     def limit_memory(self, limit_bytes: int) -> bool:
         """Let the backend refuse to hold more than this. Returns whether the backend can."""
+        return False
 
-    @abstractmethod
     def cleanup(self) -> None:
         """Give cached blocks back to the device."""
+        return None
 
-    @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything started so far is done."""
+        return None
 
     # -- speed and dtype
 
@@ -166,6 +251,7 @@ class Device(ABC):
                 square @ square
                 side *= 2
         self.synchronize()
+        self._forget_products()
 
     def multiply_rate(self, dtype: torch.dtype) -> float:
         """Multiplications and additions a second of a square matrix product, measured once, in about 0.1 s.
@@ -175,15 +261,16 @@ class Device(ABC):
         """
         if dtype not in self._rates:
             self._rates[dtype] = self._measure_rate(dtype)
+            self._forget_products()
         return self._rates[dtype]
 
     def _measure_rate(self, dtype: torch.dtype) -> float:
         side, best = FIRST_SIDE, 0.0
         while True:
             square = torch.full((side, side), 0.5, dtype=dtype, device=self.torch_device)
-            times = [self._time_product(square) for _ in range(3)]
+            times = [self._time(square.__matmul__, square) for _ in range(3)]
             while sum(times) < REPEAT_SECONDS and len(times) < 20:
-                times.append(self._time_product(square))
+                times.append(self._time(square.__matmul__, square))
             rate = 2 * side**3 / min(times)
             # On a busy machine a small product takes as long as its threads wait for a core, so that a large one is
             # faster by its size; a dtype that is slow by itself is not.
@@ -193,12 +280,17 @@ class Device(ABC):
                 return best
             side *= 2
 
-    def _time_product(self, square: torch.Tensor) -> float:
+    def _time(self, work: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> float:
         self.synchronize()
         start = time.perf_counter()
-        square @ square
+        work(tensor)
         self.synchronize()
         return max(time.perf_counter() - start, 1e-9)
+
+    def _forget_products(self) -> None:
+        """Neither the products that were measured nor their peak belong to a run."""
+        self.cleanup()
+        self.reset_peak()
 
     def copy_rate(self) -> float:
         """Bytes a second that one copy reads and writes: the bandwidth that updates and pointwise work live on.
@@ -207,14 +299,20 @@ class Device(ABC):
         """
         source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=self.torch_device)
         target = torch.empty_like(source).copy_(source)
-        times = []
-        for _ in range(5):  # other programs can only make a copy slower
-            self.synchronize()
-            start = time.perf_counter()
-            target.copy_(source)
-            self.synchronize()
-            times.append(max(time.perf_counter() - start, 1e-9))
-        return 2 * COPIED_BYTES / min(times)
+        return 2 * COPIED_BYTES / min(self._time(target.copy_, source) for _ in range(5))  # others only make it slower
+
+    def known_speed(self) -> Measured | None:
+        """What was measured of this device, here or in an earlier run; None: nothing yet."""
+        return machine_file.read(self._key)
+
+    def measure(self) -> Measured:
+        """Measure the dtypes that a run may compute in, in some tenths of a second, and keep it in `machine_file`."""
+        rates = {name_of(dtype): self.multiply_rate(dtype) for dtype in self.rated_dtypes}
+        return machine_file.keep(self._key, self.computes_on, self.threads, rates)
+
+    @property
+    def _key(self) -> str:
+        return machine_file.key_of("cpu" if self.torch_device.type == "cpu" else self.name, self.computes_on)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 never, T5 overflows in it."""
@@ -284,11 +382,13 @@ class Device(ABC):
         Raises:
             RuntimeError: names the first tensors that lie elsewhere.
         """
-        strays = [f"{name} on {tensor.device}" for name, tensor in tensors if not self._holds(tensor)]
+        own = self.torch_device
+        strays = [
+            f"{name} on {tensor.device}"
+            for name, tensor in tensors
+            if tensor.device.type != own.type
+            or (own.index is not None and tensor.device.index not in (None, own.index))
+        ]
         if strays:
             more = f" and {len(strays) - 3} more" if len(strays) > 3 else ""
             raise RuntimeError(f"these tensors are not on {self.torch_device}: {', '.join(strays[:3])}{more}")
-
-    def _holds(self, tensor: torch.Tensor) -> bool:
-        where, own = tensor.device, self.torch_device
-        return where.type == own.type and (own.index is None or where.index in (None, own.index))

@@ -1,29 +1,29 @@
-"""Which device does this process use? The first of `config.DEVICES` that is here, or the one that the user named.
-
-Each name there is a file in this folder with a subclass of `base.Device` and three functions: `why_missing()` (empty where it
-is here), `count()` (how many there are; None: one, which all processes share) and `make(index)`.
-"""
+"""Which device this process uses: the first of `config.DEVICES` that is here, or the one that the user named."""
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from config import DEVICES
 from language import say
 from settings.errors import UserError
 from settings.fields import AUTO, counted
 
 if TYPE_CHECKING:
     from devices.base import Device
+    from devices.cpu import CpuDevice
+    from devices.cuda import CudaDevice
+    from devices.mps import MpsDevice
 
 
-def backends() -> dict[str, ModuleType]:
-    """The files of all devices by name, in the order of choice. Imports torch."""
-    return {name: import_module(f"devices.{name}") for name in DEVICES}
+def backends() -> dict[str, type[CudaDevice | MpsDevice | CpuDevice]]:
+    """The kinds of devices by name, in the order of choice. Imports torch."""
+    from devices.cpu import CpuDevice
+    from devices.cuda import CudaDevice
+    from devices.mps import MpsDevice
+
+    return {kind.name: kind for kind in (CudaDevice, MpsDevice, CpuDevice)}
 
 
 def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
@@ -52,14 +52,13 @@ def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
             f"allowed: at most {counted(count, 'process')} here; lower it or use --device=cpu"
         )
     try:
-        chosen: Device = known[name].make(local_rank)
+        return known[name](local_rank)
     except RuntimeError as error:  # such as a GPU that others have filled, or hold alone
         reason = (str(error).splitlines() or ["unknown"])[0]
         raise UserError(
             f"--device = {requested}, {name.upper()} device {local_rank} cannot be used ({reason}); free it, choose another by "
             "CUDA_VISIBLE_DEVICES, or use --device=cpu"
         ) from error
-    return chosen
 
 
 def passed_over(requested: str, device: Device, root: Path = Path("/")) -> list[str]:
@@ -69,9 +68,3 @@ def passed_over(requested: str, device: Device, root: Path = Path("/")) -> list[
     if requested != AUTO or is_hidden or device.name != "cpu" or not reason or not (root / "dev/nvidiactl").exists():
         return []
     return [say("an NVIDIA GPU is in this machine and is not used: {reason}", reason=reason)]
-
-
-def all_of(name: str) -> list[Device]:
-    """Every device of one name that is here."""
-    backend = backends()[name]
-    return [] if backend.why_missing() else [backend.make(index) for index in range(backend.count() or 1)]

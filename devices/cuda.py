@@ -1,4 +1,4 @@
-"""How is an NVIDIA (or ROCm) GPU used as a device? A thin layer over torch.cuda.
+"""An NVIDIA (or ROCm) GPU as a device: a thin layer over torch.cuda.
 
 - Figures are of what the caching allocator has reserved, since other programs cannot use that; the context of CUDA
   itself (some 400 MiB) is never ours to count, and free memory is told without it.
@@ -25,23 +25,6 @@ MULTIPROCESSOR_RATES = {
     (8, 6): (0.4e12, 0.9e12),
     (9, 0): (2.8e12, 5.0e12),
 }
-
-
-def why_missing() -> str:
-    """Say why CUDA cannot be used here; empty where it can."""
-    if not torch.backends.cuda.is_built() and torch.version.hip is None:
-        return "this build of torch has no CUDA"
-    return "" if torch.cuda.is_available() and count() > 0 else "torch finds no CUDA driver or GPU"
-
-
-def count() -> int:
-    """Number of CUDA devices that this process may see."""
-    return torch.cuda.device_count()
-
-
-def make(index: int) -> CudaDevice:
-    """The GPU of that number."""
-    return CudaDevice(index)
 
 
 class CudaDevice(Device):
@@ -71,6 +54,18 @@ class CudaDevice(Device):
         super().__init__(torch.device("cuda", index))
         torch.cuda.set_device(self.torch_device)
 
+    @classmethod
+    def why_missing(cls) -> str:
+        if not torch.backends.cuda.is_built() and torch.version.hip is None:
+            return "this build of torch has no CUDA"
+        return (
+            "" if torch.cuda.is_available() and torch.cuda.device_count() > 0 else "torch finds no CUDA driver or GPU"
+        )
+
+    @classmethod
+    def count(cls) -> int:
+        return torch.cuda.device_count()
+
     def describe(self) -> str:
         return f"{self.torch_device} ({torch.cuda.get_device_name(self.torch_device)})"
 
@@ -82,9 +77,6 @@ class CudaDevice(Device):
 
     def memory_peak_bytes(self) -> int:
         return torch.cuda.max_memory_reserved(self.torch_device)
-
-    def tensors_peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self.torch_device)
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -121,17 +113,6 @@ class CudaDevice(Device):
         is_fast = {torch.bfloat16: torch.bfloat16 in self.fast_dtypes(), torch.float16: self.multiplies_fp16()}
         rate = narrow if is_fast.get(dtype) else wide
         return rate * torch.cuda.get_device_properties(self.torch_device).multi_processor_count
-
-    def warm_up(self) -> None:
-        super().warm_up()
-        self.cleanup()  # neither the products nor their peak belong to the run
-        self.reset_peak()
-
-    def _measure_rate(self, dtype: torch.dtype) -> float:
-        rate = super()._measure_rate(dtype)
-        self.cleanup()  # neither the product nor its peak belongs to the run
-        self.reset_peak()
-        return rate
 
     def multiplies_fp16(self) -> bool:
         return torch.version.hip is not None or torch.cuda.get_device_capability(self.torch_device) >= FP16_CAPABILITY

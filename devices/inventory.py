@@ -1,4 +1,4 @@
-"""What does torch find here, and how fast is it? Its build, and of every device memory, products and bandwidth.
+"""What torch finds here, and how fast it is: its build, and of every device memory, products and bandwidth.
 
 Everything is measured on the device itself in about a second: a name or a capability flag says nothing of the speed of
 a machine that is shared or throttled. The speeds are kept (`devices.machine_file`) for estimates of time; what a run
@@ -13,25 +13,22 @@ import torch
 
 from devices import mps
 from devices.base import Device, name_of
-from devices.choose import all_of, backends
-from devices.measuring import measure
+from devices.choose import backends
 from settings.fields import AUTO
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def look(requested: str = AUTO) -> dict[str, Any]:
-    """`torch` and `devices`.
+    """`torch`: its build and threads. `devices`: every backend in the order of choice, what it is and does, or why it is missing.
 
     Args:
         requested: `device`: "auto" measures all, a name that one alone; where it is missing, the reason is told.
     """
-    return {"torch": torch_facts(), "devices": device_facts(requested)}
-
-
-def torch_facts() -> dict[str, Any]:
-    """The build of torch, and how many threads it uses."""
-    return {
+    reasons = {kind: kind.why_missing() for name, kind in backends().items() if requested in (AUTO, name)}
+    missing = [{"name": kind.name, "missing": reason} for kind, reason in reasons.items() if reason]
+    here = [kind(index) for kind, reason in reasons.items() if not reason for index in range(kind.count() or 1)]
+    build = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
@@ -41,13 +38,7 @@ def torch_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "mac": mps.mac_hardware() or None,
     }
-
-
-def device_facts(requested: str = AUTO) -> list[dict[str, Any]]:
-    """Every backend in the order of choice: what it is and does, or why it is missing."""
-    reasons = {name: file.why_missing() for name, file in backends().items() if requested in (AUTO, name)}
-    facts: list[dict[str, Any]] = [{"name": name, "missing": reason} for name, reason in reasons.items() if reason]
-    return facts + [measured(device) for name in reasons for device in all_of(name)]
+    return {"torch": build, "devices": missing + [measured(device) for device in here]}
 
 
 def measured(device: Device) -> dict[str, Any]:
@@ -55,8 +46,7 @@ def measured(device: Device) -> dict[str, Any]:
 
     `rates` are measured, `nominal` those of its class.
     """
-    choice = device.choose_compute_dtype()
-    measured_now = measure(device)
+    choice, date = device.choose_compute_dtype(), device.measure().date
     rates = {name_of(dtype): device.multiply_rate(dtype) for dtype in DTYPES}
     return {
         "name": device.name,
@@ -68,7 +58,7 @@ def measured(device: Device) -> dict[str, Any]:
         "class": device.speed_class,
         "rates": rates,
         "nominal": {name_of(dtype): device.nominal_rate(dtype) for dtype in device.rated_dtypes},
-        "measured": measured_now.date,
+        "measured": date,
         "multiplies_fp16": device.multiplies_fp16(),
         "copies_beside": device.copies_beside,
         "copy_rate": device.copy_rate(),

@@ -1,4 +1,4 @@
-"""How fast was this machine when it was measured? A small file of speeds, for estimates of time and for nothing else.
+"""Speeds of this machine as they were measured: a small file, for estimates of time and for nothing else.
 
 Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it, and that of a disk also a
 run that has read and written enough of its weights there. No choice reads it: a file that is missing, old or wrong changes
@@ -13,9 +13,12 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from storage import read_text, write_text
 
 FOLDER, NAME = "frugalt5", "machine.json"
 DISK_RATES = ("read", "write")
@@ -70,7 +73,7 @@ def key_of(device: str, processor: str) -> str:
 def read(key: str) -> Measured | None:
     """What was measured; None where nothing was, or where the file is not what this module has written."""
     try:
-        entry = json.loads(place().read_text(encoding="utf8"))[key]
+        entry = json.loads(read_text(place()))[key]
         rates = {str(dtype): float(rate) for dtype, rate in entry["rates"].items()}
         processor, threads = str(entry["processor"]), int(entry["threads"])
         found = Measured(processor, threads, rates, str(entry["date"]), str(entry["way"]))
@@ -91,8 +94,9 @@ def disk_key(folder: Path) -> str:
 def disk_rates(folder: Path) -> tuple[float, float] | None:
     """Bytes a second that were last read from and written to a folder's disk; None: nobody has measured it."""
     found = read(disk_key(folder))
-    rates = [] if found is None else [found.rates[name] for name in DISK_RATES if name in found.rates]
-    return (rates[0], rates[1]) if len(rates) == len(DISK_RATES) else None
+    if found is None or not found.rates.keys() >= set(DISK_RATES):
+        return None
+    return found.rates["read"], found.rates["write"]
 
 
 def keep_disk(folder: Path, read_rate: float, write_rate: float, way: str = DISK_WAY) -> Measured:
@@ -105,17 +109,10 @@ def keep_disk(folder: Path, read_rate: float, write_rate: float, way: str = DISK
 def keep(key: str, processor: str, threads: int, rates: Mapping[str, float], way: str = WAY) -> Measured:
     """Write what was measured now; where no file can be written, the next run measures again."""
     measured = Measured(processor, threads, dict(rates), time.strftime("%Y-%m-%d"), way)
-    try:
-        path = place()
-        try:
-            entries: Any = json.loads(path.read_text(encoding="utf8"))
-        except (OSError, ValueError, RecursionError):
-            entries = {}
-        entries = {**(entries if isinstance(entries, dict) else {}), key: asdict(measured)}
+    with suppress(OSError):
+        path, entries = place(), dict[str, Any]()
+        with suppress(OSError, ValueError, RecursionError, TypeError):
+            entries = dict(json.loads(read_text(path)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f"{NAME}.{os.getpid()}")
-        fresh.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf8")
-        os.replace(fresh, path)
-    except OSError:
-        pass
+        write_text(path, json.dumps({**entries, key: asdict(measured)}, indent=1) + "\n")
     return measured

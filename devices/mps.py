@@ -1,6 +1,6 @@
-"""How is the GPU of an Apple Silicon Mac used as a device, and which Macs have one?
+"""The GPU of an Apple Silicon Mac as a device, and which Macs have one.
 
-Idea: torch may claim MPS on Intel Macs and under Rosetta, where it hangs or gives wrong numbers; so the hardware is
+Torch may claim MPS on Intel Macs and under Rosetta, where it hangs or gives wrong numbers; so the hardware is
 asked first, through sysctl in this very process, and only then torch. What follows from how MPS works:
 
 - It shares the machine's RAM: pinning would only copy, loader processes would only take memory from it, and its budget is
@@ -44,57 +44,22 @@ def read_sysctl(name: str) -> bytes | None:
     return buffer.raw[: size.value]
 
 
-def _sysctl_flag(name: str) -> bool:
-    value = read_sysctl(name)
-    return value is not None and int.from_bytes(value, sys.byteorder) == 1
-
-
 def mac_hardware() -> str:
     """Recognise the machine: "apple_silicon", "rosetta" (translated process), "intel", or "" where this is no Mac."""
     if sys.platform != "darwin":
         return ""
-    if _sysctl_flag("sysctl.proc_translated"):
+    is_translated, has_arm = (
+        int.from_bytes(read_sysctl(name) or b"", sys.byteorder) == 1
+        for name in ("sysctl.proc_translated", "hw.optional.arm64")
+    )
+    if is_translated or (has_arm and platform.machine() != "arm64"):
         return "rosetta"
-    if platform.machine() == "arm64":
-        return "apple_silicon"
-    return "rosetta" if _sysctl_flag("hw.optional.arm64") else "intel"
+    return "apple_silicon" if platform.machine() == "arm64" else "intel"
 
 
 def _brand() -> str:
     """The chip's name, such as "Apple M4 Max"; empty where there is none."""
     return (read_sysctl("machdep.cpu.brand_string") or b"").decode(errors="replace").strip("\0")
-
-
-def chip_generation() -> int:
-    """The number after the M of the chip's name; 0 where it has none."""
-    match = re.search(r"Apple M(\d+)", _brand())
-    return int(match.group(1)) if match else 0
-
-
-def why_missing() -> str:
-    """Say why MPS cannot be used here; empty where it can. Asks torch on Apple Silicon only."""
-    reasons = {
-        "": "MPS needs a Mac with Apple Silicon",
-        "intel": "this is an Intel Mac; MPS needs Apple Silicon",
-        "rosetta": "this Python runs under Rosetta; install an arm64 Python to use MPS",
-    }
-    hardware = mac_hardware()
-    if hardware in reasons:
-        return reasons[hardware]
-    backend = getattr(torch.backends, "mps", None)
-    if backend is None or not backend.is_built():
-        return "this build of torch has no MPS"
-    return "" if backend.is_available() else "torch finds MPS unusable; it needs macOS 12.3 or later"
-
-
-def count() -> None:
-    """All processes share it."""
-    return None
-
-
-def make(index: int) -> MpsDevice:
-    """The device of a process."""
-    return MpsDevice()
 
 
 class MpsDevice(Device):
@@ -111,9 +76,24 @@ class MpsDevice(Device):
         "failed to allocate private mtlbuffer",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
         super().__init__(torch.device("mps"))
         self._peak_bytes = 0
+
+    @classmethod
+    def why_missing(cls) -> str:
+        reasons = {
+            "": "MPS needs a Mac with Apple Silicon",
+            "intel": "this is an Intel Mac; MPS needs Apple Silicon",
+            "rosetta": "this Python runs under Rosetta; install an arm64 Python to use MPS",
+        }
+        hardware = mac_hardware()
+        if hardware in reasons:
+            return reasons[hardware]
+        backend = getattr(torch.backends, "mps", None)
+        if backend is None or not backend.is_built():
+            return "this build of torch has no MPS"
+        return "" if backend.is_available() else "torch finds MPS unusable; it needs macOS 12.3 or later"
 
     def describe(self) -> str:
         return f"MPS ({_brand() or 'Apple GPU'}, macOS {platform.mac_ver()[0]})"
@@ -160,7 +140,7 @@ class MpsDevice(Device):
         return PLAIN_RATE * units * {torch.float32: 1.0, torch.bfloat16: narrow}.get(dtype, 0.0)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
-        macos = int((platform.mac_ver()[0] or "0").split(".")[0])
-        if macos >= BF16_MACOS and chip_generation() >= BF16_CHIP:
+        macos, chip = int((platform.mac_ver()[0] or "0").split(".")[0]), re.search(r"Apple M(\d+)", _brand())
+        if macos >= BF16_MACOS and chip and int(chip[1]) >= BF16_CHIP:
             return (torch.bfloat16, torch.float32)
         return (torch.float32,)

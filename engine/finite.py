@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host, way_of
 from engine.optimizers.base import row_chunks
 from engine.sharing.sharding import Shards
 
@@ -97,7 +97,7 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
     Memory: on a CPU, a row chunk in fp32.
     """
     tensors = list(tensors)
-    if tensors and way_of(tensors[0].device).is_multi_tensor:
+    if tensors and traits_of(tensors[0].device).is_multi_tensor:
         norms = list(torch._foreach_norm(tensors, 2, torch.float32))
     else:
         norms = [norm for tensor in tensors for norm in _norms(tensor)]

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from devices.base import place
-from devices.ways import is_host, way_of
+from devices.base import is_host, place, traits_of
 from limits import SUMMED_ELEMENTS
 
 TOGETHER = 8  # terms of a sum
@@ -80,7 +79,7 @@ class TokenSums:
 
     def add_to(self, table: Tensor, gradients: Sequence[Tensor]) -> None:
         """Add to the table (V, D) the gradients (N, D) of each micro-batch. Memory: of a slab of columns, all terms and sums."""
-        width = max(1, way_of(table.device).summed // max(len(level) for level in self.levels))
+        width = max(1, traits_of(table.device).summed // max(len(level) for level in self.levels))
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
         for first in range(0, table.shape[1], width):
             columns = slice(first, first + width)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from devices.ways import is_host
+from devices.base import is_host
 from engine.finite import is_finite, norm_of
 from engine.optimizers import Optimizer, Step
 from engine.scaling import LossScaling

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from config import T5ModelConfig
-from devices.base import place
+from devices.base import is_host, place
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host
 from limits import KERNEL_WIDTHS
 from model.compiled_attention import CompiledAttention
 from model.dropout import Dropout

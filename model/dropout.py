@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from devices.base import place
+from devices.base import is_host, place, traits_of
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host, way_of
 from model.rows import Rows
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
@@ -182,7 +181,7 @@ class Dropout:
             compiled.drop_tokens(x, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
             return x
         keys, width = self.token_keys(), x.shape[-1]
-        step = max(1, (way_of(x.device).dropped or x.numel()) // width)
+        step = max(1, (traits_of(x.device).dropped or x.numel()) // width)
         x.mul_(self.scale)
         for first in range(0, len(x), step):
             part = slice(first, first + step)
@@ -194,7 +193,7 @@ class Dropout:
         if is_host(x):
             return self.drop_(x.clone())
         keys, width = self.token_keys(), x.shape[-1]
-        step = max(1, way_of(x.device).scores // width)
+        step = max(1, traits_of(x.device).scores // width)
         parts = []
         for first in range(0, len(x), step):
             words = mix(keys[first : first + step, None] + counters(self.rows, width, x.device))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from devices.ways import way_of
+from devices.base import traits_of
 
 ALIGNED = 8  # numbers of a head, and keys, that the kernel reads at a time
 NO_MASK_TYPE = 0  # causality stands in the bias
@@ -24,7 +24,7 @@ NO_MASK_TYPE = 0  # causality stands in the bias
 
 def takes_fused(q: Tensor) -> bool:
     """Whether fused kernels compute on this device and for heads of this width."""
-    return way_of(q.device).is_fused and q.shape[-1] % ALIGNED == 0
+    return traits_of(q.device).is_fused and q.shape[-1] % ALIGNED == 0
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, tuple[Any, ...]]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from devices.ways import way_of
+from devices.base import traits_of
 
 
 def takes_fused(x: Tensor) -> bool:
     """Whether torch has a kernel for the whole norm here; tests on the CPU take the plain operations."""
-    return way_of(x.device).is_fused and not x.is_cpu and x.dim() == 2
+    return traits_of(x.device).is_fused and not x.is_cpu and x.dim() == 2
 
 
 def fused_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

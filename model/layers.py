@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
+from devices.base import is_host
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host
 from model.dropout import Dropout
 from model.fused_norm import fused_norm, norm_back, takes_fused
 from model.quantization import add_product, product, product_back

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devices.base import is_host
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host
 from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back
 

@@ -1,6 +1,6 @@
 """How does attention compute on a GPU, where starting a kernel takes as long as a small one runs?
 
-Rows of like length are padded and pass through together, as many at a time as the plan allows scores (`devices.ways`).
+Rows of like length are padded and pass through together, as many at a time as the plan allows scores (`devices.base`).
 Where rows lie and where their tokens go is worked out on the host and copied once for all layers of a step, and so is the
 matrix of the bias, which all layers of a stack share. Nothing padded is kept: backward has the flat q, k and v, and works again.
 Where nothing is dropped and the device has it, torch's fused kernels compute (`model.fused_attention`); else plain products.
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from devices.base import place
-from devices.ways import way_of
+from devices.base import place, traits_of
 from limits import RowGroup, wide_groups
 from model.dropout import Dropout, counters, kept_of, mix, mixed_places, scale_kept
 from model.fused_attention import fused, fused_back, takes_fused
@@ -114,7 +113,7 @@ class Layout:
 def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layout:
     """The layout of these rows, made once and kept with the query rows. Memory: 16 H bytes a padded token."""
     queries, keys = rows
-    scores = way_of(device).scores
+    scores = traits_of(device).scores
     key = "padded layout", heads, keys.lengths, keys.filler, device, scores
     return queries.cached(key, lambda: _make(queries, keys, heads, scores, device))  # type: ignore[no-any-return]
 

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from devices.base import traits_of
 from devices.kernels.calls import kernels, takes_few
-from devices.ways import way_of
 from limits import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
 from model.int4 import INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
 from model.shapes import is_block_matrix, is_matrix
@@ -241,7 +241,7 @@ def product_back(grad: Tensor, weight: Tensor) -> Tensor:
     """grad W: (N, n) -> (N, m), the gradient of x in `product`. Memory: as `product`."""
     if weight.dtype == grad.dtype and not _is_split(grad, len(weight)):
         return grad @ weight
-    if is_int4(weight) and way_of(weight.device).is_host:
+    if is_int4(weight) and traits_of(weight.device).is_host:
         return _back_by_columns(grad, weight)
     x = grad.new_zeros(len(grad), shape_of(weight)[1])
     for part in _pieces(weight):
@@ -265,7 +265,7 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """left^T right: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
     if not _is_split(left, len(left)):
         return left.t() @ right if total is None else total.addmm_(left.t(), right)
-    step = way_of(left.device).largest_inner or len(left)
+    step = traits_of(left.device).largest_inner or len(left)
     for start in range(0, len(left), step):
         part = left[start : start + step].t(), right[start : start + step]
         total = torch.mm(*part) if total is None else total.addmm_(*part)
@@ -275,13 +275,13 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 def _is_split(x: Tensor, terms: int) -> bool:
     """Whether a product's sums of so many terms are too long for one product on this device."""
-    return terms > (way_of(x.device).largest_inner or terms)
+    return terms > (traits_of(x.device).largest_inner or terms)
 
 
 def _pieces(weight: Tensor) -> list[slice]:
     """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in, but no more than
     the device adds up."""
-    way = way_of(weight.device)
+    way = traits_of(weight.device)
     widest = max(LEAST_WIDENED, WIDENED_ELEMENTS // shape_of(weight)[1])  # x is read, or added to, once a piece
     rows = widest if way.is_host else way.largest_inner or len(weight)
     return [slice(start, start + rows) for start in range(0, len(weight), rows)]

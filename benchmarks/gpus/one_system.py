@@ -24,9 +24,8 @@ from torch import Tensor
 from benchmarks.gpus.works import PEERS, flops_of, in_mode, works
 from benchmarks.parts.one_system import peer_shape
 from benchmarks.traced.traced_step import TracedWork, batches_of, engine_of, planned_bytes
-from devices.base import Device, name_of, place
+from devices.base import Device, form_scores, name_of, place
 from devices.choose import pick
-from devices.ways import form_scores
 from engine.optimizers import Step
 
 WARM_STEPS = 3  # libraries are loaded, kernels compiled, and the optimizer's state is made
@@ -105,7 +104,10 @@ def measured(system: str, work: TracedWork, device: Device, steps: int) -> dict[
         losses.append(step(number))
         device.synchronize()
         seconds.append(time.perf_counter() - began)
-    peaks = {"peak_bytes": device.tensors_peak_bytes(), "held_bytes": device.memory_peak_bytes()}
+    peaks = {
+        "peak_bytes": torch.cuda.max_memory_allocated(device.torch_device),
+        "held_bytes": device.memory_peak_bytes(),
+    }
     planned = {"planned_bytes": 0 if mine is None else planned_bytes(mine)}
     rate = device.multiply_rate(compute_dtype(work))
     of_card = {"card": f"{device.name} {device.computes_on}", "card_bytes": device.memory_total_bytes()}

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.traced.tracing import Tracer
 from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
-from devices import ways
-from devices.base import Device
+from devices.base import CUDA, MPS, Device, override_traits
 from devices.cpu import CpuDevice
 from engine.checkpointing import Checkpointing
 from engine.finite import StepChecks
@@ -39,7 +38,7 @@ class TracedWork:
     Args:
         device: "cuda" or "mps". lengths: (source, target) tokens of each row.
         saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of weights and products.
-        scores: see `devices.ways`. processes: that train together; here only what the first of them does. is_sharded: each
+        scores: see `devices.base`. processes: that train together; here only what the first of them does. is_sharded: each
             holds its rows of the weights. max_grad_norm: of clipping; 0: off.
     """
 
@@ -91,8 +90,8 @@ class MetaDevice(CpuDevice):
 @contextmanager
 def standing_for(work: TracedWork) -> Iterator[None]:
     """Until the context ends, tensors on meta take the way of the work's device."""
-    kind = {"cuda": ways.CUDA, "mps": ways.MPS}[work.device]
-    with ways.taking("meta", ways.of_scores(kind, work.scores)):
+    kind = {"cuda": CUDA, "mps": MPS}[work.device]
+    with override_traits("meta", kind.with_scores(work.scores)):
         yield
 
 

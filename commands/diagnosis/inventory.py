@@ -61,14 +61,14 @@ def take_inventory(folder: Path, root: Path = ROOT) -> dict[str, Any]:
 def system_facts(root: Path = ROOT) -> dict[str, Any]:
     """Platform, Python, processor, cores that this process may use, and the share of them that a quota leaves."""
     flags = processor.flags_of(root)
-    kind = processor.here(root=root)
+    kind, no_kernels = processor.here(root=root), build.why_impossible()
     return {
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "processor": processor.name_of(root),
         "class": kind.name,
         "instructions": kind.instructions,
-        "kernels": build.describe(),
+        "kernels": f"none: {no_kernels}" if no_kernels else f"by {build.compiler_of(os.environ)}",
         "cores": usable_cores(),
         "core_quota": _core_quota(root),
         "bf16_units": kind.name if flags and kind.multiplies_bf16_fast else None,

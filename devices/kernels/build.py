@@ -1,6 +1,6 @@
-"""Where are the compiled kernels, and how are they made?
+"""The compiled kernels: where they are and how they are made.
 
-Idea: the sources are compiled for this very processor, once, into the user's cache; the name of the file holds a hash of
+The sources are compiled for this very processor, once, into the user's cache; the name of the file holds a hash of
 sources, flags, compiler and processor, so nothing stale is ever loaded. Facts decide whether there are kernels (system,
 compiler, class of processor, the setting), never a stopwatch. The library is linked against the OpenMP runtime that torch
 brings along: two runtimes would mean two pools of threads that wait for each other.
@@ -14,13 +14,16 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from subprocess import SubprocessError
 
+from childproc import run
 from devices import machine_file, processor
+from storage import atomic_file, locked
 
 FOLDER = Path(__file__).parent
 SOURCES, HEADERS = ("attention.c", "decoding.c", "int4.c", "pointwise.c"), ("common.h",)
@@ -78,12 +81,6 @@ def why_impossible(environ: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
-def describe(environ: Mapping[str, str] = os.environ) -> str:
-    """Whether there are kernels here, in words; nothing is made."""
-    missing = why_impossible(environ)
-    return f"none: {missing}" if missing else f"by {compiler_of(environ)}"
-
-
 def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]]:
     """OpenMP's runtime, the compiler, and its flags for this processor."""
     if sys.platform != "linux":
@@ -122,13 +119,14 @@ def _target(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _digest(compiler: str, target: tuple[str, ...], runtime: str) -> str:
-    try:
-        version = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:  # of another architecture, or no process may be made
-        raise NoKernels(f"{compiler} cannot be run ({error})") from None
-    parts = [version, *FLAGS, *target, runtime, processor.name_of(), *sorted(processor.flags_of() or ())]
+    parts = [
+        _run([compiler, "--version"]),
+        *FLAGS,
+        *target,
+        runtime,
+        processor.name_of(),
+        *sorted(processor.flags_of() or ()),
+    ]
     parts += [(FOLDER / name).read_text(encoding="utf8") for name in (*HEADERS, *SOURCES)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -143,36 +141,27 @@ def _is_ours(path: Path) -> bool:
 
 
 def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
-    import fcntl  # which Windows does not have
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_name("kernels.lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one compiles, and the others find the file
-            if not _is_ours(path):
-                _compile_alone(compiler, target, runtime, path)
+        # of several processes one compiles, and the others find the file
+        with locked(path.with_name("kernels.lock"), "another process compiles the kernels: waiting until it is done"):
+            if _is_ours(path):
+                return
+            with atomic_file(path) as fresh, tempfile.TemporaryDirectory() as objects:
+                for name in SOURCES:
+                    _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", f"{objects}/{name}.o"])
+                made = [f"{objects}/{name}.o" for name in SOURCES]
+                _run([compiler, "-shared", *made, str(runtime), "-lm", "-o", str(fresh)])
+                fresh.chmod(0o755)
     except OSError as error:
         raise NoKernels(f"the compiled kernels cannot be kept: {error}") from None
 
 
-def _compile_alone(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    objects = [fresh.with_name(f"{fresh.name}.{name}.o") for name in SOURCES]
+def _run(command: list[str]) -> str:
     try:
-        for name, output in zip(SOURCES, objects, strict=True):
-            _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", str(output)])
-        _run([compiler, "-shared", *map(str, objects), str(runtime), "-lm", "-o", str(fresh)])
-        fresh.chmod(0o755)
-        os.replace(fresh, path)
-    finally:
-        for left in (fresh, *objects):
-            left.unlink(missing_ok=True)
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
+        done = run(command, SECONDS)
+    except (OSError, SubprocessError) as error:  # of another architecture, or no process may be made
         raise NoKernels(f"{command[0]} does not run: {error}") from None
     if done.returncode:
         raise NoKernels(f"{command[0]} failed: {done.stderr.strip()[:300]}")
+    return done.stdout

@@ -16,8 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from devices.base import is_host
 from devices.kernels.build import library_here
-from devices.ways import is_host
 from limits import INT4_GROUP
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c

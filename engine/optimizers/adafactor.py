@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from devices.base import is_host
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host
 from engine.optimizers.base import Step, at_least, row_chunks, subtract_
 from engine.optimizers.rounding import Rounding, Stochastic
 from engine.optimizers.together import EPSILON_SCALE, Grouped, State, Together

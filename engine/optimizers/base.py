@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host, way_of
 from engine.optimizers.rounding import Rounding, Stochastic, rounding_key
 from engine.sharing.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
@@ -182,7 +182,7 @@ def subtract_(values: Tensor, update: Tensor, rate: float | Tensor) -> Tensor:
 
 def row_chunks(tensor: Tensor) -> Iterator[slice]:
     """Cut the first dimension so that a chunk holds at most what is updated at a time (and at least one row)."""
-    elements = UPDATE_ELEMENTS if is_host(tensor) else way_of(tensor.device).update
+    elements = UPDATE_ELEMENTS if is_host(tensor) else traits_of(tensor.device).update
     rows = max(1, elements // max(1, tensor[0].numel()))
     for start in range(0, tensor.shape[0], rows):
         yield slice(start, min(start + rows, tensor.shape[0]))

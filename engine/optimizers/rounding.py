@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from devices.base import is_host
 from devices.kernels.calls import kernels, takes
-from devices.ways import is_host
 from model.dropout import GOLDEN, mix, mix_number, random_words, stride, wrapped
 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from devices.base import place
-from devices.ways import is_host, way_of
+from devices.base import is_host, place, traits_of
 from engine.optimizers.base import Optimizer, Step
 from engine.optimizers.rounding import Rounding, Stochastic, round_with
 from engine.sharing.sharding import Shards
@@ -83,7 +82,7 @@ def pieces(
     for weight in weights:
         if weight.grad is None:
             continue
-        most, rule = way_of(weight.device).update, rules[id(weight)]
+        most, rule = traits_of(weight.device).update, rules[id(weight)]
         kind = (rule, weight.dtype, weight.grad.dtype, weight.dim())
         is_apart = weight.dtype == torch.bfloat16 and (not isinstance(rounding, Stochastic) or weight.numel() % WORD)
         if rule is None or is_apart or weight.numel() > most:

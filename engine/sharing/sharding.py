@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from devices.ways import is_host
+from devices.base import is_host
 from engine.weights import WeightStore
 from model.shapes import is_matrix
 from model.t5 import T5, Parts

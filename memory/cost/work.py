@@ -161,7 +161,7 @@ class Choice:
         offload_boundaries: whether checkpointed activations wait in the host's memory.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
-        scores: elements of attention's scores that a GPU forms at a time (`devices.ways`); 0: a CPU's tiles.
+        scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
         away_blocks: blocks whose weights rest elsewhere and are here while they work. weights_in: where: one of `HOMES`.
     """
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from devices.ways import way_of
+from devices.base import traits_of
 from limits import ENCODER_TOKENS, filled_tokens
 from model.attention import Attention
 from model.decoding.passing import Passing, WithWeights, check_ids, in_place
@@ -201,7 +201,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, blank: Tensor 
         bias: (H, M), added to the scores. blank: bool, broadcast to (B, H, G, M): where nothing is seen.
     """
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])  # (B, G, H, K)
-    for rows, heads, queries in _tiles(q.shape[0], q.shape[1], q.shape[2], k.shape[2], way_of(q.device).scores):
+    for rows, heads, queries in _tiles(q.shape[0], q.shape[1], q.shape[2], k.shape[2], traits_of(q.device).scores):
         scores = torch.matmul(q[rows, heads, queries], k[rows, heads].transpose(2, 3))
         if bias is not None:
             scores.add_(bias[heads].unsqueeze(1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import limits
 from config import T5ModelConfig
-from devices import ways
+from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from model.attention import PositionBias, attend, position_buckets
 from model.dropout import _MIX_1, Dropout, mix, random_words
 from model.rows import Rows
@@ -128,11 +128,11 @@ def test_rows_do_not_see_each_other() -> None:
     assert not torch.equal(out[4:], changed[4:])
 
 
-@pytest.mark.parametrize("way", [ways.HOST, ways.CUDA, ways.MPS], ids=["cpu", "cuda", "mps"])
-def test_causal_does_not_look_ahead(way: ways.Way) -> None:
+@pytest.mark.parametrize("way", [HOST, CUDA, MPS], ids=["cpu", "cuda", "mps"])
+def test_causal_does_not_look_ahead(way: DeviceTraits) -> None:
     leaves, bias, rows, causal, dropout = draw(3, [7], [7], "causal")
     q, k, v, _ = leaves
-    with ways.taking("cpu", way):
+    with override_traits("cpu", way):
         out = attend(q, k, v, bias, rows, causal, dropout)
         with torch.no_grad():
             k[4:], v[4:] = 5.0, 7.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from devices import ways
+from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from limits import few_places, wide_groups
 from model.attention import PositionBias, attend
 from model.dropout import Dropout
@@ -18,8 +18,8 @@ from model.rows import Rows
 from tests.engine.small_models import relative_error, small_model
 from tests.model.test_attention import draw, gradients, lengths
 
-FUSED = replace(ways.CUDA, is_fused=True)
-PLAIN = ways.MPS
+FUSED = replace(CUDA, is_fused=True)
+PLAIN = MPS
 
 
 def with_filler(rows: Rows, filler: int) -> Rows:
@@ -50,15 +50,15 @@ def test_padded_is_tiled(
     bias = None if bias is None else bias.detach().requires_grad_()
     leaves = [*leaves, bias]
 
-    def run(way: ways.Way) -> list[Tensor]:
-        with ways.taking("cpu", way):
+    def run(way: DeviceTraits) -> list[Tensor]:
+        with override_traits("cpu", way):
             rows = with_filler(queries, fillers[0]), with_filler(keys, fillers[1])
             out = attend(*leaves[:3], bias, rows, causal, Dropout(rate, rows[0], site=3))
             out = out[: queries.row_tokens]
             return [out, *gradients(out, leaves)]
 
     way = replace(FUSED if is_fused else PLAIN, scores=scores)
-    for ours, theirs in zip(run(way), run(ways.HOST), strict=True):
+    for ours, theirs in zip(run(way), run(HOST), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
@@ -86,9 +86,9 @@ def test_the_bias_and_its_gradient_are_those_of_the_cpu(bidirectional: bool) -> 
     module = PositionBias(small_model().config, bidirectional)
     torch.nn.init.normal_(module.table, generator=torch.Generator().manual_seed(0))
     found = []
-    for way in (ways.HOST, PLAIN):
+    for way in (HOST, PLAIN):
         module.table.grad = None
-        with ways.taking("cpu", way):
+        with override_traits("cpu", way):
             bias = module(30)
             bias[:, :30].backward(torch.linspace(-1, 1, bias[:, :30].numel()).view(-1, 30))
         found.append((bias.detach(), module.table.grad.clone()))
@@ -104,7 +104,7 @@ def test_bf16_is_near_fp32() -> None:
     expected = torch.autograd.grad(attend(*wide, rows, causal, dropout), wide, grad)
     narrow = [*(x.detach().bfloat16().requires_grad_() for x in leaves[:3]), table.detach().float().requires_grad_()]
     for way in (FUSED, PLAIN):
-        with ways.taking("cpu", way):
+        with override_traits("cpu", way):
             found = torch.autograd.grad(attend(*narrow, rows, causal, dropout), narrow, grad.bfloat16())
         for ours, theirs in zip(found, expected, strict=True):
             assert relative_error(ours, theirs) < 0.03

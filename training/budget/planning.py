@@ -12,11 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from devices.base import Device, name_of
+from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
-from devices.measuring import known_speed, measure
-from devices.ways import way_of
 from language import say
 from memory.choices import newly_asked
 from memory.cost.precision import Precision
@@ -86,8 +84,8 @@ def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int)
     All of this loads libraries that stay: look before what the process takes is measured.
     """
     device.warm_up()
-    if rank() == 0 and known_speed(device) is None:
-        measure(device)
+    if rank() == 0 and device.known_speed() is None:
+        device.measure()
     return rows_of(begin, machine_of(device, budget, 0, num_processes))
 
 
@@ -100,8 +98,8 @@ def machine_of(
     device: Device, budget: Budget, base_bytes: int, num_processes: int, folder: Path | None = None
 ) -> Machine:
     """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: where weights may rest in a file."""
-    separate, way = device.is_separate_memory and budget.device_bytes is not None, way_of(device.torch_device)
-    known = known_speed(device)
+    separate, way = device.is_separate_memory and budget.device_bytes is not None, traits_of(device.torch_device)
+    known = device.known_speed()
     # with a budget that is named, what other programs hold does not change the run
     available = budget.available_bytes if budget.binding != FLAG else budget.installed_bytes or budget.available_bytes
     return Machine(

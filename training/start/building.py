@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from devices.base import Device, dtype_of
+from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
-from devices.ways import form_scores
 from engine.anomaly import checks_of
 from engine.checkpointing import Checkpointing
 from engine.homes.making import resting_store

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data.batches.collate import Row, collate
-from devices import ways
+from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from devices.cpu import CpuDevice
 from engine.checkpointing import Checkpointing
 from engine.finite import StepChecks
@@ -28,7 +28,7 @@ from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import Rectangle, relative_error, small_model
 
-GPUS = {"cuda": ways.CUDA, "mps": ways.MPS}
+GPUS = {"cuda": CUDA, "mps": MPS}
 
 
 def gradients(walk: Walk, micro_batches: list[MicroBatch], labels: int) -> tuple[float, dict[str, torch.Tensor]]:
@@ -47,8 +47,8 @@ def test_the_walk_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: i
     settings = LossSettings(61 * 4 * 16, 0.1, 1e-3)
     walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), settings, rate)
     found = []
-    for way in (ways.HOST, replace(GPUS[gpu], scores=2000, largest_inner=40)):
-        with ways.taking("cpu", way):
+    for way in (HOST, replace(GPUS[gpu], scores=2000, largest_inner=40)):
+        with override_traits("cpu", way):
             found.append(gradients(walk, batch.micro_batches(model, [[0, 3], [1], [2]]), batch.num_labels))
     (loss, expected), (ours, other) = found
     assert ours == pytest.approx(loss, rel=1e-6) and other.keys() == expected.keys()
@@ -63,14 +63,14 @@ def test_the_walk_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: i
     ],
 )
 def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str, rounding: str) -> None:
-    def run(way: ways.Way) -> list[torch.Tensor]:
+    def run(way: DeviceTraits) -> list[torch.Tensor]:
         model, generator = T5(small_model().config, dtype=dtype).initialise(0), torch.Generator().manual_seed(0)
         optimizer = OPTIMIZERS[name](
             dict(model.named_parameters()), ROUNDINGS[rounding](), {"decoder.final_norm.weight": 0.5}
         )
         update = Update(optimizer)
         groups = [list(model.encoder.parameters()), list(model.decoder.parameters()), [model.embedding]]
-        with ways.taking("cpu", way):
+        with override_traits("cpu", way):
             for number in range(1, 4):
                 update.begin(Step(number, 0.01, 0.1, seed=3))
                 for group in groups:
@@ -85,7 +85,7 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str, r
     small = replace(GPUS[gpu], update=3000)
     # where a sum differs in its last place, a rounding may go the other way
     most = 1e-5 if dtype == torch.float32 else 2e-3
-    for ours, theirs in zip(run(small), run(ways.HOST), strict=True):
+    for ours, theirs in zip(run(small), run(HOST), strict=True):
         assert relative_error(ours, theirs) < most
 
 
@@ -100,7 +100,7 @@ def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
             for group in optimizer.together(weights):
                 optimizer.update_all(group, Step(number, 0.01))
 
-    with ways.taking("cpu", ways.CUDA):
+    with override_traits("cpu", CUDA):
         whole, parts = small_model(), small_model()
         steps(OPTIMIZERS["adafactor"](dict(whole.named_parameters())), list(whole.parameters()), range(1, 6))
         first = OPTIMIZERS["adafactor"](dict(parts.named_parameters()))
@@ -126,8 +126,8 @@ def test_steps_have_the_losses_of_the_cpu(max_grad_norm: float) -> None:
     rows = [Row(draw.integers(2, 61, 9 + index), draw.integers(2, 61, 5), index) for index in range(4)]
     batch = collate(rows, 0)
     losses = []
-    for way in (ways.HOST, ways.CUDA):
-        with ways.taking("cpu", way):
+    for way in (HOST, CUDA):
+        with override_traits("cpu", way):
             engine = engine_of(small_model(), max_grad_norm)
             losses.append([engine.step(Step(number, 0.01), [batch], batch.num_labels).loss for number in range(1, 4)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0][2] < losses[0][0]
@@ -137,7 +137,7 @@ def test_steps_have_the_losses_of_the_cpu(max_grad_norm: float) -> None:
 def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
     batch = collate([Row(draw.integers(2, 61, 9), draw.integers(2, 61, 5), 0)], 0)
-    with ways.taking("cpu", ways.CUDA):
+    with override_traits("cpu", CUDA):
         engine = engine_of(small_model(), 1.0)
         before, plain = (
             [w.detach().clone() for w in engine.model.parameters()],
@@ -159,7 +159,7 @@ def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: str, mon
 def test_a_step_after_lost_weights_is_not_run_again() -> None:
     draw = np.random.default_rng(0)
     batch = collate([Row(draw.integers(2, 61, 9), draw.integers(2, 61, 5), 0)], 0)
-    with ways.taking("cpu", ways.CUDA):
+    with override_traits("cpu", CUDA):
         engine = engine_of(small_model())
         assert engine.step(Step(1, 0.01), [batch], batch.num_labels).is_done
         engine.checks.earlier = torch.tensor(float("nan"))
@@ -179,7 +179,7 @@ def test_each_row_of_the_embedding_is_rounded_once(dtype: torch.dtype, summed: i
         exact.index_add_(0, part, grad.double())
         for token, row in zip(part.tolist(), grad, strict=True):
             one_by_one[token] += row
-    with ways.taking("cpu", replace(ways.CUDA, summed=summed)):
+    with override_traits("cpu", replace(CUDA, summed=summed)):
         add_token_gradients(table, ids, grads, TokenSums.of(ids, torch.device("cpu")))
     last_bit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-20
     assert ((table.double() - exact).abs() <= last_bit * exact.abs() + 1e-5).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from devices import ways
+from devices.base import CUDA, HOST, override_traits
 from devices.kernels import calls
 from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
 from engine.optimizers.adamw import STATE_BLOCK, decode_first, decode_second, encode_first, encode_second
@@ -143,7 +143,7 @@ def test_moments_of_one_byte_are_kept_where_weights_are_updated_together() -> No
         for number in range(1, 7):
             for weight in mine.values():
                 weight.grad = torch.randn(weight.shape, generator=draw)
-            with ways.taking("cpu", ways.CUDA if is_together else ways.HOST):
+            with override_traits("cpu", CUDA if is_together else HOST):
                 groups = optimizer.together(list(mine.values())) if is_together else [[each] for each in mine.values()]
                 assert len(groups) == (1 if is_together else len(mine))
                 for group in groups:

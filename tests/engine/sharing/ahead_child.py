@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from devices import ways
+from devices.base import CUDA, override_traits
 from engine.sharing.sharding import ShardedWeightStore, Shards
 from model.t5 import T5
 from tests.engine.sharing.sharding_child import train
@@ -31,7 +31,7 @@ def run(is_ahead: bool, saved: int) -> tuple[list[float], list[torch.Tensor], in
 def main() -> None:
     """The same bits, and all blocks but the first of each way are gathered ahead."""
     dist.init_process_group("gloo")
-    with ways.taking("cpu", ways.CUDA):
+    with override_traits("cpu", CUDA):
         for saved in (0, 99):
             losses, weights, begun = run(True, saved)
             expected, reference, none = run(False, saved)

@@ -1,0 +1,313 @@
+"""Which device is taken, and what CPU, CUDA and MPS answer; the hardware is a fake."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import devices
+from devices import mps, processor
+from devices.base import FIRST_SIDE, LAST_SIDE, Device, place
+from devices.choose import passed_over
+from devices.cpu import CpuDevice
+from devices.cuda import CudaDevice
+from devices.inventory import look
+from devices.mps import MpsDevice
+from devices.processor import AVX2, AVX512_BF16, Processor
+from memory.observe import budget
+from memory.observe.budget import Budget, Limit, margin_of, measure_budget
+from settings.errors import UserError
+from tests.fake_device import OUT_OF_MEMORY, FakeDevice
+from training.budget.planning import machine_of
+
+BF16, FP32 = torch.bfloat16, torch.float32
+GIB, MIB = 2**30, 2**20
+BUDGET = Budget(GIB, GIB, GIB, (), "flag", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    """A GPU of 8 GiB: 5 free, 2 held by us of which 1.5 in tensors, 1 by others."""
+    answers = {
+        "set_device": None, "memory_reserved": 2 * GIB, "memory_allocated": 3 * GIB // 2, "max_memory_reserved": 3 * GIB,
+        "mem_get_info": (5 * GIB, 8 * GIB), "get_device_name": "NVIDIA Test", "is_available": True, "device_count": 2,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    return CudaDevice(1)
+
+
+ONE = (1).to_bytes(4, sys.byteorder)
+MACS = {  # platform.machine(), sysctl values
+    "apple_silicon": ("arm64", {"hw.optional.arm64": ONE, "machdep.cpu.brand_string": b"Apple M4 Max\0"}),
+    "rosetta": ("x86_64", {"sysctl.proc_translated": ONE, "machdep.cpu.brand_string": b"VirtualApple @ 2.50GHz\0"}),
+    "intel": ("x86_64", {"machdep.cpu.brand_string": b"Intel(R) Core(TM) i7\0"}),
+}
+
+
+def become_mac(
+    patch: pytest.MonkeyPatch, kind: str, macos: str = "15.1", brand: bytes = b"", built: bool = True
+) -> list[str]:
+    """Let this be a Mac; gives what torch is asked of MPS."""
+    (machine, values), asked = MACS[kind], list[str]()
+    values = {**values, **({"machdep.cpu.brand_string": brand} if brand else {})}
+    patch.setattr(sys, "platform", "darwin")
+    patch.setattr(platform, "machine", lambda: machine)
+    patch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), machine))
+    patch.setattr(mps, "read_sysctl", values.get)
+    backend = types.SimpleNamespace(
+        is_built=lambda: asked.append("built") or built, is_available=lambda: asked.append("available") or True
+    )
+    patch.setattr(torch.backends, "mps", backend)
+    return asked
+
+
+def test_a_gpu_is_taken_first_and_each_local_rank_has_its_own(gpu: CudaDevice) -> None:
+    assert str(devices.pick("auto", 1).torch_device) == "cuda:1" and devices.pick("cpu").name == "cpu"
+    with pytest.raises(UserError, match="--num_processes"):
+        devices.pick("auto", 2)
+    with pytest.raises(UserError, match="--device = tpu"):
+        devices.pick("tpu")
+
+
+def test_a_gpu_that_others_hold_is_told(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: object) -> None:
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    with pytest.raises(UserError, match=r"--device = auto.*\(CUDA error: out of memory\)"):
+        devices.pick("auto", 1)
+
+
+@pytest.mark.parametrize(("kind", "built", "expected"), [("apple_silicon", True, "mps"), ("apple_silicon", False, "cpu"), ("intel", True, "cpu"), ("rosetta", True, "cpu")])  # fmt: skip
+def test_mps_is_taken_where_the_hardware_has_it_whatever_torch_claims(
+    monkeypatch: pytest.MonkeyPatch, kind: str, built: bool, expected: str
+) -> None:
+    asked = become_mac(monkeypatch, kind, built=built)
+    assert mps.mac_hardware() == kind and devices.pick().name == expected
+    assert bool(asked) == (kind == "apple_silicon"), "torch hangs or gives wrong numbers when it is asked elsewhere"
+    if expected == "cpu":
+        with pytest.raises(UserError, match="--device = mps, is not here"):
+            devices.pick("mps")
+
+
+def test_the_doctor_does_not_touch_mps_on_an_intel_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = become_mac(monkeypatch, "intel")
+    monkeypatch.setattr(CpuDevice, "multiply_rate", lambda self, dtype: 1e11)
+    monkeypatch.setattr(CpuDevice, "copy_rate", lambda self: 1e10)
+    found = look()
+    assert [device["name"] for device in found["devices"] if not device["missing"]] == ["cpu"]
+    assert found["torch"]["mac"] == "intel" and asked == []
+
+
+def test_a_gpu_that_is_here_and_not_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaDevice, "why_missing", lambda: "this build of torch has no CUDA")
+    assert passed_over("auto", CpuDevice(), tmp_path) == []
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    (told,) = passed_over("auto", CpuDevice(), tmp_path)
+    assert "this build of torch has no CUDA" in told
+    assert passed_over("cpu", CpuDevice(), tmp_path) == [], "as asked"
+
+
+def test_choosing_counting_and_cleaning_do_not_import_torch() -> None:
+    program = (
+        "import sys, devices, devices.environment, devices.malloc, memory.observe.budget, memory.observe.monitor, memory.cleanup,"
+        " memory.recovery; assert 'torch' not in sys.modules and 'pyarrow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# --- memory
+
+
+def test_a_gpu_counts_cached_blocks_and_its_limit_is_a_share_of_the_card(
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (gpu.memory_now_bytes(), gpu.memory_idle_bytes(), gpu.memory_peak_bytes()) == (2 * GIB, GIB // 2, 3 * GIB)
+    assert (gpu.memory_total_bytes(), gpu.memory_free_bytes()) == (8 * GIB, 5 * GIB + GIB // 2)
+    asked: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: asked.append(share))
+    assert gpu.limit_memory(2 * GIB) and asked == [0.25]
+
+
+def test_a_mac_keeps_its_peak_by_sampling_and_its_budget_below_metal_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, shares = {"driver": 2 * GIB}, list[float]()
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: held["driver"])
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: GIB)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 10 * GIB)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", shares.append)
+    device = MpsDevice()
+    assert (device.memory_now_bytes(), device.memory_idle_bytes(), device.memory_free_bytes()) == (
+        2 * GIB,
+        GIB,
+        9 * GIB,
+    )
+    held["driver"] = GIB
+    assert device.memory_now_bytes() == GIB and device.memory_peak_bytes() == 2 * GIB
+    device.reset_peak()
+    assert device.memory_peak_bytes() == GIB
+    assert device.limit_memory(4 * GIB) and device.limit_memory(40 * GIB) and shares == [0.4, 1.0]
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+    for available, most in ((64 * GIB, 10 * GIB), (4 * GIB, 4 * GIB)):
+        monkeypatch.setattr(budget, "host_limits", lambda *args, size=available, **kw: [Limit("available RAM", size)])
+        assert measure_budget("auto", MpsDevice()).device_bytes == most - margin_of(most)
+
+
+HOST_WORDS = {"cpu", "windows", "c++", "python", "arrow", "system", "cuda"}  # torch's own class says "cuda" everywhere
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [(CpuDevice, set()), (CudaDevice, {"cuda driver", "cuda segments", "cublas", "cudnn"}), (MpsDevice, {"mps", "mps buffer"})],
+)  # fmt: skip
+def test_each_backend_recognises_its_own_out_of_memory_and_the_hosts(kind: type[Device], own: set[str]) -> None:
+    device = kind.__new__(kind)
+    assert {name for name, make in OUT_OF_MEMORY.items() if device.is_out_of_memory(make(GIB))} == own | HOST_WORDS
+
+
+def test_other_errors_are_not_out_of_memory_and_causes_are_looked_at() -> None:
+    others = (
+        ValueError("CUDA out of memory"),
+        UserError("not enough memory: you tried to allocate"),
+        OSError(28, "No space"),
+    )
+    assert not any(
+        FakeDevice().is_out_of_memory(error) for error in (RuntimeError("shapes"), *others, KeyboardInterrupt())
+    )
+    error = RuntimeError("worker failed")
+    error.__cause__ = MemoryError()
+    error.__cause__.__cause__ = error  # a circle must end
+    assert FakeDevice().is_out_of_memory(error)
+
+
+def test_the_fake_counts_tensors_while_they_live_and_keeps_its_limit() -> None:
+    device = FakeDevice(10 * MIB)
+    with device.watched():
+        x = torch.zeros(MIB, dtype=torch.uint8)
+        view = x[: MIB // 2]
+        del x
+        assert device.used_bytes == MIB, "the view holds it"
+        del view
+        assert device.used_bytes == 0 and device.limit_memory(4 * MIB)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(5 * MIB, dtype=torch.uint8)
+
+
+def test_stray_tensors_are_named(gpu: CudaDevice) -> None:
+    here, away = torch.zeros(1), torch.zeros(1, device="meta")
+    CpuDevice().check_placement([("a", here)])
+    with pytest.raises(RuntimeError, match="bias on meta"):
+        CpuDevice().check_placement([("a", here), ("bias", away)])
+    with pytest.raises(RuntimeError, match="a on cpu"):
+        gpu.check_placement([("a", here)])
+
+
+def test_placing_on_a_gpu_goes_through_pinned_memory_and_waits_for_nothing() -> None:
+    asked: list[object] = []
+
+    class Recorded(torch.Tensor):
+        def pin_memory(self) -> Recorded:  # type: ignore[override]
+            asked.append("pinned")
+            return self
+
+        def to(self, where: torch.device, non_blocking: bool = False) -> Recorded:  # type: ignore[override]
+            asked.append((str(where), non_blocking))
+            return self
+
+    tensor = torch.arange(5)
+    assert place(tensor, torch.device("cpu")) is tensor
+    place(tensor.as_subclass(Recorded), torch.device("cuda", 1))
+    assert asked == ["pinned", ("cuda:1", True)]
+
+
+# --- dtypes and speed
+
+
+@pytest.mark.parametrize(
+    ("kind", "requested", "dtype", "as_requested"),
+    [
+        (AVX512_BF16, "auto", BF16, True), (AVX512_BF16, "no", FP32, True), (AVX512_BF16, "fp16", BF16, False),
+        (AVX2, "auto", FP32, True), (AVX2, "bf16", FP32, False),
+    ],
+)  # fmt: skip
+def test_the_class_decides_the_dtype_whatever_is_measured(
+    monkeypatch: pytest.MonkeyPatch, kind: Processor, requested: str, dtype: torch.dtype, as_requested: bool
+) -> None:
+    monkeypatch.setattr(processor, "here", lambda: kind)
+    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: pytest.fail("nothing may be measured"))
+    choice = CpuDevice().choose_compute_dtype(requested)
+    assert (choice.dtype, choice.as_requested) == (dtype, as_requested)
+
+
+@pytest.mark.parametrize(("capability", "bf16", "fast"), [((6, 1), False, set()), ((7, 5), False, {"float16"}), ((9, 0), True, {"float16", "bfloat16"})])  # fmt: skip
+def test_the_capability_of_a_card_decides_the_dtype(
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], bf16: bool, fast: set[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+    sizes = type("Properties", (), {"multi_processor_count": 100})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sizes)
+    machine = machine_of(gpu, BUDGET, 0, 1)
+    assert {name for name, _ in machine.rates if machine.multiplies_fast(name)} == fast
+    assert machine.rate("float32") >= 1e13 and machine.speed_class == "cuda" and machine.measured == ()
+
+
+@pytest.mark.parametrize(("brand", "macos", "expected"), [(b"Apple M2\0", "15.0", FP32), (b"Apple M3\0", "14.0", BF16), (b"Apple M3\0", "13.6", FP32)])  # fmt: skip
+def test_the_chip_and_the_system_of_a_mac_decide_the_dtype(
+    monkeypatch: pytest.MonkeyPatch, brand: bytes, macos: str, expected: torch.dtype
+) -> None:
+    become_mac(monkeypatch, "apple_silicon", macos, brand)
+    assert MpsDevice().choose_compute_dtype("auto").dtype == expected
+    assert machine_of(MpsDevice(), BUDGET, 0, 1).multiplies_fast("bfloat16") == (expected == BF16)
+
+
+class Timed(CpuDevice):
+    """A CPU whose products take as long as the test says: dtype -> operations a second."""
+
+    def __init__(self, rates: dict[torch.dtype, float], waiting: float = 0.0) -> None:
+        super().__init__()
+        self.rates, self.waiting, self.sides = rates, waiting, list[int]()
+
+    def _time(self, work: object, tensor: torch.Tensor) -> float:
+        self.sides.append(tensor.shape[0])
+        return 2 * tensor.shape[0] ** 3 / self.rates[tensor.dtype] + self.waiting
+
+
+def test_rates_are_measured_once_a_slow_dtype_with_tiny_products_and_on_a_busy_machine() -> None:
+    slow, fast, busy = Timed({BF16: 0.3e9}), Timed({FP32: 3e12}), Timed({FP32: 1e11}, waiting=0.013)
+    assert slow.multiply_rate(BF16) == pytest.approx(0.3e9) and max(slow.sides) < LAST_SIDE
+    assert fast.multiply_rate(FP32) == fast.multiply_rate(FP32) == pytest.approx(3e12)
+    assert fast.sides.count(LAST_SIDE) >= 3 and fast.sides.count(FIRST_SIDE) == 20
+    assert busy.multiply_rate(FP32) > 5e10, "in every product a thread waits for its core"
+
+
+def test_measuring_leaves_neither_blocks_nor_a_peak(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: done.append("peak reset"))
+    monkeypatch.setattr(Device, "_measure_rate", lambda self, dtype: 1e13)
+    assert gpu.multiply_rate(FP32) == 1e13 and done == ["emptied", "peak reset"]
+
+
+def test_warming_up_runs_a_slow_dtype_in_tiny_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides: list[tuple[torch.dtype, int]] = []
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: sides.append((a.dtype, a.shape[0])))
+    monkeypatch.setattr(processor, "here", lambda: AVX2)
+    CpuDevice().warm_up()
+    assert sides[-2:] == [(FP32, LAST_SIDE), (BF16, FIRST_SIDE)]
+
+
+def test_tf32_is_taken_unless_fp32_itself_is_asked_for(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    gpu.set_exact_fp32(True)
+    gpu.set_exact_fp32(False)
+    assert asked == ["highest", "high"]

@@ -1,0 +1,238 @@
+"""What is known of a machine without torch: its processor, its threads, its file of speeds, its variables, its malloc."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from devices import machine_file
+from devices.cores import computing_threads, usable_cores
+from devices.cpu import CpuDevice
+from devices.environment import HIGH, LOW, PRODUCT_CACHES, prepare_environment
+from devices.machine_file import keep, read
+from devices.malloc import TUNINGS, tune_malloc
+from devices.processor import (
+    AMX_BF16,
+    ARM_BF16,
+    ARM_PLAIN,
+    AVX2,
+    AVX512,
+    AVX512_BF16,
+    Processor,
+    class_of,
+    here,
+    name_of,
+)
+from limits import MALLOCS
+from memory.observe.processes import has_proc
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BF16 = frozenset({"avx2", "fma", "avx512f", "avx512_bf16"})
+AMX = BF16 | {"amx_tile", "amx_bf16"}
+ARM = frozenset({"asimd", "bf16", "i8mm"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "variables", "expected"),
+    [
+        (frozenset(), "x86_64", {}, AVX2),
+        (BF16, "AMD64", {}, AVX512_BF16),
+        (AMX, "x86_64", {}, AMX_BF16),
+        (ARM, "aarch64", {}, ARM_BF16),
+        (ARM - {"i8mm"}, "arm64", {}, ARM_PLAIN),
+        (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "avx2_vnni_2"}, AVX2),
+        (AMX, "x86_64", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, AVX512),
+        (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "AVX10_1_512"}, AVX512_BF16),
+        (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, AMX_BF16),
+        (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "no such word"}, AMX_BF16),
+        (AMX, "x86_64", {"ATEN_CPU_CAPABILITY": "avx2"}, AVX2),
+    ],
+)
+def test_flags_decide_the_class_and_the_environment_lowers_it(
+    flags: frozenset[str], machine: str, variables: dict[str, str], expected: Processor
+) -> None:
+    assert class_of(flags, variables, machine) == expected
+
+
+def test_the_kernel_is_asked_and_torch_where_it_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, has in (
+        ("_is_avx512_supported", True),
+        ("_is_avx512_bf16_supported", True),
+        ("_is_amx_tile_supported", False),
+    ):
+        monkeypatch.setattr(torch.cpu, name, lambda has=has: has, raising=False)
+    assert here({}, tmp_path, "AMD64") == AVX512_BF16
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("model name\t: Test CPU\nflags\t\t: fpu avx2 avx512f\n")
+    assert here({}, tmp_path, "x86_64") == AVX512 and name_of(tmp_path) == "Test CPU"
+
+
+def test_threads_are_asked_for_else_said_else_one_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
+    assert computing_threads(7) == 7 and computing_threads() == 5
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    for real, threads in ((1, 1), (1000, usable_cores()), (None, usable_cores())):
+        monkeypatch.setattr("psutil.cpu_count", lambda logical, real=real: real)
+        assert computing_threads() == threads
+
+
+# --- the file of speeds
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "frugalt5" / "machine.json"
+
+
+def test_speeds_are_kept_by_processor_and_scaled_by_threads(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "multiply_rate", lambda self, dtype: 1e11)
+    monkeypatch.setattr(CpuDevice, "threads", 2)
+    assert CpuDevice().known_speed() is None
+    measured = CpuDevice().measure()
+    keep("cpu: b", "b", 1, {"float32": 2e11})
+    assert CpuDevice().known_speed() == measured and len(measured.date) == 10
+    assert measured.rates_with(4) == (("float32", 2e11), ("bfloat16", 2e11))
+    monkeypatch.setattr(CpuDevice, "computes_on", "another")
+    assert CpuDevice().known_speed() is None, "a home may be shared between machines"
+    assert [path.name for path in home.parent.iterdir()] == ["machine.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"cpu: a": 3}', '{"cpu: a": {"processor": "a", "threads": 1, "rates": {"float32": NaN}, "date": "", "way": ""}}'],
+)  # fmt: skip
+def test_a_broken_file_is_no_file_and_is_mended(home: Path, text: str) -> None:
+    home.parent.mkdir(parents=True)
+    home.write_text(text)
+    assert read("cpu: a") is None
+    keep("cpu: a", "a", 1, {"float32": 1e9})
+    assert read("cpu: a") is not None
+
+
+def test_where_nothing_can_be_written_the_figures_still_serve(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    home.parent.parent.mkdir(parents=True)
+    home.parent.write_text("no folder")
+    assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
+    assert machine_file.place() == Path("/home/someone/.cache/frugalt5/machine.json")
+
+
+def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "not yet there"
+    assert machine_file.disk_rates(folder) is None
+    machine_file.keep_disk(folder, 2e9, 1e9)
+    assert machine_file.disk_rates(tmp_path) == (2e9, 1e9) == machine_file.disk_rates(folder)
+
+
+# --- variables that are set before torch is imported
+
+
+def prepared(folder: Path, platform: str, **environ: str) -> dict[str, str]:
+    prepare_environment(environ, platform, folder)
+    return environ
+
+
+def test_what_is_missing_is_set_and_the_users_own_values_are_kept(tmp_path: Path) -> None:
+    assert prepared(tmp_path, "win32")["ARROW_DEFAULT_MEMORY_POOL"] == "system"
+    assert prepared(tmp_path, "linux", ARROW_DEFAULT_MEMORY_POOL="jemalloc")["ARROW_DEFAULT_MEMORY_POOL"] == "jemalloc"
+    mac = prepared(tmp_path, "darwin")
+    assert mac["PYTORCH_ENABLE_MPS_FALLBACK"] == "1" and (mac[HIGH], mac[LOW]) == ("0.8", "0.6")
+    assert (
+        "PYTORCH_ALLOC_CONF" not in prepared(tmp_path, "linux") and prepare_environment(mac, "darwin", tmp_path) == {}
+    )
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert prepared(tmp_path, "linux")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in prepared(tmp_path, "linux", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
+
+
+@pytest.mark.parametrize(
+    ("user", "high", "low"),
+    [({HIGH: "0.4"}, "0.4", 0.3), ({LOW: "1.4"}, "1.4", 1.4), ({HIGH: "0.0"}, "0.0", 0.6), ({HIGH: "much"}, "much", 0.6)],
+)  # fmt: skip
+def test_one_watermark_of_the_user_moves_the_other(tmp_path: Path, user: dict[str, str], high: str, low: float) -> None:
+    """torch refuses low above high."""
+    got = prepared(tmp_path, "darwin", **user)
+    assert got[HIGH] == high and float(got[LOW]) == pytest.approx(low)
+
+
+def output_of(program: str, *arguments: str, folder: Path = ROOT, **environ: str) -> list[str]:
+    known = {name: value for name, value in os.environ.items() if name not in PRODUCT_CACHES}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=folder, env={**known, **environ}, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.stdout.split()
+
+
+def test_a_mac_has_them_before_torch_is_imported(tmp_path: Path) -> None:
+    """From the command line, on a platform that says it is a Mac, with a torch that prints what it finds."""
+    (tmp_path / "torch.py").write_text(
+        f"import os\nprint(os.environ.get('{HIGH}'), os.environ['PYTORCH_ENABLE_MPS_FALLBACK'], flush=True)\nos._exit(0)\n"
+    )
+    program = "import sys, psutil, sysconfig; sysconfig.get_config_vars(); sys.platform = 'darwin'; import train_low_mem; train_low_mem.main(sys.argv[1:])"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    found = output_of(program, "train", "--max_steps=1", folder=tmp_path, PYTHONPATH=path, **{HIGH: "0.5"})
+    assert found == ["0.5", "1"]
+
+
+def test_a_notebook_has_them_before_torch_is_imported_and_knows_where_torch_was_first() -> None:
+    watch = (
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch': print(*(os.environ.get(each) for each in sys.argv[1:]))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "import trainer_low_mem\n"
+        "print(trainer_low_mem.IS_UNBOUNDED)\n"
+    )
+    assert output_of(watch, *PRODUCT_CACHES) == [*PRODUCT_CACHES.values(), "False"]
+    assert output_of("import torch, trainer_low_mem\nprint(trainer_low_mem.IS_UNBOUNDED)") == ["True"]
+
+
+# --- malloc
+
+PROGRAM = """
+import os, sys
+from devices.malloc import trim_malloc, tune_malloc
+from memory.observe.processes import process_usage
+
+assert tune_malloc(sys.argv[1])
+held = lambda: process_usage(os.getpid()).anon_bytes
+start = held()
+blocks = [b"x" * 2**18 for _ in range(320)]
+above = b"x" * 2**18  # holds the top of the heap, where malloc would trim by itself
+full = held() - start
+blocks.clear()
+freed = held() - start
+trim_malloc()
+print(full, freed, held() - start)
+"""
+FOREIGN = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"}
+
+
+@pytest.mark.skipif(not has_proc() or sys.platform != "linux", reason="no glibc or no /proc here")
+@pytest.mark.parametrize("tuning", TUNINGS)
+def test_small_returns_freed_blocks_at_once_and_the_others_when_trimmed(tuning: str) -> None:
+    """Whatever the environment asks of malloc."""
+    assert tuple(TUNINGS) == MALLOCS
+    full, freed, trimmed = (int(word) / 2**20 for word in output_of(PROGRAM, tuning, PYTHONHASHSEED="0", **FOREIGN))
+    assert full > 76 and trimmed < 8
+    assert freed < 8 if tuning == "small" else freed > 16
+
+
+def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.malloc._libc", lambda: None)
+    assert not tune_malloc("small")
