@@ -6,8 +6,9 @@
 
 Small runs of seconds each, as child processes over data made here: the two trainings of `demo`, a finetuning of another model, LoRA
 over int8, preferences (DPO), Muon with clipping, ultra mode with weights in a file, two processes. Each runs once from beginning to
-end and once in two halves, the second resumed. One line a run: a digest of all losses and of the weights that are published, and
-whether the halves gave the same. Digests of two processors, or of two versions of torch, need not be equal.
+end and once in two halves, stopped by SIGTERM and resumed (two processes: with half of the steps first). One line a run: a digest of
+all losses and of the weights that are published, and whether the halves gave the same. Digests of two processors, or of two
+versions of torch, need not be equal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -108,20 +110,27 @@ def digest(folder: Path, name: str) -> str:
     return sum_.hexdigest()[:16]
 
 
-def train(folder: Path, program: Path, name: str, run: str, **more: object) -> None:
-    """One start of a run; raises SystemExit with its words where it fails."""
+def train(folder: Path, program: Path, name: str, run: str, stop_at: int | None = None, **more: object) -> None:
+    """One start of a run, to its end or to a step; raises SystemExit with its words where it fails."""
     command, processes, base, flags = RUNS[name]
     flags = {**EVERY, **flags, "run_name": run, "output_dir": "runs", "log_dir": "logs", "cache_dir": "cache"}
     if base is not None:
         flags["finetune_from"] = f"runs/{base}"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     words = [*(launcher if processes > 1 else [sys.executable]), str(program), command]
-    done = subprocess.run(
-        [*words, *(f"--{key}={value}" for key, value in {**flags, **more}.items())], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{name} ended with exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    lines = []
+    with subprocess.Popen(
+        [*words, *(f"--{key}={value}" for key, value in {**flags, **more}.items())], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"},
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        for line in child.stdout:
+            lines.append(line)
+            if line.split("/")[0].split() == ["step", str(stop_at)]:
+                child.send_signal(signal.SIGTERM)
+    if child.returncode != (130 if stop_at else 0):
+        raise SystemExit(f"{name} ended with exit code {child.returncode}\n{''.join(lines[-60:])}")
 
 
 def main() -> None:
@@ -141,7 +150,10 @@ def main() -> None:
         for name in (name for name in RUNS if name in wanted):
             began = time.monotonic()
             train(folder, asked.program.resolve(), name, name)
-            train(folder, asked.program.resolve(), name, f"{name}-halves", max_steps=STEPS // 2)
+            if RUNS[name][1] == 1:
+                train(folder, asked.program.resolve(), name, f"{name}-halves", stop_at=STEPS // 2)
+            else:
+                train(folder, asked.program.resolve(), name, f"{name}-halves", max_steps=STEPS // 2)
             train(folder, asked.program.resolve(), name, f"{name}-halves", is_keep_training=True)
             digests[name] = digest(folder, name)
             is_exact = digest(folder, f"{name}-halves") == digests[name]
