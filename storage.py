@@ -39,11 +39,13 @@ NO_LOCKS = tuple(getattr(errno, name) for name in ("ENOSYS", "ENOLCK", "EOPNOTSU
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, is_synced: bool = True) -> Iterator[Path]:
     """A temporary path to fill, which replaces `path` when the context ends without an error.
 
     A link of that name is replaced, not written through.
 
+    Args:
+        is_synced: whether it is waited for until all of it is on the disk; not of what is written anew every moment.
     Raises:
         OSError: it cannot be written; the earlier file is whole.
     """
@@ -51,14 +53,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
-        rename(temporary, path)
+        if is_synced:
+            rename(temporary, path)
+        else:
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # also where it was a hard link to `path`: the rename then leaves both
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, is_synced: bool = True) -> None:
     """Write a whole file in UTF-8; raises as `atomic_file`."""
-    with atomic_file(path) as temporary:
+    with atomic_file(path, is_synced) as temporary:
         temporary.write_text(text, encoding="utf8")
 
 

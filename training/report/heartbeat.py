@@ -1,4 +1,4 @@
-"""Is a run alive, and what is wished of it from outside? Two small files in its log folder, for pages and scripts.
+"""A run's sign of life, and what is wished of it from outside: two small files in its log folder, for pages and scripts.
 
 `heartbeat.json` is written anew every two seconds by a thread of its own, so that a step of a minute is no silence, and
 once more at the end with how the run ended. `request` holds a word that somebody else wrote: `stop` ends the run behind
@@ -19,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from run_files import HEARTBEAT_FILE, REQUEST_FILE, read_record
 from settings.errors import UserError
+from storage import write_text
 from training.report.endings import SAVE, STOP, Interrupted
 
-HEARTBEAT_FILE, REQUEST_FILE, PREPARING_FILE = "heartbeat.json", "request", ".preparing"
+PREPARING_FILE = ".preparing"
 SECONDS = 2.0
 STARTING, RUNNING, DONE, STOPPED, FAILED = "starting", "running", "done", "stopped", "failed"
 
@@ -81,20 +83,14 @@ class Heartbeat:
     def _go_on(self, state: str) -> None:
         while not self._ended.wait(SECONDS):
             self._beat(state)
-            self._listen()
-
-    def _listen(self) -> None:
-        """Hear what is wished where no step asks for it."""
 
     def _beat(self, state: str, reason: str = "") -> None:
         record = {
             "state": state, "reason": reason, "process": os.getpid(), "host": platform.node(),
             "started": self._started, "time": time.time(), **self._facts(),
         }  # fmt: skip
-        fresh = self._folder / f".tmp-{HEARTBEAT_FILE}"
         with suppress(OSError):  # a disk that is full for a moment; the next one is soon
-            fresh.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf8")
-            os.replace(fresh, self._folder / HEARTBEAT_FILE)
+            write_text(self._folder / HEARTBEAT_FILE, json.dumps(record) + "\n", is_synced=False)
 
 
 class Beginning(Heartbeat):
@@ -123,7 +119,8 @@ class Beginning(Heartbeat):
         Args:
             folder: of the run's logs; made if missing. What PREPARING_FILE in it says is told as `doing`.
         """
-        self._folder, self._facts = folder, lambda: {**facts(), "doing": self._doing()}
+        self._folder = folder
+        self._facts = lambda: {**facts(), "doing": read_record(folder / PREPARING_FILE) or None}
         self._made = [path for path in (folder, *folder.parents) if not path.exists()]
         self._may_end = threading.current_thread() is threading.main_thread()
         with suppress(OSError):  # what cannot be written is told where it is needed
@@ -151,15 +148,10 @@ class Beginning(Heartbeat):
             else:
                 (self._folder / HEARTBEAT_FILE).write_bytes(self._before)
 
-    def _listen(self) -> None:
+    def _beat(self, state: str, reason: str = "") -> None:
+        super()._beat(state, reason)
         if self._may_end and self._take(STOP):
             self._end_run()
-
-    def _doing(self) -> Any:
-        try:
-            return json.loads((self._folder / PREPARING_FILE).read_bytes())
-        except (OSError, ValueError):  # none yet, or one that is being written
-            return None
 
 
 def _ending(error: BaseException | None) -> tuple[str, str]:

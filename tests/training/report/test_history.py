@@ -62,12 +62,6 @@ def test_an_event_that_lacks_a_figure_leaves_a_gap(tmp_path: Path) -> None:
     assert history(tmp_path) == {"step": [1, 2], "x": [None, 5]} == history(path)
 
 
-def test_pandas_takes_the_columns(told: Told) -> None:
-    pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame(told[0].history())
-    assert len(table) == 6 and table["loss"].notna().all()
-
-
 def test_a_run_as_a_picture(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     figure = plot(told[0])

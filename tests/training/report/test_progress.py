@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from language import speak
-from terminal import aligned, folded, width
+from terminal import width
 from training.report.progress import Progress, Reading
 from training.report.wording import about, duration
 
@@ -58,27 +58,6 @@ def test_plain_lines_every_log_steps_and_at_both_ends() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_the_time_left_ignores_the_first_steps() -> None:
-    out, clock = io.StringIO(), Clock()
-    progress = Progress(103, log_steps=1, stream=out, clock=clock)
-    for step in range(1, 5):
-        clock.now += 1000.0 if step <= 3 else 2.0
-        progress.step(reading(step))
-    lines = out.getvalue().splitlines()
-    assert all("left" not in line for line in lines[:3])
-    assert lines[3].endswith("3:18 min left")  # 99 steps of 2 seconds
-
-
-def test_a_resumed_run_counts_its_own_steps() -> None:
-    out, clock = io.StringIO(), Clock()
-    progress = Progress(60, log_steps=50, start_step=40, stream=out, clock=clock)
-    for step in range(41, 51):
-        clock.now += 1.0
-        progress.step(reading(step))
-    lines = out.getvalue().splitlines()
-    assert "41/60" in lines[0] and lines[1].endswith("10s left")
-
-
 def test_a_terminal_gets_a_live_line_that_notes_do_not_break(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
@@ -117,44 +96,6 @@ def test_no_line_is_wider_than_80_columns(language: str, monkeypatch: pytest.Mon
     assert {"en": "step    ", "zh": "步    "}[language] in shown and {"en": " left", "zh": "还需"}[language] in shown
 
 
-def test_lines_are_broken_between_words() -> None:
-    assert folded("  one  two three", 14, 7) == ["  one  two", "       three"]
-    assert folded("一二三四五六", 6) == ["一二三", "四五六"]
-    assert folded("一二，三四。", 5) == ["一", "二，", "三", "四。"], "no line begins with a mark that closes"
-    assert folded("model_save/a_name_that_is_copied", 10, 4) == ["model_save/a_name_that_is_copied"]
-    assert folded("", 10) == [""] and folded("fits", 4) == ["fits"]
-
-
-def test_quiet_shows_warnings_alone() -> None:
-    out = io.StringIO()
-    with Progress(2, is_quiet=True, log_steps=1, stream=out) as progress:
-        progress.step(reading(1))
-        progress.note("x")
-        progress.table("t", [("a", "b")])
-        progress.lines("t", ["x"])
-        progress.sample("a", "b")
-        progress.warn("the disk is nearly full")
-    assert out.getvalue() == "the disk is nearly full\n"
-
-
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    out = Terminal()
-    with Progress(1, stream=out) as progress:
-        progress.step(reading(1))
-    assert "\x1b" not in out.getvalue() and "step 1/1" in out.getvalue()
-
-
-def test_other_processes_show_nothing() -> None:
-    out = io.StringIO()
-    with Progress(2, is_main=False, log_steps=1, stream=out) as progress:
-        progress.step(reading(1))
-        progress.note("x")
-        progress.table("t", [("a", "b")])
-        progress.sample("a", "b")
-    assert out.getvalue() == ""
-
-
 def test_tables_and_samples() -> None:
     out = io.StringIO()
     progress = Progress(1, stream=out)
@@ -167,71 +108,64 @@ def test_tables_and_samples() -> None:
     assert lines[5] == "  reference  Give x back."
 
 
-def test_rows_of_different_length() -> None:
-    assert aligned([("a",), ("bb", "c"), ()]) == ["a", "bb  c", ""]
+def test_the_time_left_is_that_of_its_own_steps_without_the_first() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(143, log_steps=1, start_step=40, stream=out, clock=clock)
+    for step in range(41, 45):
+        clock.now += 1000.0 if step <= 43 else 2.0
+        progress.step(reading(step))
+    lines = out.getvalue().splitlines()
+    assert all("left" not in line for line in lines[:3]) and lines[3].endswith("3:18 min left")  # 99 steps of 2 seconds
+    assert progress.seconds_left == 198.0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0s"),
-        (59.4, "59s"),
-        (59.6, "1:00 min"),
-        (185, "3:05 min"),
-        (3599.6, "1:00 h"),
-        (7620, "2:07 h"),
-        (90000, "25:00 h"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_quiet_shows_warnings_alone_other_processes_nothing_and_dumb_terminals_plain_lines() -> None:
+    out, other, dumb = io.StringIO(), io.StringIO(), Terminal()
+    for progress in (Progress(2, is_quiet=True, log_steps=1, stream=out), Progress(2, is_main=False, stream=other)):
+        with progress:
+            progress.step(reading(1))
+            progress.note("x")
+            progress.table("t", [("a", "b")])
+            progress.lines("t", ["x"])
+            progress.sample("a", "b")
+            progress.warn("the disk is nearly full")
+    assert (out.getvalue(), other.getvalue()) == ("the disk is nearly full\n", "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "dumb")
+        Progress(1, stream=dumb).step(reading(1))
+    assert "\x1b" not in dumb.getvalue() and "step 1/1" in dumb.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("range_of", "words"),
-    [
-        ((12_000, 10_200, 14_400), "about 3 h 20 min, between 2 h 50 min and 4 h"),
-        ((40, 30, 55), "about 40 s, between 30 s and 55 s"),
-        ((1000, 700, 1400), "about 17 min, between 12 min and 23 min"),
-        ((200_000, 170_000, 260_000), "about 2 days 8 h, between 47 h 10 min and 3 days"),
-        ((0.2, 0.1, 0.3), "about 1 s"),
-    ],
-)
-def test_an_estimate_is_told_as_finely_as_it_is(range_of: tuple[float, float, float], words: str) -> None:
-    assert about(*range_of) == words
+def test_times_are_told_as_people_read_them() -> None:
+    told = {0.4: "0s", 59.6: "1:00 min", 185: "3:05 min", 3599.6: "1:00 h", 7620: "2:07 h", 90000: "25:00 h"}
+    assert {seconds: str(duration(seconds)) for seconds in told} == told
+    assert about(12_000, 10_200, 14_400) == "about 3 h 20 min, between 2 h 50 min and 4 h"
+    assert about(1000, 700, 1400) == "about 17 min, between 12 min and 23 min"
+    assert about(200_000, 170_000, 260_000) == "about 2 days 8 h, between 47 h 10 min and 3 days"
+    assert about(0.2, 0.1, 0.3) == "about 1 s"
 
 
-def test_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
-    """As `| head` does."""
-    code = (
-        "from training.report.progress import Progress\np = Progress(9)\n"
-        "for n in range(5000): p.note('line ' + 'x' * 80)\nimport sys; print('went on', file=sys.stderr)"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None and child.stderr is not None
-    child.stdout.readline()
-    child.stdout.close()
-    assert child.stderr.read() == "went on\n" and child.wait(60) == 0
-    child.stderr.close()
+CODE = """
+import sys
+sys.stdin.read(1)
+from training.report.progress import Progress
+progress = Progress(9)
+for n in range(2000):
+    progress.note('line ' + 'x' * 80)
+print('went on', file=sys.stderr)
+"""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
-def test_a_screen_that_cannot_be_written_ends_nothing() -> None:
-    """A file on a full disk, or a terminal that has gone: the log tells the rest."""
-    code = (
-        "from training.report.progress import Progress\nimport sys\np = Progress(9)\n"
-        "for n in range(5): p.note('line')\nprint('went on', file=sys.stderr)"
-    )
+@pytest.mark.parametrize("screen", ["a full disk", "a reader that has left", "a terminal that has gone"])
+def test_a_screen_that_cannot_be_written_ends_nothing(screen: str) -> None:
+    """The log tells the rest."""
+    reading_end, writing_end = os.openpty() if "terminal" in screen else os.pipe()
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (0, "went on\n")
-    terminal, inside = os.openpty()
-    gone = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read(1)\n" + code], cwd=ROOT, stdin=subprocess.PIPE, stdout=inside,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}, start_new_session=True,
-    )  # fmt: skip
-    os.close(inside)
-    os.close(terminal)  # of another session: no signal tells of it
-    assert gone.communicate("x", timeout=60)[1] == "went on\n" and gone.returncode == 0
+        child = subprocess.Popen(
+            [sys.executable, "-c", CODE], cwd=ROOT, stdin=subprocess.PIPE, stdout=full if "disk" in screen else writing_end,
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}, start_new_session=True,
+        )  # fmt: skip
+    os.close(writing_end)
+    os.close(reading_end)  # of another session: no signal tells of it
+    assert child.communicate("x", timeout=60)[1] == "went on\n" and child.returncode == 0
