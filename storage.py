@@ -68,38 +68,51 @@ def write_text(path: Path, text: str, is_synced: bool = True) -> None:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, keeps_replaced: bool = False) -> Iterator[Path]:
     """An empty temporary folder to fill, which takes the place of `path`, and of a folder there, when the context ends without an error.
 
+    Args:
+        keeps_replaced: the folder that was there stays beside it, at `replaced_by`.
     Raises:
         OSError: it cannot be written; the earlier folder is whole, under its own name.
     """
-    temporary, replaced = (path.with_name(f"{sign}{path.name}") for sign in (TEMPORARY, REPLACED))
-    restore_folder(path)
-    remove(temporary)
+    temporary, replaced = path.with_name(f"{TEMPORARY}{path.name}"), replaced_by(path)
+    clear_leftovers(path)
     make_folder(temporary)
     try:
         yield temporary
         sync(temporary)
         if os.path.lexists(path):
-            remove(replaced)
             os.replace(path, replaced)
         os.replace(temporary, path)
         sync_folder(path.parent)
-        remove(replaced)
-    except BaseException:
-        restore_folder(path)
-        raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        restore_folder(path)
+        with suppress(OSError):  # what cannot be removed now is a leftover for the next
+            remove(temporary)
+            if not keeps_replaced:
+                remove(replaced)
 
 
-def restore_folder(path: Path) -> None:
-    """Give a folder its name back where its replacement was cut off between two renames; else nothing."""
-    replaced = path.with_name(f"{REPLACED}{path.name}")
-    if replaced.is_dir() and not os.path.lexists(path):
-        with suppress(OSError):  # it lies there under the other name, whole
-            os.replace(replaced, path)
+def replaced_by(path: Path) -> Path:
+    """Where a folder waits for its removal while another takes its place."""
+    return path.with_name(f"{REPLACED}{path.name}")
+
+
+def restore_folder(path: Path) -> bool:
+    """Give a folder its name back where its replacement was cut off between two renames; whether it was so."""
+    with suppress(OSError):  # it lies there under the other name, whole
+        if os.path.lexists(replaced_by(path)) and not os.path.lexists(path):
+            os.replace(replaced_by(path), path)
+            return True
+    return False
+
+
+def clear_leftovers(path: Path) -> None:
+    """Restore or remove what a process that was cut off while it wrote or replaced `path` has left beside it; raises OSError."""
+    restore_folder(path)
+    remove(replaced_by(path))
+    remove(path.with_name(f"{TEMPORARY}{path.name}"))
 
 
 def rename(source: Path, target: Path) -> None:
@@ -119,10 +132,11 @@ def remove(path: Path) -> None:
     A folder gets a temporary name first, so that none is ever found in part.
     """
     if path.is_dir() and not path.is_symlink():
-        if not path.name.startswith("."):
-            hidden = path.with_name(f"{TEMPORARY}removed-{path.name}")
+        if not path.name.startswith(TEMPORARY):
+            hidden = path.with_name(f"{TEMPORARY}{path.name.removeprefix(REPLACED)}")
             shutil.rmtree(hidden, ignore_errors=True)
             os.replace(path, hidden)
+            sync_folder(path.parent)
             path = hidden
         shutil.rmtree(path)
     else:
@@ -138,7 +152,9 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or all below a folder, is on the disk; raises OSError."""
+    """Wait until a file, or all below a folder, is on the disk; a link is no more than its name. Raises OSError."""
+    if path.is_symlink():
+        return
     if not path.is_dir():
         return _sync(path, os.O_RDWR)
     for base, _, files in os.walk(path):

@@ -31,7 +31,7 @@ from training.ahead import Ahead
 from training.averaging import publish_mean
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import bring_replaced_back, let_replaced_go, note_stop, publish
+from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
 from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
@@ -122,7 +122,7 @@ class LowMemTrainer:
         opening = open_run(self.config, watch, device, accelerator, begun)
         start, plan, budget = opening.start, opening.plan, opening.budget
         if is_main:
-            stack.callback(bring_replaced_back, start.run_dir)  # where it is not let go below
+            stack.callback(restore_replaced_run, start.run_dir)  # where it is not deleted below
         self.config = config = start.config
         self.peers.resume = resume_command(config)
         self.steps = opening.steps
@@ -142,11 +142,11 @@ class LowMemTrainer:
         if is_preference_run(config):
             with monitor.phase("reference"):
                 attach_reference(start, self.steps, plan.choice, device, accelerator, log.tell)
-        checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp, is_main)
+        checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp)
         self.live = LiveRun(opening, keeper, checkpoints, monitor, log, accelerator)
         stack.callback(lambda: self.live.close())
         if is_main:
-            let_replaced_go(start.run_dir)
+            delete_replaced_run(start.run_dir)
         self.saver = Saver(self.live, opening.mirror)
         self.recovery = Recovery(self.live, self.saver)
         self.evaluator = Evaluator(self.live, self.recovery.give_up)

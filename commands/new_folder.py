@@ -1,16 +1,11 @@
-"""How does a folder that a command writes appear whole, or not at all?
-
-It is filled under a hidden name beside its own, and renamed. A folder that exists is kept unless overwriting is asked for,
-and also then where anything is in it that this program has not written.
-"""
+"""The folder that a command writes: whole or not there, and what is refused beforehand."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from data.tokenizers.published import has_tokenizer
@@ -19,9 +14,8 @@ from model.formats.answering import GENERATION_FILE, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from settings.errors import UserError, reason_of
 from settings.fields import listed
-from storage import TEMPORARY, remove, sync, sync_folder
-from training.checkpoints.folder import REPLACED
-from training.checkpoints.ownership import Ownership
+from storage import atomic_folder, restore_folder
+from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import RUN_FILE
 
 
@@ -42,8 +36,7 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         raise UserError(f"--output = {named}, has no name that another folder could take; name a folder in it")
     if output.is_symlink():  # what it leads to is replaced: the user has put it there, perhaps on another disk
         output = output.resolve()
-    partial, aside = (output.with_name(f"{sign}{output.name}") for sign in (TEMPORARY, REPLACED))
-    _bring_back(aside, output)
+    restore_folder(output)
     if any(source.resolve().is_relative_to(output.resolve()) for source in sources):
         raise UserError(f"--output = {output}, is the folder that is read, or holds it; name another one")
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
@@ -55,8 +48,18 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         raise UserError(
             f"--output = {output}, holds what this program has not written ({listed(others[:3])}) and is not replaced; name another folder"
         )
-    with _unless_it_trains(output), _made(output, partial, aside):
-        yield partial
+    with RunLock() as lock:
+        problems = lock.acquire(output) if (output / RUN_FILE).is_file() else []
+        if problems:
+            raise UserError(*(problem.replace("--run_name", "--output", 1) for problem in problems))
+        try:
+            with atomic_folder(output) as folder:
+                yield folder
+                seal(folder)
+        except OSError as error:
+            raise UserError(
+                f"--output = {output}, cannot be written: {reason_of(error)}; name another folder"
+            ) from error
 
 
 def _others(output: Path) -> list[str]:
@@ -66,45 +69,6 @@ def _others(output: Path) -> list[str]:
     sums = read_sums(output) or {"files": ()}
     ours = {CHECKSUMS_FILE, *(name.partition("/")[0] for name in sums["files"])}
     return sorted(path.name for path in output.iterdir() if path.name not in ours)
-
-
-@contextmanager
-def _unless_it_trains(output: Path) -> Iterator[None]:
-    """Nobody trains the run that is to be replaced, as long as this lasts."""
-    with Ownership() as owner:
-        problems = owner.take(output) if (output / RUN_FILE).is_file() else []
-        if problems:
-            raise UserError(*(problem.replace("--run_name", "--output", 1) for problem in problems))
-        yield
-
-
-@contextmanager
-def _made(output: Path, partial: Path, aside: Path) -> Iterator[None]:
-    """A folder beside, that takes the place of the old one."""
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield
-        seal(partial)
-        sync(partial)
-        if output.is_dir():
-            remove(aside)
-            os.replace(output, aside)
-        os.replace(partial, output)
-        sync_folder(output.parent)
-        remove(aside)
-    except OSError as error:
-        raise UserError(f"--output = {output}, cannot be written: {reason_of(error)}; name another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        _bring_back(aside, output)
-
-
-def _bring_back(aside: Path, output: Path) -> None:
-    """Give an old folder its name again where the new one has not taken it: killed, or failed, between two renames."""
-    if aside.is_dir() and not os.path.lexists(output):
-        with suppress(OSError):  # it lies beside, whole
-            os.replace(aside, output)
 
 
 def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:

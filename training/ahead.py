@@ -26,7 +26,7 @@ from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from storage import writing
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.ownership import Ownership
+from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, is_stopped, new_run_name
 from training.processes.alone import Alone
 from training.processes.interrupts import interrupt_main_thread
@@ -50,7 +50,7 @@ class Watch:
 
     budget: Budget
     monitor: Monitor
-    owner: Ownership
+    lock: RunLock
     sign: Beginning
 
 
@@ -85,9 +85,7 @@ def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
     budget = host_budget(config.memory.memory_budget)
     _refuse_too_small(budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
-    watch = Watch(
-        budget, monitor, held.enter_context(Ownership()), held.enter_context(Beginning(interrupt_main_thread))
-    )
+    watch = Watch(budget, monitor, held.enter_context(RunLock()), held.enter_context(Beginning(interrupt_main_thread)))
     return Ahead(settle(config, watch, Alone()), watch)
 
 
@@ -138,7 +136,7 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
     """Settle the run's name, whether it may be written, what it goes on from, and prepare its rows.
 
     Args:
-        watch: its owner takes the run where it is there, and holds it as long as its context lasts.
+        watch: its lock is acquired where the run is there, and held as long as its context lasts.
         group: the processes of the run.
     Raises:
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
@@ -148,13 +146,13 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
-        refuse(group.by_main(lambda: watch.owner.take(named) if os.path.isfile(named / RUN_FILE) else []))
+        refuse(group.by_main(lambda: watch.lock.acquire(named) if os.path.isfile(named / RUN_FILE) else []))
     with group.first_here():
         resumes = goes_on(config, group.is_first_here)
     config, notes = config.changed(is_keep_training=group.agree_on(resumes)), list[str]()
     if config.train.is_keep_training:
         _stay_stopped(config, group)
-        name, notes = group.by_main(partial(_reopen, config, watch.owner))
+        name, notes = group.by_main(partial(_reopen, config, watch.lock))
     else:
         config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
@@ -193,14 +191,14 @@ def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
     }
 
 
-def _reopen(config: Config, owner: Ownership) -> tuple[str, list[str]]:
+def _reopen(config: Config, lock: RunLock) -> tuple[str, list[str]]:
     """Take the run that is continued, and find its newest checkpoint that is whole; its name, what is to be told of it.
 
     Raises:
         UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
     """
     run_dir = find_run_to_resume(config)
-    refuse(owner.take(run_dir))
+    refuse(lock.acquire(run_dir))
     checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
     if checkpoints.folder.is_symlink():
         raise UserError(

@@ -35,12 +35,8 @@ from training.ahead import Ahead, Watch, kind_of, refuse, settle
 from training.budget.planning import look_ahead, resolve_here
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
-from training.checkpoints.ownership import Ownership
-from training.checkpoints.runs import (
-    SETTINGS_FILE,
-    create_run,
-    resume_run,
-)
+from training.checkpoints.run_lock import RunLock
+from training.checkpoints.runs import SETTINGS_FILE, create_run, resume_run
 from training.evaluation.scores import load_libraries, metric_names
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.interrupts import interrupt_main_thread
@@ -123,7 +119,7 @@ def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahe
         budget, seconds = agreed_budget(config, device, accelerator), config.memory.monitor_seconds
         monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
         enter = stack.enter_context
-        return Watch(budget, enter(monitor), enter(Ownership()), enter(Beginning(interrupt_main_thread)))
+        return Watch(budget, enter(monitor), enter(RunLock()), enter(Beginning(interrupt_main_thread)))
     assert accelerator.num_processes == 1, "several processes begin together"
     watch = replace(ahead.watch, budget=with_device(ahead.watch.budget, config.memory.memory_budget, device))
     for warning in watch.budget.warnings[len(ahead.watch.budget.warnings) :]:
@@ -157,14 +153,14 @@ def open_run(
     """Settle everything and make the run's folder, or reopen it.
 
     Args:
-        watch: its owner takes the run, and holds it as long as its context lasts.
+        watch: its lock is acquired for the run, and held as long as its context lasts.
         begun: what was settled ahead; None: nothing yet.
     Raises:
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
             no plan fits the budget.
     """
     begun = begun or settle(config, watch, Together(accelerator))
-    budget, monitor, owner = watch.budget, watch.monitor, watch.owner
+    budget, monitor, lock = watch.budget, watch.monitor, watch.lock
     if begun.config.train.is_keep_training:
         told, budget = budget.warnings, _as_begun(begun.config, device, accelerator)
         monitor.watch(budget.host_bytes, budget.device_bytes)
@@ -191,8 +187,8 @@ def open_run(
     mirror = _mirror(begin, config.run.overwrite, accelerator)
     begin.notes += [*continues(begin, spec), *narrowed(begin, spec), *few_steps(begin, spec), *outgrowing(spec)]
     begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
-    by_main(accelerator, lambda: _open_folder(begin, owner))
-    begin.notes += [owner.remark] if owner.remark else []
+    by_main(accelerator, lambda: _open_folder(begin, lock))
+    begin.notes += [lock.warning] if lock.warning else []
     begin.notes += [*passed_over(config.run.device, device), *unlike_processors(device, accelerator)]
     if meets_where_the_last_met():
         remark = "a restart by torchrun may wait for ever: its processes would meet where the attempt before has left its addresses; export {name}=1 first"
@@ -317,7 +313,7 @@ def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:
     return notes
 
 
-def _open_folder(begin: Start, owner: Ownership) -> None:
+def _open_folder(begin: Start, lock: RunLock) -> None:
     """Make or reopen the run's folder; the main process alone."""
     config, settings = begin.config, lasting_settings(begin)
     if config.train.is_keep_training:
@@ -325,13 +321,13 @@ def _open_folder(begin: Start, owner: Ownership) -> None:
         with writing("output_dir", config.run.output_dir):
             with atomic_file(begin.run_dir / SETTINGS_FILE) as fresh:
                 settings.save(fresh)
-            Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).settle()
-            owner.sign()
+            Checkpoints(begin.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
+            lock.write_owner()
         return
-    refuse(owner.take(begin.run_dir))
+    refuse(lock.acquire(begin.run_dir))
     create_run(
         config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
         fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=begin.prepared.objective, launch=launch_marks(),
     )  # fmt: skip
     with writing("output_dir", config.run.output_dir):
-        owner.sign()
+        lock.write_owner()

@@ -128,8 +128,8 @@ class Recovery:
         last = live.checkpoints.named_best() or live.checkpoints.latest()
         if is_hopeless and not live.has_saved:
             raise UserError(why_hopeless(live.start.base, live.keeper.plan.choice.compute))
-        if last is not None:
-            publish(last, live.start.run_dir, live.is_main)
+        if last is not None and live.is_main:
+            publish(last, live.start.run_dir)
         rate, folder = live.config.train.learning_rate, last and live.start.run_dir
         raise UserError(
             why_diverged(rate, live.config.train.max_grad_norm, number, live.divergence.rate_factor, folder)

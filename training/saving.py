@@ -15,12 +15,11 @@ from accelerate import Accelerator
 from loguru import logger
 
 from config import GenerateConfig
-from data.tokenizers.tokenizer import Tokenizer
 from engine.finite import is_finite, norm_of
 from engine.micro_batches import MicroBatch
 from engine.step import Engine
 from memory.recovery import drop_frames
-from training.checkpoints.folder import Checkpoints
+from training.checkpoints.folder import name_of
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.sharded_state import save_sharded
 from training.checkpoints.state import TrainingState, write_checkpoint
@@ -48,7 +47,7 @@ class Saver:
         state = live.checkpoint_state()
         with live.monitor.phase("save"):
             answers = replace(live.config.generate, max_new_tokens=live.longest_answer)
-            path = save(live.checkpoints, live.engine, live.start.tokenizer, state, is_best, answers)
+            path = self._write(state, is_best, answers)
         live.log.event("checkpoint", step=step, path=path, best=is_best)
         logger.info("step {} saved to {}", step, path)
         if self.mirror is not None and live.is_main:
@@ -58,25 +57,22 @@ class Saver:
         live.saved()
         return True
 
+    def _write(self, state: TrainingState, is_best: bool, answers: GenerateConfig) -> Path:
+        """Write the checkpoint of the step that `state` says; its folder.
 
-def save(
-    checkpoints: Checkpoints, engine: Engine, tokenizer: Tokenizer, state: TrainingState, is_best: bool,
-    answers: GenerateConfig,
-) -> Path:  # fmt: skip
-    """Write the checkpoint of the step that `state` says; every process calls this. Returns its folder.
-
-    Args:
-        answers: how the model shall answer, see `model.formats.answering`.
-    Raises:
-        UserError: the disk is full or cannot be written.
-    Memory: a few MB of buffers; of sharded weights, the largest matrix.
-    """
-    model, optimizer, held = engine.model, engine.optimizer, engine.walk.weight_store.held
-    if engine.shards is not None:
-        return save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers)
-    return checkpoints.save(
-        state.step, lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers), is_best
-    )
+        Raises:
+            UserError: the disk is full or cannot be written.
+        Memory: a few MB of buffers; of sharded weights, the largest matrix.
+        """
+        checkpoints, engine, tokenizer = self.live.checkpoints, self.live.engine, self.live.start.tokenizer
+        model, optimizer = engine.model, engine.optimizer
+        if engine.shards is not None:
+            save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers)
+        elif self.live.is_main:
+            held = engine.walk.weight_store.held
+            write = lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers)  # noqa: E731
+            checkpoints.save(state.step, write, is_best)
+        return checkpoints.folder / name_of(state.step)
 
 
 def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], accelerator: Accelerator) -> bool:

@@ -51,7 +51,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
     ): "the facts stand in one order anyway; another name costs one probe",
     (
-        "training/checkpoints/folder.py", "named = self.folder / name_of(number) if type(number) is int and number >= 0 else None", "0", "1",
+        "training/checkpoints/folder.py", "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None", "0", "1",
     ): "no checkpoint is of step 0",
     (
         "training/checkpoints/runs.py", "text = json.dumps(record, indent=1, ensure_ascii=False) + '\\n'", "1", "0",

@@ -141,7 +141,7 @@ class PowerLoss:
             return result
         finally:
             if self.count == self.fault.at:
-                self.lose()
+                self.lose(self.fault.below)
                 _end()
 
     def _keep(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any], aside: str | None) -> None:
@@ -165,21 +165,29 @@ class PowerLoss:
         _PLAIN["link"](target, aside, follow_symlinks=False)
         return aside
 
-    def lose(self) -> None:
-        """Make the disk what the power leaves of it."""
-        if self.fault.undoes:
-            for source, target, aside in reversed(self.renames):
-                with suppress(OSError):  # it was renamed further, or removed
-                    if not source:
-                        shutil.rmtree(target)
-                        continue
-                    _PLAIN["replace"](target, source)
-                    if aside is not None:
-                        _PLAIN["replace"](aside, target)
-        for path in _files(self.fault.below):
-            facts = os.stat(path, follow_symlinks=False)
-            if self.synced.get((facts.st_dev, facts.st_ino)) != (facts.st_size, facts.st_mtime_ns):
-                os.truncate(path, 0)
+    def lose(self, disk: str) -> None:
+        """Make the disk, or a copy of it, what the power leaves of it."""
+
+        def there(path: str) -> str:
+            return os.path.join(disk, os.path.relpath(path, self.fault.below))
+
+        for path in filter(self._is_lost, _files(self.fault.below)):
+            os.truncate(there(path), 0)
+        for source, target, aside in reversed(self.renames) if self.fault.undoes else ():
+            with suppress(OSError):  # it was renamed further, or removed
+                if not source:
+                    shutil.rmtree(there(target))
+                    continue
+                _PLAIN["replace"](there(target), there(source))
+                if aside is not None and self._is_lost(aside):
+                    open(there(target), "w").close()
+                elif aside is not None:
+                    shutil.copyfile(aside, there(target), follow_symlinks=False)
+
+    def _is_lost(self, path: str) -> bool:
+        facts = os.stat(path, follow_symlinks=False)
+        is_link = os.path.islink(path)
+        return not is_link and self.synced.get((facts.st_dev, facts.st_ino)) != (facts.st_size, facts.st_mtime_ns)
 
     def _note(self, facts: os.stat_result) -> None:
         self.synced[facts.st_dev, facts.st_ino] = facts.st_size, facts.st_mtime_ns

@@ -34,7 +34,7 @@ WORK = (
 )  # fmt: skip
 CHANGING = ("run.json", "settings.json")  # times and places
 MEASURED = (b"| planned peak |", b"| measured peak |", b"| time |")  # lines of a model's card
-HIDDEN = (".tmp-", ".replaced-", ".partial", ".tmp", "owner.json")
+HIDDEN = (".tmp-", ".old-", ".partial", ".tmp", "owner.json")
 WORDS = (
     "the", "river", "runs", "under", "a", "stone", "bridge", "where", "small", "boats", "wait", "for", "morning", "light",
 )  # fmt: skip
@@ -203,7 +203,7 @@ class Case:
         for path in (run / "checkpoints").glob("step_*"):
             if found := damages(path):
                 verdict.problems.append(f"{path.name} is torn: {found[0]}")
-        latest = Checkpoints(run, 1, is_main=False).whole()
+        latest = Checkpoints(run, 1).whole()
         if latest is None:
             return 0
         ours = contents(latest)

@@ -112,7 +112,7 @@ def use_settings(folder: Path) -> None:
 
 
 def use_record(folder: Path) -> None:
-    from training.checkpoints.ownership import _describe
+    from training.checkpoints.run_lock import _describe
     from training.checkpoints.runs import newest_run, read_run, resume_run
 
     newest_run(folder, needs_model=True)
@@ -156,30 +156,6 @@ def use_mirror(folder: Path) -> None:
     Mirror((folder / "there").as_uri(), "a").restore(folder / "new" / "a", 1)
     assert kept.read_text() == "of somebody else"
     assert {path.name for path in folder.iterdir()} <= {"here", "there", "new", "kept"}
-
-
-def pieces_folder(folder: Path) -> None:
-    import torch
-
-    from training.checkpoints.pieces import write_index, write_rows
-    from training.checkpoints.state import TrainingState
-
-    shards = folder / "state" / "shards"
-    halves = [{"a/momentum": (torch.ones(2, 4), first), f"{first}/square": (torch.ones(3), 0)} for first in (0, 2)]
-    write_index(shards, [write_rows(shards, rank, rows) for rank, rows in enumerate(halves)])
-    (folder / "state" / "training.json").write_text(json.dumps(asdict(TrainingState())))
-
-
-def use_pieces(folder: Path) -> None:
-    import torch
-
-    from engine.optimizers import OPTIMIZERS
-    from training.checkpoints.sharded_state import load_optimizer_share
-
-    optimizer = OPTIMIZERS["adafactor"]({"a": torch.nn.Parameter(torch.ones(4, 4))})
-    optimizer.load_state = lambda state: None  # type: ignore[method-assign]  # rows are read; they belong to no optimizer
-    optimizer.incomplete = list  # type: ignore[method-assign]
-    load_optimizer_share(folder, optimizer, torch.device("cpu"), None)
 
 
 def metrics_file(path: Path) -> None:
@@ -286,8 +262,6 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "mirror": (mirror_folder, use_mirror, "there/a/LATEST"),
     "mirrored sums": (mirror_folder, use_mirror, "there/a/checkpoints/step_00000020/checksums.json"),
     "mirrored settings": (mirror_folder, use_mirror, "there/a/settings.json"),
-    "pieces": (pieces_folder, use_pieces, "state/shards/index.json"),
-    "rows": (pieces_folder, use_pieces, "state/shards/rank_00001.safetensors"),
     "metrics.jsonl": (metrics_file, use_metrics, ""),
     "speeds.json": (speeds_file, use_speeds, ""),
     "target.yaml": (target_file, use_target, ""),

@@ -123,7 +123,7 @@ def predict_times(work: Work, choice: Choice, machine: Machine, schedule: Schedu
     referred = replace(work, evaluation=work.step_shapes)
     around = (
         schedule.evaluations * evaluation
-        + schedule.saves * saved / choice.shards / pace.save_rate
+        + schedule.saves * saved / pace.save_rate
         + work.counts["total"] / pace.build_rate
         + schedule.sample_tokens * answers
         + schedule.reference_steps * evaluation_seconds(referred, choice, machine, work.rows, pace)

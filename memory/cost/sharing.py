@@ -7,6 +7,7 @@ the loss, with a whole gradient beside it; between that and the end only its row
 
 from __future__ import annotations
 
+STATE_BYTES = 4  # of a number of the optimizer's state, which is gathered for a save as weights are
 WIRE_BYTES_PER_SECOND = 10e9  # of one process, where nothing is measured: what two processes of a machine reach
 
 
@@ -44,7 +45,7 @@ def share_out(
             "save": counts["embedding"],
         }
         if phase in gathered:
-            parts["gathered weights"] = gathered[phase] * storage_bytes
+            parts["gathered weights"] = gathered[phase] * (STATE_BYTES if phase == "save" else storage_bytes)
         elif "backward" in phase:
             parts["gathered weights"] = ahead * block * storage_bytes
         if phase in ("loss", "decoder backward", "encoder backward", "block update"):

@@ -7,7 +7,6 @@ bit has changed, is named instead of being loaded. Folders without it (older one
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -15,11 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from settings.errors import UserError, reason_of
-from storage import MOST_TABLE_BYTES, read_text
+from storage import MOST_TABLE_BYTES, digest, read_text
 
 CHECKSUMS_FILE = "checksums.json"
 STATE = "state"  # what only resuming needs lies below it, and is not published
-_PIECE_BYTES = 2**20
 Entry = dict[str, Any]
 
 
@@ -93,15 +91,6 @@ def refuse_damaged(folder: Path, flag: str) -> None:
     if found:
         advice = f"copy the folder again; where you have changed it on purpose, remove its {CHECKSUMS_FILE}"
         raise UserError(*(f"--{flag} = {folder}, {damage}; {advice}" for damage in found))
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file in hex digits. Memory: 1 MiB."""
-    sum_ = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE_BYTES):
-            sum_.update(piece)
-    return sum_.hexdigest()
 
 
 def is_inside(name: object) -> bool:

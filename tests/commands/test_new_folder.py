@@ -1,4 +1,4 @@
-"""A folder that a command writes is there whole, the old one or the new one, whenever the process dies."""
+"""What a command may replace by the folder that it writes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from commands.new_folder import new_folder
 from model.formats.checksums import damages
 from settings.errors import UserError
-from tests.killing import DIED, die_at, run_child
-from training.checkpoints.ownership import Ownership
+from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run
 
 
@@ -34,8 +33,8 @@ def test_a_folder_that_holds_what_is_read_is_not_replaced(tmp_path: Path) -> Non
 
 def test_a_run_that_somebody_trains_is_not_replaced(tmp_path: Path) -> None:
     run_dir = create_run(tmp_path, "r", "pretrain")
-    with Ownership() as owner:
-        assert owner.take(run_dir) == []
+    with RunLock() as lock:
+        assert lock.acquire(run_dir) == []
         with pytest.raises(UserError, match="--output = r, is in use"), new_folder(str(run_dir), True):
             raise AssertionError("begun")
     make(run_dir, "new")
@@ -51,31 +50,6 @@ def make(output: Path, content: str, overwrite: bool = True) -> None:
 def content(output: Path) -> str:
     assert damages(output) == []
     return (output / "inner" / "model").read_text()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="os.fork")
-@pytest.mark.parametrize("is_after", [False, True])
-def test_a_kill_at_every_single_change_loses_neither_the_old_nor_the_new(tmp_path: Path, is_after: bool) -> None:
-    for number in range(1000):
-        output = tmp_path / str(number) / "out"
-        make(output, "old")
-
-        def again(output: Path = output, number: int = number) -> None:
-            die_at(number, is_after)
-            make(output, "new")
-
-        code = run_child(again)
-        found = [path for path in (output, output.with_name(".replaced-out")) if path.is_dir()]
-        assert content(found[0]) in ("old", "new")
-        with pytest.raises(UserError, match="exists"):
-            make(output, "never", overwrite=False)
-        assert content(output) in ("old", "new"), "the next command finds it under its name"
-        make(output, "newer")
-        assert content(output) == "newer" and [path.name for path in output.parent.iterdir()] == ["out"]
-        if code == 0:
-            break
-        assert code == DIED
-    assert number > 8, "every change was a moment of its own"
 
 
 def test_a_rename_that_fails_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

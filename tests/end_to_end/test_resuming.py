@@ -15,7 +15,7 @@ import pytest
 from tests.end_to_end import running
 from tests.end_to_end.conftest import STEPS, World
 from tests.end_to_end.running import ENVIRONMENT, Place
-from training.checkpoints.ownership import Ownership
+from training.checkpoints.run_lock import RunLock
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
 
@@ -118,8 +118,8 @@ def test_all_processes_hear_of_the_owner(pretrained: World, tmp_path: Path) -> N
     place = pretrained.beside(tmp_path)
     (place.runs / "live").mkdir(parents=True)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    with Ownership() as owner:
-        assert owner.take(place.runs / "live") == []
+    with RunLock() as lock:
+        assert lock.acquire(place.runs / "live") == []
         refused = place.run("train", *pretrained.train_flags, "--run_name=live", launcher=launcher)
     assert refused.returncode != 0 and refused.stderr.count("--run_name = live, is in use") >= 1
     assert 'Traceback (most recent call last):\n  File "' + str(running.ROOT) not in refused.stderr

@@ -21,7 +21,7 @@ from units import MIB
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_TORCH = (
     "training.ahead", "training.start.beginning", "training.start.base", "training.start.adapted", "training.start.resuming",
-    "training.checkpoints.runs", "training.checkpoints.ownership", "training.report.trackers", "memory.observe.monitor",
+    "training.checkpoints.runs", "training.checkpoints.run_lock", "training.report.trackers", "memory.observe.monitor",
     "model.formats.shape_file", "model.formats.adapter_folder", "model.lora.form", "model.lora.freezing", "commands.plan",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from settings.fields import AUTO
 from tests.training.small_trained import SHAPE, save_trained
 from training import opening
 from training.ahead import _reopen
-from training.checkpoints.ownership import Ownership
+from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import SETTINGS_FILE, create_run, is_stopped, note_stop, resume_run
 from training.opening import few_steps, narrowed, outgrowing
 from training.processes.launch import launch_marks
@@ -197,8 +197,8 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     run_dir = saved_run(tmp_path / "runs")
     (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
-    with Ownership() as owner, pytest.raises(UserError, match="checkpoints is a link"):
-        _reopen(now(tmp_path / "runs", is_keep_training="True"), owner)
+    with RunLock() as lock, pytest.raises(UserError, match="checkpoints is a link"):
+        _reopen(now(tmp_path / "runs", is_keep_training="True"), lock)
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 

@@ -1,7 +1,4 @@
-"""Which runs are there, and may a new one begin? One folder a run, described by its `run.json`.
-
-All refusals come before anything is created.
-"""
+"""The folders of runs: making, replacing, resuming and publishing one, and finding the newest; `run.json` says what a run is."""
 
 from __future__ import annotations
 
@@ -21,8 +18,19 @@ from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from settings.errors import UserError, reason_of
 from settings.names import name_problem, shown_name
-from storage import TEMPORARY, atomic_file, make_folder, read_text, remove, sync, sync_folder, write_text, writing
-from training.checkpoints.folder import REPLACED, Checkpoints
+from storage import (
+    TEMPORARY,
+    atomic_file,
+    atomic_folder,
+    clear_leftovers,
+    read_text,
+    remove,
+    replaced_by,
+    restore_folder,
+    write_text,
+    writing,
+)
+from training.checkpoints.folder import Checkpoints
 from training.processes.launch import is_restart_of
 
 RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
@@ -53,41 +61,40 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     if problems:
         return problems
     run_dir = Path(output_dir) / name
-    if _exists(run_dir):
-        if not overwrite and not _is_half_made(run_dir):
-            problems.append(
-                say(
-                    "--run_name = {run}, exists in {folder}; name another, resume it with --is_keep_training=True or replace "
-                    "it with --overwrite=True",
-                    run=name,
-                    folder=output_dir,
-                )
-            )
-        elif not (run_dir / RUN_FILE).is_file() and not _is_half_made(run_dir):
-            problems.append(
-                f"--run_name = {name}, {run_dir} is no run of this program and is not replaced; name another"
-            )
-    return problems
+    is_empty = run_dir.is_dir() and not run_dir.is_symlink() and not any(run_dir.iterdir())
+    if is_empty or not os.path.lexists(run_dir):
+        return []
+    if overwrite and not (run_dir / RUN_FILE).is_file():
+        return [f"--run_name = {name}, {run_dir} is no run of this program and is not replaced; name another"]
+    told = (
+        "--run_name = {run}, exists in {folder}; name another, resume it with --is_keep_training=True or replace it with "
+        "--overwrite=True"
+    )
+    return [] if overwrite else [say(told, run=name, folder=output_dir)]
 
 
 def check_writable(flag: str, folder: str | Path) -> list[str]:
     """Find what keeps the folder that a flag names from being made or written, creating nothing."""
-    obstacle = _why_unwritable(Path(folder))
-    return [f"--{flag} = {folder}, cannot be written: {obstacle}; name another folder"] if obstacle else []
+    nearest = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        obstacle = f"{nearest} is a file"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        obstacle = f"{nearest} is not writable"
+    else:
+        return []
+    return [f"--{flag} = {folder}, cannot be written: {obstacle}; name another folder"]
 
 
 def create_run(
-    output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, is_main: bool = True,
-    fill: Callable[[Path], object] = lambda folder: None, objective: str = "", launch: Sequence[str] = (),
+    output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, fill: Callable[[Path], object] = lambda folder: None,
+    objective: str = "", launch: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """Make the folder of a new run; it appears with all that it begins with, or not at all.
 
     Args:
         output_dir: folder of all runs; made if missing.
-        name: the run's, the same on all processes.
         kind: one of `KINDS`.
-        overwrite: replace an existing run of that name; it lies beside until `let_replaced_go`.
-        is_main: other processes create nothing.
+        overwrite: replace an existing run of that name; it lies beside until `delete_replaced_run`.
         fill: puts further files into the folder it is given. objective: what is learnt, for those who use the model.
         launch: see `training.processes.launch.launch_marks`.
     Returns:
@@ -97,55 +104,42 @@ def create_run(
     """
     assert kind in KINDS
     run_dir = Path(output_dir) / name
-    if not is_main:
-        return run_dir
     problems = check_new_run(output_dir, name, overwrite)
+    if not problems and restore_replaced_run(run_dir):
+        problems = check_new_run(output_dir, name, overwrite)
     if problems:
         raise UserError(*problems)
-    fresh, aside = _beside(run_dir)
-    with writing("output_dir", output_dir):
-        remove(fresh)
-        make_folder(fresh.parent)
-        fresh.mkdir()
+    with writing("output_dir", output_dir), atomic_folder(run_dir, keeps_replaced=True) as folder:
         about = {"name": name, "kind": kind, "objective": objective, "launch": list(launch)}
-        _write_record(fresh, {**about, "started": time.time(), "order": _next_order(run_dir.parent)})
-        fill(fresh)
-        sync(fresh)
-        if os.path.lexists(aside):  # a start before this one was killed before its model stood
-            remove(run_dir)
-        elif os.path.lexists(run_dir):
-            os.replace(run_dir, aside)
-        os.replace(fresh, run_dir)
-        sync_folder(run_dir.parent)
+        _write_record(folder, {**about, "started": time.time(), "order": _next_order(run_dir.parent)})
+        fill(folder)
     return run_dir
 
 
-def let_replaced_go(run_dir: Path) -> None:
-    """Remove the run that a new one has replaced, once the new one's model stands.
+def delete_replaced_run(run_dir: Path) -> None:
+    """Remove the run that a new one has replaced, once the new one's model is there.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    gone, aside = _beside(run_dir)
     with writing("output_dir", run_dir.parent):
-        if os.path.lexists(aside):
-            remove(gone)
-            os.replace(aside, gone)  # one that is removed in part is never brought back
-            remove(gone)
+        remove(replaced_by(run_dir))
 
 
-def bring_replaced_back(run_dir: Path) -> None:
-    """Give the run that a new one has replaced its place again, where the new one ended before its model stood."""
-    fresh, aside = _beside(run_dir)
-    if aside.is_dir():
-        with suppress(OSError):  # it lies beside, whole
-            if os.path.lexists(run_dir):
-                os.replace(run_dir, fresh)
-            os.replace(aside, run_dir)
-            remove(fresh)
+def restore_replaced_run(run_dir: Path) -> bool:
+    """Give the run that a new one has replaced its place again, where the new one ended before its model was there.
+
+    Returns:
+        whether there was one.
+    """
+    if not os.path.lexists(replaced_by(run_dir)):
+        return False
+    with suppress(OSError):  # it lies beside, whole
+        remove(run_dir)
+    return restore_folder(run_dir)
 
 
-def resume_run(run_dir: str | Path, is_main: bool = True, launch: Sequence[str] = ()) -> Path:
+def resume_run(run_dir: str | Path, launch: Sequence[str] = ()) -> Path:
     """Note that a run continues, which makes it the newest one, and clear away what a killed process has left of it.
 
     Args:
@@ -154,14 +148,14 @@ def resume_run(run_dir: str | Path, is_main: bool = True, launch: Sequence[str] 
         UserError: it cannot be written.
     """
     run_dir = Path(run_dir)
-    if is_main:
-        with writing("output_dir", run_dir.parent):
-            for path in (*_beside(run_dir), *(path for path in run_dir.glob(f"{TEMPORARY}*") if not path.is_dir())):
-                remove(path)
-            record = read_run(run_dir) or {}
-            earlier = record["launch"] if is_own(record) else []  # of the same torchrun, on other machines
-            now = {"launch": sorted({*launch, *earlier}), "is_stopped": False, "resumed": time.time()}
-            _write_record(run_dir, {**record, **now, "order": _next_order(run_dir.parent)})
+    with writing("output_dir", run_dir.parent):
+        clear_leftovers(run_dir)
+        for path in run_dir.glob(f"{TEMPORARY}*"):
+            remove(path)
+        record = read_run(run_dir) or {}
+        earlier = record["launch"] if is_own(record) else []  # of the same torchrun, on other machines
+        now = {"launch": sorted({*launch, *earlier}), "is_stopped": False, "resumed": time.time()}
+        _write_record(run_dir, {**record, **now, "order": _next_order(run_dir.parent)})
     return run_dir
 
 
@@ -254,7 +248,7 @@ def model_folder(run_dir: str | Path) -> Path | None:
     run_dir = Path(run_dir)
     if any(all((run_dir / name).is_file() for name in files) for files in (MODEL_FILES, ADAPTER_FILES)):
         return run_dir
-    checkpoints = Checkpoints(run_dir, keep_latest=1, is_main=False)
+    checkpoints = Checkpoints(run_dir, keep_latest=1)
     return checkpoints.best() or checkpoints.latest()
 
 
@@ -267,7 +261,7 @@ def near_folder(named: str | Path) -> str:
     return say("; did you mean {near}?", near=path.with_name(near[0])) if near else ""
 
 
-def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None:
+def publish(checkpoint: Path, run_dir: str | Path) -> None:
     """Make a checkpoint's model the run's own, taking no further space where the file system has hard links.
 
     Args:
@@ -276,8 +270,6 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
         UserError: the checkpoint is damaged; or the disk is full or cannot be written: every file is whole, the old or
             the new one.
     """
-    if not is_main:
-        return
     if found := damages(checkpoint, with_state=False) if checkpoint.is_dir() else [f"{checkpoint} is no longer there"]:
         raise UserError(
             *(f"checkpoint = {checkpoint}, {damage}" for damage in found),
@@ -297,7 +289,10 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
                 Path(run_dir, name).unlink(missing_ok=True)
         for source in files:
             with atomic_file(Path(run_dir, source.name)) as fresh:
-                _share(source, fresh)
+                try:
+                    os.link(source, fresh)
+                except OSError:  # no hard links, or another disk
+                    shutil.copyfile(source, fresh)
         if sums is not None:
             published = {name: entry for name, entry in sums["files"].items() if "/" not in name}
             with atomic_file(Path(run_dir, CHECKSUMS_FILE)) as fresh:
@@ -309,40 +304,7 @@ def publish(checkpoint: Path, run_dir: str | Path, is_main: bool = True) -> None
         ) from error
 
 
-def _share(source: Path, fresh: Path) -> None:
-    """Let another name have the same content."""
-    try:
-        os.link(source, fresh)
-    except OSError:
-        shutil.copyfile(source, fresh)
-
-
 def _write_record(run_dir: Path, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     # a damaged one may hold halves of letters
     write_text(run_dir / RUN_FILE, text.encode("utf8", "replace").decode("utf8"))
-
-
-def _beside(run_dir: Path) -> tuple[Path, Path]:
-    """Where a run's folder is made, and where one that is replaced waits for its removal."""
-    return run_dir.with_name(f"{TEMPORARY}{run_dir.name}"), run_dir.with_name(f"{REPLACED}{run_dir.name}")
-
-
-def _is_half_made(run_dir: Path) -> bool:
-    """Whether a folder holds no more than a process that was killed while making it has left."""
-    if run_dir.is_symlink() or not run_dir.is_dir():
-        return False
-    return all(path.name == RUN_FILE or path.name.startswith(TEMPORARY) for path in run_dir.iterdir())
-
-
-def _exists(run_dir: Path) -> bool:
-    """Whether something is in the way; an empty folder is not."""
-    return run_dir.is_symlink() or (run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())))
-
-
-def _why_unwritable(folder: Path) -> str:
-    """Say why a folder cannot be made or written; empty if it can, as far as can be told without trying."""
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        return f"{nearest} is a file"
-    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} is not writable"

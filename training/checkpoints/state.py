@@ -1,4 +1,4 @@
-"""What does a checkpoint hold? A model folder that others can load, and beside it what resuming needs.
+"""The content of a checkpoint: a model folder that others can load, and beside it what resuming needs.
 
 `state/` holds the optimizer's tensors and `training.json`: the step, the best loss, the choice of the plan. Data order,
 masks, dropout and rounding are functions of (seed, step), so there is no generator state and no list of seen rows.
@@ -7,19 +7,20 @@ masks, dropout and rounding are functions of (seed, step), so there is no genera
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
+from engine.sharing.sharding import Part, Shards
 from limits import MALLOCS
 from memory.cost.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.cost.work import HOMES, JSON_NAMES, Choice
@@ -35,11 +36,8 @@ from storage import read_text
 from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
-# fields with a default that came later: a checkpoint of before lacks them, and means that default
-LATER_FIELDS: tuple[str, ...] = (
-    "divergence", "best_evaluation", "source_sizes", "target_sizes", "kernels", "weights_in", "away_blocks", "measured_on",
-    "asked",
-)  # fmt: skip
+ALIKE_EVERYWHERE = ("columns", "size")  # state of a sharded matrix that each process has whole
+NEEDED = ("step", "tokens")  # although they have a default
 NO_NAMES: Mapping[str, str] = {}
 GREEDY = GenerateConfig()
 NAMES = {
@@ -102,10 +100,15 @@ def write_checkpoint(
         hf_format.save(model, folder, held=held)
     else:
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
-    keep_answers(folder, answers)
-    tokenizer.save(folder)
     (folder / STATE).mkdir()
     write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
+    write_companions(folder, tokenizer, state, answers)
+
+
+def write_companions(folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig) -> None:
+    """Write what a checkpoint has beside its tensors; raises OSError."""
+    keep_answers(folder, answers)
+    tokenizer.save(folder)
     (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 
@@ -137,7 +140,7 @@ def read_training_state(folder: Path) -> TrainingState:
 
 
 def _filled(cls: type[Any], content: Any, what: str, json_names: Mapping[str, str] = NO_NAMES) -> Any:
-    """An object of a dataclass from its fields in JSON: all of them, none besides, each of its type.
+    """An object of a dataclass from its fields in JSON: each of its type, and none besides; those with a default may be missing.
 
     Args:
         json_names: field -> its name in JSON, where that is another.
@@ -147,16 +150,16 @@ def _filled(cls: type[Any], content: Any, what: str, json_names: Mapping[str, st
     """
     if not isinstance(content, dict):
         raise ValueError(f"{what} is no object")
-    names = {json_names.get(member.name, member.name): member.name for member in fields(cls)}
-    types = {json_names.get(member.name, member.name): str(member.type) for member in fields(cls)}
-    if missing := [name for name in types if name not in content and name not in LATER_FIELDS]:
-        raise ValueError(f"{what} lacks {', '.join(missing)}")
-    if foreign := [name for name in content if name not in types]:
-        raise ValueError(f"{what} has {', '.join(foreign)}, which no run writes")
+    members = {json_names.get(member.name, member.name): member for member in fields(cls)}
+    for name, member in members.items():
+        if name not in content and (member.default is MISSING or name in NEEDED):
+            raise ValueError(f"{what} lacks {name}")
     for name, value in content.items():
-        if not any(_is_of(value, kind, name) for kind in types[name].split(" | ")):
+        if name not in members:
+            raise ValueError(f"{what} has {name}, which no run writes")
+        if not any(_is_of(value, kind, name) for kind in str(members[name].type).split(" | ")):
             raise ValueError(f"{name} of {what} is {str(value)[:40]}, which no run writes")
-    return cls(**{names[name]: value for name, value in content.items()})
+    return cls(**{members[name].name: value for name, value in content.items()})
 
 
 def _is_of(value: Any, kind: str, name: str) -> bool:
@@ -172,32 +175,41 @@ def _is_of(value: Any, kind: str, name: str) -> bool:
     return type(value) is known[kind]
 
 
-def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> None:
-    """Load the optimizer's tensors of a checkpoint onto the device.
+def state_part(key: str, shards: Shards | None) -> Part | None:
+    """Which rows of a state tensor this process holds; None: all of them."""
+    name, _, kind = key.rpartition("/")
+    return None if shards is None or kind in ALIKE_EVERYWHERE else shards.parts.get(name)
+
+
+def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, shards: Shards | None = None) -> None:
+    """Load this process's rows of the optimizer's tensors of a checkpoint, however many processes have written it.
 
     Raises:
         UserError: they belong to another model, are broken, or not all there.
     """
-    take_state(folder, optimizer, lambda: load_file(folder / STATE / OPTIMIZER_FILE, device=str(device)))
-
-
-def take_state(folder: Path, optimizer: Optimizer, read: Callable[[], dict[str, Tensor]]) -> None:
-    """Give an optimizer the tensors of a checkpoint, all that it needs.
-
-    Raises:
-        UserError: they belong to another model, are broken, or not all there.
-    """
+    path, loaded = folder / STATE / OPTIMIZER_FILE, dict[str, Tensor]()
+    if not path.is_file():
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state is not there, or in a form of earlier versions, which wrote it in parts "
+            "where weights were sharded; continue from its weights alone with --finetune_from"
+        )
     try:
-        state = read()
-        optimizer.load_state(state)
+        with safe_open(path, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118  # an open file is no mapping
+                part = state_part(key, shards)
+                if part is None:
+                    loaded[key] = stored.get_tensor(key).to(device)
+                else:
+                    loaded[key] = stored.get_slice(key)[part.first : part.first + part.count].to(device)
+        optimizer.load_state(loaded)
     except KeyError as error:
         raise UserError(
             f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
         ) from None
     except Exception as error:  # safetensors raises its own class for a broken file
         raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
-    missing = optimizer.incomplete() if state else []
-    if not state and any(
+    missing = optimizer.incomplete() if loaded else []
+    if not loaded and any(
         optimizer.state_bytes(tuple(weight.shape), name) for name, weight in optimizer.weights.items()
     ):
         trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out

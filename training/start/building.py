@@ -26,11 +26,9 @@ from memory.cost.prediction import Choice
 from memory.homes import weights_folder
 from model import hf_format
 from model.decoding.passing import in_place
-from model.formats.checksums import STATE
 from model.loss import LossSettings
 from model.t5 import T5, in_memory
-from training.checkpoints.sharded_state import load_optimizer_share
-from training.checkpoints.state import OPTIMIZER_FILE, load_optimizer
+from training.checkpoints.state import load_optimizer
 from training.processes.collectives import group_of_hosts, sum_over
 from training.start.adapted import home_of
 from training.start.adapters import choose_trained
@@ -66,10 +64,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     )
     optimizer = OPTIMIZERS[config.train.optimizer](weights, rounding, factors, shards)
     if begin.is_resumed and begin.base is not None:
-        if shards is None and (begin.base / STATE / OPTIMIZER_FILE).is_file():
-            load_optimizer(begin.base, optimizer, device.torch_device)
-        else:
-            load_optimizer_share(begin.base, optimizer, device.torch_device, shards)
+        load_optimizer(begin.base, optimizer, device.torch_device, shards)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
     tables = (model.embedding, model.output_weight)

@@ -1,25 +1,33 @@
-"""The power goes at any moment: what was not waited for is empty, or besides undone, and the run is whole all the same."""
+"""The process is killed, or the power goes, at any change of the disk: what was there is whole, or what is new.
+
+Killed: all that was done is there. Emptied: what was not waited for is empty. Undone: and what was renamed or made and not waited
+for is undone besides.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.faults.disk_faults import Fault, start
+from benchmarks.faults.disk_faults import Fault, PowerLoss, watch_changes
+from commands.new_folder import new_folder
 from model.formats.checksums import damages
+from settings.errors import UserError
 from storage import write_text
 from tests.killing import run_child
 from training.checkpoints.folder import Checkpoints, step_of
-from training.checkpoints.runs import create_run, publish, read_run
+from training.checkpoints.runs import create_run, delete_replaced_run, publish, read_run, resume_run
 from training.start.reference import ReferenceStore
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs the names of open files"),
-    pytest.mark.parametrize("undoes", [False, True], ids=["emptied", "undone"]),
+    pytest.mark.parametrize("how", ["killed", "emptied", "undone"]),
 ]
 
 
@@ -30,55 +38,86 @@ def write(folder: Path) -> None:
     (folder / "state" / "training.json").write_text(folder.name[-1])
 
 
-def lost_at_every_change(
-    folder: Path, undoes: bool, before: Callable[[Path], None], work: Callable[[Path], None]
-) -> list[Path]:
-    """The disks that are left where the power goes after each change of `work`, and at last right after it."""
-    disks = []
-    while True:
-        disk, aside = folder / str(len(disks)) / "disk", folder / str(len(disks)) / "aside"
-        disk.mkdir(parents=True), aside.mkdir()
-        before(disk)
+def disks_of(folder: Path, how: str, before: Callable[[Path], None], work: Callable[[Path], None]) -> list[Path]:
+    """The disks that are left where it happens after each change of `work`; the last one, right after it."""
+    disk, disks, aside = folder / "disk", folder / "disks", folder / "aside"
+    for made in (disk, disks, aside):
+        made.mkdir()
+    before(disk)
 
-        def child(disk: Path = disk, aside: Path = aside, number: int = len(disks)) -> None:
-            start(Fault("power", number, below=str(disk), undoes=undoes, log=str(aside / "old")))
-            work(disk)
-            os.mkdir(disk / "after")
+    def child() -> None:
+        loss = PowerLoss(Fault("power", below=str(disk), undoes=how == "undone", log=str(aside / "old")))
+        is_copying = False
 
-        code = run_child(child)
-        if code == 0:
-            return disks
-        assert code == -9
-        disks.append(disk)
+        def around(name: str, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            nonlocal is_copying
+            if is_copying:
+                return plain(*arguments, **named)
+            result = loss.change(name, plain, *arguments, **named)
+            is_copying = True
+            copy = shutil.copytree(disk, disks / f"{loss.count:04d}", symlinks=True)
+            if how != "killed":
+                loss.lose(str(copy))
+            is_copying = False
+            return result
+
+        watch_changes(around)
+        work(disk)
+
+    assert run_child(child) == 0
+    return sorted(disks.iterdir())
 
 
-def save(disk: Path, step: int, is_best: bool = False) -> None:
-    Checkpoints(disk / "runs" / "r", keep_latest=1).save(step, write, is_best)
+def begin(disk: Path, word: str, overwrite: bool = False) -> Path:
+    fill = lambda folder: write_text(folder / "settings.json", word)  # noqa: E731
+    return create_run(disk / "runs", "r", "pretrain", overwrite=overwrite, fill=fill)
 
 
-def test_a_new_run_and_its_first_checkpoint(tmp_path: Path, undoes: bool) -> None:
-    def begin(disk: Path) -> None:
-        fill = lambda folder: write_text(folder / "settings.json", "{}")  # noqa: E731
-        create_run(disk / "runs", "r", "pretrain", fill=fill)
-        save(disk, 1)
+def save(disk: Path, step: int, is_best: bool = False) -> Path:
+    return Checkpoints(disk / "runs" / "r", keep_latest=1).save(step, write, is_best)
 
-    disks = lost_at_every_change(tmp_path, undoes, lambda disk: None, begin)
+
+def test_a_new_run_and_its_first_checkpoint(tmp_path: Path, how: str) -> None:
+    disks = disks_of(tmp_path, how, lambda disk: None, lambda disk: (begin(disk, "new"), save(disk, 1)))  # type: ignore[arg-type, return-value]
     assert len(disks) > 20
     for disk in disks:
         run_dir = disk / "runs" / "r"
-        assert not run_dir.exists() or (read_run(run_dir) and (run_dir / "settings.json").read_text() == "{}")
+        assert not run_dir.exists() or (read_run(run_dir) and (run_dir / "settings.json").read_text() == "new")
         found = Checkpoints(run_dir, 1).whole()
         assert found is None or (found / "model.safetensors").read_text() == "1"
     assert found is not None, "a save that has returned is on the disk"
 
 
-def test_saves_and_rotation(tmp_path: Path, undoes: bool) -> None:
+def test_a_run_that_is_replaced(tmp_path: Path, how: str) -> None:
     def before(disk: Path) -> None:
-        create_run(disk / "runs", "r", "pretrain")
+        begin(disk, "old")
+        save(disk, 1)
+
+    def replace(disk: Path) -> None:
+        delete_replaced_run(begin(disk, "new", overwrite=True))
+
+    for number, disk in enumerate(disks_of(tmp_path, how, before, replace)):
+        run_dir = disk / "runs" / "r"
+        found = [path for path in (run_dir, run_dir.with_name(".old-r")) if path.is_dir()]
+        assert found and (found[0] / "settings.json").read_text() in ("old", "new")
+        if number % 2:
+            delete_replaced_run(begin(disk, "newer", overwrite=True))
+        elif run_dir.is_dir():
+            resume_run(run_dir)
+        else:
+            with pytest.raises(UserError, match="exists"):
+                begin(disk, "newer")
+            assert (run_dir / "settings.json").read_text() == "old"
+        assert [path.name for path in run_dir.parent.iterdir()] == ["r"]
+
+
+def test_saves_and_rotation(tmp_path: Path, how: str) -> None:
+    def before(disk: Path) -> None:
+        begin(disk, "new")
         for step in (1, 2, 3):
             save(disk, step, is_best=step == 1)
 
-    disks = lost_at_every_change(tmp_path, undoes, before, lambda disk: save(disk, 4, is_best=True))
+    disks = disks_of(tmp_path, how, before, lambda disk: save(disk, 4, is_best=True))  # type: ignore[arg-type, return-value]
     assert len(disks) > 20
     for disk in disks:
         checkpoints = Checkpoints(disk / "runs" / "r", 1)
@@ -87,23 +126,25 @@ def test_saves_and_rotation(tmp_path: Path, undoes: bool) -> None:
         assert (step_of(found), step_of(best)) in ((3, 1), (4, 4))
         for folder in (found, best):
             assert damages(folder) == [] and (folder / "model.safetensors").read_text() == str(step_of(folder))
-        checkpoints.settle()
-        save(disk, 5)
+        checkpoints.finish_last_save()
+        kept = ["step_00000004"] if step_of(found) == 4 else ["step_00000001", "step_00000003"]
+        assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["best", "latest", *kept]
+        assert [os.readlink(checkpoints.folder / link) for link in ("best", "latest")] == [kept[0], kept[-1]]
+    save(disk, 5)
     assert step_of(found) == 4, "a save that has returned is on the disk"
 
 
-def test_publishing(tmp_path: Path, undoes: bool) -> None:
+def test_publishing(tmp_path: Path, how: str) -> None:
     def before(disk: Path) -> None:
-        run_dir = create_run(disk / "runs", "r", "pretrain")
-        save(disk, 1)
-        publish(run_dir / "checkpoints" / "step_00000001", run_dir)
+        run_dir = begin(disk, "new")
+        publish(save(disk, 1), run_dir)
         save(disk, 2)
 
     def again(disk: Path) -> None:
         run_dir = disk / "runs" / "r"
         publish(run_dir / "checkpoints" / "step_00000002", run_dir)
 
-    disks = lost_at_every_change(tmp_path, undoes, before, again)
+    disks = disks_of(tmp_path, how, before, again)
     assert len(disks) > 10
     for disk in disks:
         run_dir = disk / "runs" / "r"
@@ -112,7 +153,20 @@ def test_publishing(tmp_path: Path, undoes: bool) -> None:
     assert (run_dir / "model.safetensors").read_text() == "2"
 
 
-def test_reference_log_probabilities(tmp_path: Path, undoes: bool) -> None:
+def test_a_folder_that_a_command_writes_anew(tmp_path: Path, how: str) -> None:
+    def make(disk: Path, word: str, overwrite: bool = True) -> None:
+        with new_folder(str(disk / "out"), overwrite) as folder:
+            (folder / "model").write_text(word)
+
+    for disk in disks_of(tmp_path, how, lambda disk: make(disk, "old"), lambda disk: make(disk, "new")):
+        with pytest.raises(UserError, match="exists"):
+            make(disk, "never", overwrite=False)
+        assert damages(disk / "out") == [] and (disk / "out" / "model").read_text() in ("old", "new")
+        make(disk, "newer")
+        assert [path.name for path in disk.iterdir()] == ["out"]
+
+
+def test_reference_log_probabilities(tmp_path: Path, how: str) -> None:
     """Rows that were written once are on the disk, or the store is not there: else the run could not go on."""
 
     def fill(disk: Path) -> None:
@@ -120,7 +174,7 @@ def test_reference_log_probabilities(tmp_path: Path, undoes: bool) -> None:
             store = ReferenceStore(disk / "reference" / f"{name}.npy", 4)
             store.write(np.array([0, 1, 3]), np.ones((3, 2), np.float32))
 
-    disks = lost_at_every_change(tmp_path, undoes, lambda disk: None, fill)
+    disks = disks_of(tmp_path, how, lambda disk: None, fill)
     for disk in disks:
         for path in (disk / "reference").glob("*.npy"):
             if not path.name.startswith("."):

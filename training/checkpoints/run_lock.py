@@ -1,8 +1,7 @@
-"""Who trains a run now? One process group at a time: two would mix their checkpoints.
+"""The right to write a run: one process group at a time, since two would mix their checkpoints.
 
 The main process holds a lock of the operating system on `<output_dir>/.<run_name>.lock`, which is free again when that
-process is gone, however it went; nothing has to be cleared away. `owner.json` in the run's folder says whose it is, for
-people: process, machine and time. A second one is refused at once.
+process is gone, however it went. `owner.json` in the run's folder says for people whose it is.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from training.report.wording import duration
 OWNER_FILE = "owner.json"
 
 
-class Ownership:
-    """The right to write one run; a context that gives it back. `remark`: what is to be told of it, or None."""
+class RunLock:
+    """The lock of one run, released at the end of its context. `warning`: that it protects nothing here, or None."""
 
     def __init__(self) -> None:
-        self.remark: str | None = None
+        self.warning: str | None = None
         self._lock: FileLock | None = None
         self._run_dir: Path | None = None
 
-    def __enter__(self) -> Ownership:
+    def __enter__(self) -> RunLock:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._give_back()
+        self.release()
 
-    def take(self, run_dir: Path) -> list[str]:
-        """Take the run of a folder, which need not be there yet; that of another folder is given back.
+    def acquire(self, run_dir: Path) -> list[str]:
+        """Lock the run of a folder, which need not be there yet; that of another folder is released.
 
         Returns:
             why that cannot be, as `UserError` takes it; empty: it is ours.
         """
         if self._run_dir == run_dir:
             return []
-        self._give_back()
-        self.remark = None
+        self.release()
+        self.warning, lock = None, None
         try:
             real = run_dir.resolve()  # by whatever name or link it is called, it is one run
             real.parent.mkdir(parents=True, exist_ok=True)
@@ -63,24 +62,21 @@ class Ownership:
                 return [f"--output_dir = {run_dir.parent}, cannot be written: {reason_of(error)}; name another folder"]
             lock = None
         if lock is None:
-            self.remark = (
+            self.warning = (
                 f"--output_dir = {run_dir.parent}, is on a file system without locks: a second process that trains "
                 f"{run_dir.name} would not be noticed, and mix its checkpoints; see that there is none"
             )
         self._lock, self._run_dir = lock, run_dir
         return []
 
-    def sign(self) -> None:
-        """Say in the run's folder whose it is.
+    def write_owner(self) -> None:
+        """Say in the run's folder whose it is; raises OSError."""
+        assert self._run_dir is not None
+        record = {"process": os.getpid(), "host": platform.node(), "started": time.time()}
+        write_text(self._run_dir / OWNER_FILE, json.dumps(record) + "\n")
 
-        Raises:
-            OSError: it cannot be written.
-        """
-        if self._run_dir is not None:
-            record = {"process": os.getpid(), "host": platform.node(), "started": time.time()}
-            write_text(self._run_dir / OWNER_FILE, json.dumps(record) + "\n")
-
-    def _give_back(self) -> None:
+    def release(self) -> None:
+        """Let others have the run."""
         if self._run_dir is not None:
             with suppress(OSError):  # without the lock it says nothing
                 (self._run_dir / OWNER_FILE).unlink(missing_ok=True)
