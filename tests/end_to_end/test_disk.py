@@ -21,7 +21,7 @@ from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
 from training.checkpoints.folder import Checkpoints
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file systems as POSIX has them")
-IN_THE_SECOND_SAVE = 60  # changes of the disk before it
+IN_THE_SECOND_SAVE = 84  # changes of the disk before it
 
 
 def is_told(done: running.Run, *parts: str) -> None:
