@@ -11,7 +11,6 @@ from torch import Tensor
 
 import limits
 from config import T5ModelConfig
-from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from model.attention import PositionBias, attend, position_buckets
 from model.dropout import _MIX_1, Dropout, mix, random_words
 from model.rows import Rows
@@ -75,7 +74,7 @@ def gradients(out: Tensor, leaves: list[Tensor | None]) -> list[Tensor]:
     )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     query_lengths=lengths,
     kind=st.sampled_from(["self", "causal", "none", "cross"]),
@@ -101,44 +100,6 @@ def test_tiled_is_dense(
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_fp32_is_near_float64() -> None:
-    leaves, bias, rows, causal, dropout = draw(1, [33, 5], [33, 5], "causal")
-    out = attend(*[leaf.float() for leaf in leaves[:3]], bias.float(), rows, causal, dropout)
-    expected = attend(*leaves[:3], bias, rows, causal, dropout)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_scores_are_not_scaled() -> None:
-    q = torch.tensor([[[2.0, 0.0]], [[2.0, 0.0]]])
-    k = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
-    v = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-    rows = Rows((2,))
-    out = attend(q, k, v, None, (rows, rows), False, Dropout(0.0, rows))
-    assert out[0, 0, 0].item() == pytest.approx(math.exp(2) / (math.exp(2) + 1))
-
-
-def test_rows_do_not_see_each_other() -> None:
-    leaves, bias, rows, causal, dropout = draw(2, [4, 6], [4, 6], "self")
-    q, k, v, _ = leaves
-    out = attend(q, k, v, bias, rows, causal, dropout)
-    with torch.no_grad():
-        k[4:], v[4:] = 5.0, 7.0
-    changed = attend(q, k, v, bias, rows, causal, dropout)
-    assert torch.equal(out[:4], changed[:4])
-    assert not torch.equal(out[4:], changed[4:])
-
-
-@pytest.mark.parametrize("way", [HOST, CUDA, MPS], ids=["cpu", "cuda", "mps"])
-def test_causal_does_not_look_ahead(way: DeviceTraits) -> None:
-    leaves, bias, rows, causal, dropout = draw(3, [7], [7], "causal")
-    q, k, v, _ = leaves
-    with override_traits("cpu", way):
-        out = attend(q, k, v, bias, rows, causal, dropout)
-        with torch.no_grad():
-            k[4:], v[4:] = 5.0, 7.0
-        assert torch.equal(out[:4], attend(q, k, v, bias, rows, causal, dropout)[:4])
-
-
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_bias_is_the_table_by_bucket(config: T5ModelConfig, bidirectional: bool) -> None:
     module = PositionBias(config, bidirectional)
@@ -151,19 +112,6 @@ def test_bias_is_the_table_by_bucket(config: T5ModelConfig, bidirectional: bool)
             continue
         bucket = position_buckets(torch.tensor([distance]), bidirectional, 8, 20).item()
         assert torch.equal(bias[:, index], module.table[bucket])
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-def test_buckets_are_exact_near_and_one_far(bidirectional: bool) -> None:
-    distances = torch.arange(-400, 401)
-    buckets = position_buckets(distances, bidirectional, 32, 128)
-    past = buckets[distances <= 0].flip(0)  # by how far back
-    exact, count = (8, 16) if bidirectional else (16, 32)
-    assert past[:exact].tolist() == list(range(exact))
-    assert (past.diff() >= 0).all() and past.max() == count - 1
-    assert (past[128:] == count - 1).all()
-    future = buckets[distances > 0]
-    assert torch.equal(future, past[1:] + 16) if bidirectional else (future == 0).all()
 
 
 def test_memory_is_linear_in_length() -> None:

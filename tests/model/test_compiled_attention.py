@@ -48,12 +48,16 @@ def by_formula(
     return torch.cat([*outputs, q.new_zeros(rows[0].filler, HEADS, WIDTH)])
 
 
-@pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.parametrize(("causal", "rate"), [(False, 0.0), (True, 0.0), (False, 0.2), (True, 0.2)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "tile", [limits.TILE_ELEMENTS, 2 * 128 * 384]
-)  # the second takes 2 of the 3 heads, or queries in parts
+    ("name", "causal", "rate", "dtype", "tile"),
+    [
+        ("short", True, 0.2, torch.float32, limits.TILE_ELEMENTS),
+        ("across", False, 0.2, torch.bfloat16, limits.TILE_ELEMENTS),
+        # 2 of the 3 heads at a time, or queries in parts
+        ("long and short", True, 0.2, torch.bfloat16, 2 * 128 * 384),
+        ("across long ones", False, 0.0, torch.float32, 2 * 128 * 384),
+    ],
+)
 def test_outputs_and_gradients_are_those_of_the_formula(
     name: str, causal: bool, rate: float, dtype: torch.dtype, tile: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.dropout import Dropout, mix, random_words
+from model.dropout import Dropout
 from model.rows import Rows
 
 
@@ -16,7 +16,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return torch.corrcoef(torch.stack([a.flatten().double(), b.flatten().double()]))[0, 1].item()
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_rate_and_mean(rate: float) -> None:
     dropout = Dropout(rate, Rows((200, 300), keys(2)))
     out = dropout(torch.ones(500, 256))
@@ -25,11 +25,6 @@ def test_rate_and_mean(rate: float) -> None:
     assert abs(share - rate) < 5 * deviation + 2**-16
     assert out.double().mean().item() == pytest.approx(1.0, abs=5 * deviation / (1 - rate))
     assert len(out.unique()) == 2
-
-
-def test_no_dropout_is_nothing() -> None:
-    x = torch.ones(3, 4)
-    assert Dropout(0.0, Rows((3,)))(x) is x
 
 
 def test_sites_rows_and_tokens_are_independent() -> None:
@@ -43,20 +38,6 @@ def test_sites_rows_and_tokens_are_independent() -> None:
     assert torch.equal(kept, dropout.kept(200))
 
 
-def test_neighbouring_keys_are_independent() -> None:
-    near = torch.arange(2)
-    kept = Dropout(0.5, Rows((100, 100), near)).kept(200)
-    assert abs(correlation(kept[:100], kept[100:])) < 0.03
-
-
-def test_words_are_uniform() -> None:
-    words = random_words(mix(torch.arange(1000)), 997)
-    assert words.shape == (1000, 997)
-    counts = torch.histc(words.double(), bins=16, min=-32768, max=32768)
-    expected = words.numel() / 16
-    assert ((counts - expected).abs() < 5 * expected**0.5).all()
-
-
 def test_the_cut_of_the_batch_does_not_matter() -> None:
     lengths, row_keys = (5, 1, 9, 3), keys(4)
     whole = Dropout(0.3, Rows(lengths, row_keys), site=7).kept(33)
@@ -67,12 +48,6 @@ def test_the_cut_of_the_batch_does_not_matter() -> None:
     assert torch.equal(other, torch.cat([alone[i] for i in order]))
 
 
-def test_a_longer_row_begins_the_same() -> None:
-    row_key = keys(1)
-    short, long = (Dropout(0.3, Rows((n,), row_key)).kept(8) for n in (4, 10))
-    assert torch.equal(short, long[:4])
-
-
 def test_gradient_mask_is_the_forward_mask() -> None:
     dropout = Dropout(0.4, Rows((6, 2), keys(2)))
     x = torch.full((8, 50), 3.0).requires_grad_()
@@ -80,8 +55,3 @@ def test_gradient_mask_is_the_forward_mask() -> None:
     out.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad * 3.0, out.detach())
-
-
-def test_keys_are_needed() -> None:
-    with pytest.raises(AssertionError, match="key"):
-        Dropout(0.1, Rows((3,)))(torch.ones(3, 4))

@@ -19,14 +19,9 @@ from tests.measuring import in_child
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 VARIANTS: list[dict[str, object]] = [
-    {},
-    {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "scale_decoder_outputs": False},
+    {"tie_word_embeddings": True, "scale_decoder_outputs": False, "pad_token_id": 3, "eos_token_id": 2},
     {"feed_forward_proj": "gated-silu", "dropout_rate": 0.25, "initializer_factor": 0.5, "layer_norm_epsilon": 1e-5},
     {"bias_in_every_layer": True, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    {"bias_in_every_layer": True, "scale_decoder_outputs": False},
-    {"tie_word_embeddings": False, "scale_decoder_outputs": True},
-    {"tie_word_embeddings": True, "scale_decoder_outputs": False},
-    {"pad_token_id": 3, "eos_token_id": 2},
 ]
 
 
@@ -55,8 +50,7 @@ def refused(folder: Path, *words: str, expect: T5ModelConfig | None = None) -> N
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("changes", VARIANTS)
+@pytest.mark.parametrize(("changes", "dtype"), [*((each, torch.float32) for each in VARIANTS), ({}, torch.bfloat16)])
 def test_round_trip(config: T5ModelConfig, changes: dict[str, object], dtype: torch.dtype, tmp_path: Path) -> None:
     model = T5(dataclasses.replace(config, **changes), dtype=dtype).initialise(1)
     save(model, tmp_path)
@@ -89,26 +83,6 @@ def test_names_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path, GOLDEN / family))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-@pytest.mark.parametrize(
-    "family,tied,scaled,every_layer",
-    [
-        ("t5", True, True, False),
-        ("t5_v1_1", False, False, False),
-        ("mt5", False, False, False),
-        ("umt5", True, True, True),
-        ("byt5", False, False, False),
-    ],
-)
-def test_what_a_family_means(family: str, tied: bool, scaled: bool, every_layer: bool) -> None:
-    config = read_config(GOLDEN / family)
-    assert (config.tie_word_embeddings, config.scale_decoder_outputs, config.bias_in_every_layer) == (
-        tied,
-        scaled,
-        every_layer,
-    )
-    assert config.dropout_rate == 0.1
 
 
 def test_old_configs_leave_out_what_is_default(folder: Path) -> None:
@@ -153,7 +127,7 @@ def test_shards(folder: Path) -> None:
     refused(folder, "model-00002-of-00002.safetensors", "is not there")
 
 
-@pytest.mark.parametrize("source", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize("source", ["encoder.embed_tokens.weight", "lm_head.weight"])
 def test_embedding_under_another_name(folder: Path, source: str) -> None:
     expected = load(folder).embedding
     change_weights(folder, lambda weights: weights.update({source: weights.pop("shared.weight")}))
@@ -179,11 +153,7 @@ def test_missing_config(folder: Path) -> None:
     refused(folder, "holds no config.json")
 
 
-def test_missing_folder(tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere", "nowhere")
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", "\x00"])
+@pytest.mark.parametrize("text", ["{", "[1]"])
 def test_broken_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     refused(folder, "config.json")
@@ -206,7 +176,7 @@ def test_pickle_is_not_read(folder: Path) -> None:
     refused(folder, "holds no model.safetensors")
 
 
-@pytest.mark.parametrize("size", [0, 5, 3000, -1])
+@pytest.mark.parametrize("size", [5, -1])
 def test_truncated_file(folder: Path, size: int) -> None:
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:size])
@@ -226,21 +196,12 @@ def test_missing_and_foreign_tensors_are_listed(folder: Path) -> None:
     )  # fmt: skip
 
 
-def test_tensors_that_miss_in_every_block_stand_once(folder: Path) -> None:
-    def change(weights: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in weights if name.endswith("SelfAttention.q.weight")]:
-            del weights[name]
-
-    change_weights(folder, change)
-    refused(folder, "lacks 4 tensors", "decoder.block.{0,1}.layer.0.SelfAttention.q.weight, encoder.block.{0,1}.layer")
-
-
 def test_wrong_tensor_shape_is_named(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"shared.weight": torch.zeros(51, 24)}))
     refused(folder, "shared.weight is [51, 24] and not [50, 24]")
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.int32])
 def test_a_weight_is_a_number_with_a_point(folder: Path, dtype: torch.dtype) -> None:
     change_weights(folder, lambda weights: weights.update({"shared.weight": weights["shared.weight"].to(dtype)}))
     refused(folder, "holds no floating-point numbers in shared.weight")
@@ -260,7 +221,7 @@ def test_numbers_of_half_a_byte_are_told(folder: Path) -> None:
     refused(folder, f"holds no floating-point numbers in {last}")
 
 
-@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("name", ["pad_token_id"])
 def test_ids_without_a_row_are_told(folder: Path, name: str) -> None:
     change_config(folder, **{name: 50, "decoder_start_token_id": 50 if name == "pad_token_id" else 0})
     refused(folder, "vocab_size = 50, has no row for pad_token_id")
@@ -292,8 +253,7 @@ print(measure(lambda: load("{tmp_path}/model"), "VmRSS"))
 
 
 HUGE = [
-    {"num_layers": 10**9}, {"num_decoder_layers": 10**12}, {"d_model": 10**9}, {"d_ff": 10**12}, {"d_kv": 10**9},
-    {"num_heads": 10**9}, {"vocab_size": 2**31 - 1}, {"relative_attention_num_buckets": 10**15}, {"num_layers": 10**30},
+    {"num_layers": 10**30}, {"d_model": 10**9}, {"vocab_size": 2**31 - 1}, {"relative_attention_num_buckets": 10**15},
 ]  # fmt: skip
 
 
@@ -314,9 +274,7 @@ def test_a_configuration_asks_for_no_more_than_its_tensors(
         assert next(iter(sizes)).replace("relative_attention_num_buckets", " weights (vocab_size") in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "pytorch_model.bin", 7, ""]
-)
+@pytest.mark.parametrize("name", ["../model.safetensors", "pytorch_model.bin", 7])
 def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object) -> None:
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"shared.weight": name}}

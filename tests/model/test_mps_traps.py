@@ -39,12 +39,9 @@ PRODUCTS = {
 }
 WORKS = {
     "fp32": TracedWork(SHAPE, "mps", LENGTHS, dtype="float32"),
-    "bf16, dropout, recomputed": TracedWork(SHAPE, "mps", LENGTHS, dropout=0.1, saved=0),
     "in pieces": TracedWork(SHAPE, "mps", LENGTHS, dropout=0.1, saved=1, micro_batch=2, scores=4000),
     "adamw": TracedWork(SHAPE, "mps", LENGTHS, optimizer="adamw_8bit"),
     "sinkgd, gated": TracedWork(replace(SHAPE, feed_forward_proj="gated-gelu"), "mps", LENGTHS, optimizer="sinkgd"),
-    "a bias in each layer": TracedWork(replace(SHAPE, bias_in_every_layer=True), "mps", LENGTHS),
-    "a large vocabulary": TracedWork(replace(SHAPE, vocab_size=40_000), "mps", LENGTHS),
     "many tokens": TracedWork(SHAPE, "mps", ((4000, 20),) * 9, chunk_bytes=1 << 27),
 }
 

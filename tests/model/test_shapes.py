@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict, replace
 
 import pytest
@@ -35,10 +34,9 @@ SMALL = {
     "num_heads": 3,
 }
 PRESETS = sorted(model_presets())
-# every family in small, each with a head of its own and without
 CONFIGS = [
     replace(T5ModelConfig(**SMALL), feed_forward_proj=activation, tie_word_embeddings=tied, bias_in_every_layer=every)
-    for activation, tied, every in itertools.product(("relu", "gated-gelu"), (True, False), (True, False))
+    for activation, tied, every in (("relu", True, False), ("gated-gelu", False, False), ("gated-gelu", True, True))
 ]
 
 
@@ -82,7 +80,7 @@ def test_roles(config: T5ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=told)
-@pytest.mark.parametrize(("targets", "dora"), [("auto", False), ("all", True), ("o, wo", True)])
+@pytest.mark.parametrize(("targets", "dora"), [("auto", False), ("all", True)])
 def test_adapters_as_they_are_put_on(config: T5ModelConfig, targets: str, dora: bool) -> None:
     model, asked = T5(config).initialise(0), asked_targets(config, targets)
     assert set(asked) <= set(targets_of(config)) == {w.target for w in block_weights(config, "encoder") if w.is_product}

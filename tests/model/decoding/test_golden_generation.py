@@ -33,13 +33,6 @@ def test_answers_do_not_depend_on_the_batch() -> None:
         assert alone == way["answers"], way["settings"]
 
 
-def test_golden_answers_are_worth_comparing() -> None:
-    for family in FAMILIES:
-        golden = expected(family)
-        assert len({json.dumps(way["answers"]) for way in golden["ways"]}) > 9, family
-        assert len({len(answer) for way in golden["ways"] for answer in way["answers"]}) > 3, family
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
