@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from data.prepare.preview import table_of_shards
 from devices.cores import use_threads
 from devices.environment import PRODUCT_CACHES, prepare_environment
 
@@ -52,9 +53,9 @@ from training.report.trackers import Trackers, tracker_names
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
-from training.start.seen import begun_rows
 
 __all__ = ["LowMemTrainer", "plot"]
+SHOWN_ROWS = 2  # of the data, when a run begins
 
 
 class LowMemTrainer:
@@ -133,7 +134,8 @@ class LowMemTrainer:
         for text in (*self._late(), *start.notes, headline(opening)):
             log.tell(text)
         if is_main and not self.config.train.is_keep_training:
-            log.table(say("rows as the model sees them"), begun_rows(start))
+            rows = table_of_shards(config, start.prepared, start.loader, start.tokenizer, SHOWN_ROWS)
+            log.table(say("rows as the model sees them"), rows)
         announce(log, config, plan, start.state.step)
         keeper = Keeper(
             config, plan, budget, opening.plan_again, device=device, monitor=monitor, log=log,

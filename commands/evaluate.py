@@ -12,7 +12,7 @@ from commands.loading import Room, Trained, answering, check_one_adapter, find_m
 from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, evaluation_in_child
-from data.prepare.seen import passed_over
+from data.prepare.preview import passed_over
 from data.prepare.task import kind_of
 from data.shards.store import PAIRS, check_shards
 from language import say

@@ -16,8 +16,8 @@ from config import Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.preparing import find_prepared
-from data.prepare.seen import Rows as SeenRows
-from data.prepare.seen import table_of_files, table_of_shards
+from data.prepare.preview import Rows as SeenRows
+from data.prepare.preview import table_of_files, table_of_shards
 from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
 from data.sources.peek import about_rows, about_tokens

@@ -7,7 +7,7 @@ import shlex
 import data.prepare.preparing
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
-from data.prepare.seen import lost_of_shards, passed_over, table_of_files, table_of_shards
+from data.prepare.preview import lost_of_shards, passed_over, table_of_files, table_of_shards
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say

@@ -16,6 +16,7 @@ from data.sources.corpus import SampleCorpus, build_sample_corpus
 from data.sources.files import Source, find, held_out, parts_of, sources_fingerprint
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
+from data.sources.peek import MOST_CHARS, peek
 from data.sources.places import public
 from data.sources.reading import column_names, read_rows, recognised_columns
 from data.text.clean import Cleaning
@@ -29,7 +30,7 @@ from settings.errors import UserError
 from settings.fields import AUTO
 from storage import Once, fingerprint, make_once
 
-QUALITY_CHARS = 1024**2
+QUALITY_ROWS = 2**17  # of the beginning of each part, that a tokenizer is measured on
 TOKENIZER_FORMAT = 3  # raise it when the same text would give another tokenizer
 
 
@@ -254,7 +255,7 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
 
 
 def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:
-    """Measure a tokenizer on the beginning of each part of the training data, 1 Mi characters of each.
+    """Measure a tokenizer on the beginning of each part of the training data.
 
     Returns:
         name of the part -> its quality; parts without text are left out.
@@ -263,11 +264,8 @@ def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[
     made = examples_of(config, task.kind, task.columns, None)
     for number, name in enumerate(task.parts):
         sources = [source for source in task.sources if source.part == number]
-        rows = read_rows(sources, task.columns, BadRows(skip=True))
-        measured = quality(
-            tokenizer,
-            first_chars((text for batch in rows for row in batch for text in made.texts(row)), QUALITY_CHARS),
-        )
+        rows = peek(sources, task.columns, QUALITY_ROWS).rows
+        measured = quality(tokenizer, first_chars(chain.from_iterable(map(made.texts, rows)), MOST_CHARS))
         if measured.chars:
             found[name or "the built-in sample"] = measured
     return found

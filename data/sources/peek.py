@@ -1,7 +1,4 @@
-"""A look at files: about how many rows they hold, some of these, and what a file is for.
-
-Rows come from the beginning of files, which is often unlike the rest; of small files they are evenly spread over all rows.
-"""
+"""A look at the beginning of files: their first rows, about how many there are, and what a file is for."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import childproc
 from config import DataConfig
@@ -26,64 +23,55 @@ from settings.errors import UserError
 PACKED = 4  # times smaller than what it holds, a packed text file
 ROW_BYTES = 1024  # of an Arrow file, where nothing tells better
 TOKEN_BYTES = 4  # of text in UTF-8, English as Chinese, with a vocabulary of some ten thousand tokens
-WHOLE_BYTES = 4 * 1024**2  # of all files, up to which every row is read
-MOST_FILES, MOST_CHARS = 16, 512 * 1024  # of larger ones, that are read of each
+MOST_FILES, MOST_CHARS = 16, 512 * 1024  # that are read, and of each
 COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
 BARS = 24
 PREVIEW_BYTES = 1024**3  # of memory that a preview may take
 CONVERSATIONS, PREFERENCES, PAIRS = "conversations", "preferences", "pairs"
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Peek:
-    """Some rows of files; those that are broken are left out, and counted.
+    """The first rows of files; those that are broken are left out, and counted.
 
     Args:
-        is_everywhere: whether they are spread over all rows, or come from the beginning of files. is_all: whether there are no others.
+        is_all: whether there are no others.
     """
 
     rows: list[Row]
     bad_rows: BadRows
-    is_everywhere: bool
     is_all: bool
 
 
 def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int, max_rows: int | None = None) -> Peek:
-    """Some rows of all files.
+    """Read the first rows of files, of each alike many.
 
     Args:
-        most: rows that are given. max_rows: that count at all, from the first on; None: all.
+        most: rows that are given. max_rows: that count at all, of the first file on; None: all.
     Raises:
         UserError: a file cannot be read.
-    Memory: up to 8 Mi characters; packed up to 16.
+    Memory: up to 8 Mi characters.
     """
-    bad_rows = BadRows(skip=True)
-    if sum(map(_bytes, sources)) <= WHOLE_BYTES:
-        coming = chain.from_iterable(read_rows(sources, columns, bad_rows))
-        rows = list(_up_to(islice(coming, max_rows), PACKED * WHOLE_BYTES))
-        is_whole = len(rows) == max_rows or next(coming, None) is None
-        return Peek(_even(rows, most), bad_rows, is_whole, is_whole and len(rows) <= most)
-    rows, chosen = [], _even(sources, MOST_FILES) if max_rows is None else sources[:1]
-    for source in chosen:
-        share = min(-(-most // len(chosen)), most if max_rows is None else max_rows)
-        coming = chain.from_iterable(read_rows([source], columns, bad_rows))
-        rows += _up_to(islice(coming, share), MOST_CHARS)
-    return Peek(rows, bad_rows, is_everywhere=False, is_all=False)
+    rows, bad_rows, is_all = list[Row](), BadRows(skip=True), True
+    chosen = [sources]
+    if max_rows is None and len(sources) > 1:
+        count = min(len(sources), MOST_FILES)
+        chosen = [[sources[at * len(sources) // count]] for at in range(count)]
+        is_all = count == len(sources)
+    for part in chosen:
+        coming = islice(chain.from_iterable(read_rows(part, columns, bad_rows)), max_rows)
+        rows += _up_to(islice(coming, -(-most // len(chosen))), MOST_CHARS)
+        is_all = is_all and next(coming, None) is None
+    return Peek(rows, bad_rows, is_all)
 
 
 def _up_to(rows: Iterator[Row], chars: int) -> Iterator[Row]:
-    """Rows until they have so many letters."""
+    """Rows until they have so many characters."""
     for row in rows:
         yield row
         chars -= sum(map(len, row))
         if chars <= 0:
             return
-
-
-def _even(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many, evenly spread."""
-    return [items[at * len(items) // most] for at in range(most)] if len(items) > most else list(items)
 
 
 def about_rows(sources: Sequence[Source]) -> int:
@@ -133,17 +121,16 @@ def preview(spec: str) -> dict[str, Any]:
         UserError: it cannot be read.
     Memory: the first `COUNTED_ROWS` rows.
     """
-    source, data, bad_rows = find(spec)[0], DataConfig(), BadRows(skip=True)
+    source, data = find(spec)[0], DataConfig()
     names = [data.text_column] if source.kind == TEXT else head_of(source).names
     task, known = _task(source, names, data)
     wanted = known or Columns(tuple(name for name in names if _is_text(source, name)))
-    batches = read_rows([source], wanted, bad_rows) if wanted.kinds(names) else iter(())
-    rows = list(islice(chain.from_iterable(batches), COUNTED_ROWS))
+    found = peek([source] if wanted.kinds(names) else [], wanted, COUNTED_ROWS)
     return {
         "file": str(source.path), "kind": source.kind, "columns": names, "task": task, "shown": wanted.cells(),
-        "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in rows[:SHOWN_ROWS]],
-        "counted": len(rows), "is_whole": len(rows) < COUNTED_ROWS, "broken": bad_rows.count,
-        "lengths": {name: _lengths([len(row[place]) for row in rows]) for place, name in enumerate(wanted.cells())},
+        "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in found.rows[:SHOWN_ROWS]],
+        "counted": len(found.rows), "is_whole": found.is_all, "broken": found.bad_rows.count,
+        "lengths": {name: _lengths([len(row[place]) for row in found.rows]) for place, name in enumerate(wanted.cells())},
     }  # fmt: skip
 
 
@@ -164,7 +151,7 @@ def _task(source: Source, names: list[str], data: DataConfig) -> tuple[str | Non
 def _is_text(source: Source, column: str) -> bool:
     """Whether the first rows of a column can be read as text."""
     try:
-        return any(islice(read_rows([source], [column], BadRows(skip=True)), 1))
+        return bool(peek([source], [column], 1).rows)
     except UserError:
         return False
 

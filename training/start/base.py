@@ -2,7 +2,7 @@
 
 A folder that the user names is taken, and all else that is found by itself is told before anything else: what it is, why
 it, and what other starts there are. A pretraining run is found by itself only where its shape is not another than the one
-asked for, and its tokenizer suits the data (`data.prepare.fitting`); else weights are random.
+asked for, and its tokenizer suits the data (`data.prepare.estimate`); else weights are random.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from config import PREFERENCES, Config, T5ModelConfig, UserError
-from data.prepare.fitting import fit_in_child
+from data.prepare.estimate import fit_in_child
 from language import say
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts

@@ -14,8 +14,8 @@ from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
+from data.prepare.estimate import LengthEstimate, estimate_lengths
 from data.prepare.preparing import Prepared, find_prepared
-from data.prepare.sampled import SampledLengths, sampled_lengths
 from data.prepare.task import decide, file_problems, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
 from memory.cost.duration import predict_times, schedule_of
@@ -50,7 +50,7 @@ class Rows:
     held_out: int
     lengths: Shapes | None = None
     evaluation: Shapes | None = None
-    sample: SampledLengths | None = None
+    sample: LengthEstimate | None = None
 
     @classmethod
     def as_set(cls, config: Config) -> Rows:
@@ -76,7 +76,7 @@ class Rows:
         )  # fmt: skip
 
     @classmethod
-    def of_sample(cls, config: Config, machine: Machine, sample: SampledLengths) -> Rows:
+    def of_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> Rows:
         """Of data that is not prepared: like some of its rows, and one that is longer."""
         lengths, longest = sample.cut(config), sample.longest(config)
         sorts_rows, processes = config.data.group_by_length, machine.num_processes
@@ -102,7 +102,7 @@ class Rows:
                     train = StepLoader(data.train_dir, data.objective, config)
                     validation = StepLoader(data.validation_dir, data.objective, config)
                     return cls.ahead(config, machine, data, train, validation)
-                if (sample := sampled_lengths(config)) is not None:
+                if (sample := estimate_lengths(config)) is not None:
                     return cls.of_sample(config, machine, sample)
         return cls.as_set(config)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from config import Config, load
-from data.prepare.fitting import Fit
+from data.prepare.estimate import Fit
 from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
 from tests.training.small_trained import save_trained

@@ -1,4 +1,4 @@
-"""How will the model see the rows? A few of them as encoder and decoder get them, with their tokens, and what was cut.
+"""The first rows as the model receives them, with their tokens, and what of the data is cut, left out or not read.
 
 From token shards where there are any; else from the files themselves, with the tokenizer that is known, or with none.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +19,8 @@ from data.prepare.preparing import Prepared
 from data.prepare.task import Task, columns_of, decide, examples_of, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest, is_shards
 from data.sources.files import Listing, Source, detect, listing, parts_of
-from data.sources.lines import BadRows
-from data.sources.reading import head_of, read_rows
+from data.sources.peek import peek
+from data.sources.reading import head_of
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TSV
@@ -37,90 +35,69 @@ SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards te
 Rows = list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class SeenRow:
-    """Texts of one row: what the encoder reads, and what the decoder learns to write (with preferences two).
-
-    Args:
-        tokens: of each; none where no tokenizer is known.
-    """
-
-    texts: Sequence[str]
-    tokens: Sequence[int] = ()
-
-
-def rows_of_shards(loader: StepLoader, tokenizer: Tokenizer, count: int) -> list[SeenRow]:
-    """The first rows of token shards."""
-    found = []
+def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Rows:
+    """The first `count` rows of shards, what of the data was cut, left out or is never read, and files that are not read."""
+    manifest = Manifest.of(prepared.train_dir)
+    table = _columns_row(manifest.content["settings"].get("columns", []))
     for number in range(min(count, loader.num_rows)):
         batch = loader.batch_of(np.array([number]))
         sides = [batch.input_ids[0, : batch.input_lengths[0]]]
         sides += [batch.labels[place, :length] for place, length in enumerate(batch.target_lengths)]
-        texts = [
-            tokenizer.decode(ids, skip_special=False).removesuffix(tokenizer.names["eos_token"]).rstrip(BROKEN)
-            for ids in sides
-        ]
-        found.append(SeenRow(texts, [len(ids) for ids in sides]))
-    return found
+        for place, ids in enumerate(sides):
+            text = tokenizer.decode(ids, skip_special=False).removesuffix(tokenizer.names["eos_token"])
+            table.append(_side(place, text.rstrip(BROKEN), len(ids)))
+    return [*table, *lost_of_shards(config, prepared), *passed_over(config, manifest.kind)]
 
 
-def rows_of_files(
-    config: Config, count: int, once: Once = make_once, worded: Path | None = None
-) -> tuple[Task, list[SeenRow], str, BadRows]:
-    """The first rows of the files that the settings name; none where those are shards already.
+def table_of_files(config: Config, count: int, once: Once = make_once, worded: Path | None = None) -> tuple[Task, Rows]:
+    """The task, and the first rows of the files that the settings name; no rows where those are shards already.
 
     Args:
         once: `make_once`, or `only_if_made` where no tokenizer shall be trained.
         worded: a folder whose template words the prompts, where the tokenizer is not known yet: no tokens are told.
-    Returns:
-        the task, rows, how many are cut, and those that cannot be read.
     Raises:
         UserError: the data cannot be read. NotMade: by `only_if_made`.
     """
     task = decide(config, once)
     if task.shards is not None:
-        return task, [], "", BadRows()
-    bad_rows = BadRows(skip=True)
-    rows = islice(chain.from_iterable(read_rows(task.sources, task.columns, bad_rows)), config.data.max_samples)
-    raw = list(islice(rows, max(count, SAMPLED_ROWS)))
+        return task, []
+    found = peek(task.sources, task.columns, max(count, SAMPLED_ROWS), config.data.max_samples)
+    folder = worded or tokenizer_folder(config, task, once)
+    examples, table = examples_of(config, task.kind, task.columns, folder), _columns_row(task.columns.sides())
     if worded is not None:
-        left, *_ = examples_of(config, task.kind, task.columns, worded).usable(raw)
-        return task, [SeenRow(texts) for texts in left[:count]], "", bad_rows
-    folder = tokenizer_folder(config, task, once)
-    examples = examples_of(config, task.kind, task.columns, folder)
-    encoded = Encoder.load(folder, examples, longest_of(task.kind, lengths_of(config.data, task.kind)))(raw)
-    tokenizer, sides = Tokenizer.load(folder), []
-    for ids, lengths in encoded.columns:
-        ends = np.cumsum(lengths)[:count]
-        sides.append([ids[end - length : end] for end, length in zip(ends, lengths, strict=False)])
-    shown_rows = [
-        SeenRow([tokenizer.decode_answer(ids).rstrip(BROKEN) for ids in row], [len(ids) for ids in row])
-        for row in zip(*sides, strict=True)
-    ]
-    cut = sum(
-        np.any([before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)], axis=0)
-    )
-    return task, shown_rows, _cut(config, task.kind, int(cut), encoded.num_rows, of_first=True), bad_rows
+        left, *_ = examples.usable(found.rows)
+        table += [_side(place, text) for texts in left[:count] for place, text in enumerate(texts)]
+    else:
+        tokenizer = Tokenizer.load(folder)
+        encoded = Encoder(tokenizer, examples, longest_of(task.kind, lengths_of(config.data, task.kind)))(found.rows)
+        sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
+        for row in list(zip(*sides, strict=True))[: min(count, encoded.num_rows)]:
+            for place, ids in enumerate(row):
+                table.append(_side(place, tokenizer.decode_answer(ids).rstrip(BROKEN), len(ids)))
+        cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
+        table += _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
+    if found.bad_rows.count:
+        words = "{count} of the first ones, such as {example}"
+        if not config.data.skip_bad_rows:
+            words = "{count} of the first ones, such as {example}; training stops there without --skip_bad_rows=True"
+        bad = say(words, count=counted(found.bad_rows.count, "row"), example=found.bad_rows.examples[0])
+        table.append((say("cannot be read"), bad))
+    return task, [*table, *passed_over(config, task.kind)]
 
 
-def told(rows: Sequence[SeenRow], columns: Sequence[str] = ()) -> Rows:
-    """Rows as a table shows them.
+def _columns_row(columns: Sequence[str]) -> Rows:
+    """The columns that the texts are made of, where they are not called so."""
+    if not columns or columns[0] in ("prompt", "text", "messages", "conversations"):
+        return []
+    names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages").split()
+    flags = ", ".join(f"--{name}_column" for name in names)
+    return [(say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})")]
 
-    Args:
-        columns: that the texts were made of, which are named where they are not called so.
-    """
-    table: Rows = []
-    if columns and columns[0] not in ("prompt", "text", "messages", "conversations"):
-        names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages").split()
-        flags = ", ".join(f"--{name}_column" for name in names)
-        table.append((say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})"))
-    for row in rows:
-        for place, text in enumerate(row.texts):
-            side, cell = say("decoder") if place else say("encoder"), shown(text)
-            if row.tokens:
-                cell = say("{text} ({tokens})", text=cell, tokens=counted(row.tokens[place], "token"))
-            table.append((side, cell))
-    return table
+
+def _side(place: int, text: str, tokens: int | None = None) -> tuple[str, str]:
+    """What encoder (place 0) or decoder gets of a row."""
+    side, cell = say("decoder") if place else say("encoder"), shown(text)
+    return side, cell if tokens is None else say("{text} ({tokens})", text=cell, tokens=counted(tokens, "token"))
 
 
 def passed_over(config: Config, kind: str) -> Rows:
@@ -172,29 +149,10 @@ def _of_columns(config: Config, kind: str, firsts: Sequence[Source]) -> Rows:
     return [*table, *((say("quotes"), say(told_quotes, file=file)) for file in quoted)]
 
 
-def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Rows:
-    """The first `count` rows of shards, what of the data was cut, left out or is never read, and files that are not read."""
-    seen = told(rows_of_shards(loader, tokenizer, count), columns_of_shards(prepared))
-    return [*seen, *lost_of_shards(config, prepared), *passed_over(config, Manifest.of(prepared.train_dir).kind)]
-
-
-def table_of_files(config: Config, count: int, once: Once = make_once, worded: Path | None = None) -> tuple[Task, Rows]:
-    """The task, and a table of the first rows of the files. Args, and what is raised: as of `rows_of_files`."""
-    task, rows, cut, bad_rows = rows_of_files(config, count, once, worded)
-    table = [*told(rows, task.columns.sides()), *_cut_row(cut)]
-    if bad_rows.count:
-        words = "{count} of the first ones, such as {example}"
-        if not config.data.skip_bad_rows:
-            words = "{count} of the first ones, such as {example}; training stops there without --skip_bad_rows=True"
-        bad = say(words, count=counted(bad_rows.count, "row"), example=bad_rows.examples[0])
-        table.append((say("cannot be read"), bad))
-    return task, [*table, *passed_over(config, task.kind)]
-
-
 def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
     """What of the training data was cut, left out or is never read, for a table."""
     manifest, counts = Manifest.of(prepared.train_dir), prepared.counts
-    table = _cut_row(_cut(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"]))
+    table = _cut_row(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"])
     for reason, entry in manifest.content.get("dropped", {}).items():
         samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
@@ -211,26 +169,19 @@ def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
     return table
 
 
-def _cut_row(cut: str) -> Rows:
-    return [(say("cut"), cut)] if cut else []
-
-
-def columns_of_shards(prepared: Prepared) -> list[str]:
-    """The columns that shards were made of."""
-    return list(Manifest.of(prepared.train_dir).content["settings"].get("columns", []))
-
-
-def _cut(config: Config, kind: str, cut: int, rows: int, of_first: bool = False) -> str:
+def _cut_row(config: Config, kind: str, cut: int, rows: int, of_first: bool = False) -> Rows:
     if kind == STREAM or not rows:
-        return ""
+        return []
     limits = lengths_of(config.data, kind)
     longest = say(
         "--max_seq_len={input} or --max_target_len={target}", input=limits.input_tokens, target=limits.target_tokens
     )
     values = {"cut": f"{cut:,}", "rows": counted(rows, "row"), "share": f"{cut / rows:.1%}", "longest": longest}
     if of_first:
-        return say("{cut} of the first {rows} ({share}) are longer than {longest}, and cut there", **values)
-    return say("{cut} of {rows} ({share}) are longer than {longest}, and cut there", **values)
+        text = say("{cut} of the first {rows} ({share}) are longer than {longest}, and cut there", **values)
+    else:
+        text = say("{cut} of {rows} ({share}) are longer than {longest}, and cut there", **values)
+    return [(say("cut"), text)]
 
 
 def shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Rows are shown as the model sees them: worded, cut, with their tokens."""
+"""Rows are shown as the model receives them: worded, cut, with their tokens; and what of the data is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from config import Config
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
-from data.prepare.seen import columns_of_shards, lost_of_shards, passed_over, rows_of_files, rows_of_shards, shown, told
+from data.prepare.preview import Rows, lost_of_shards, passed_over, shown, table_of_files, table_of_shards
 from data.shards.store import PAIRS
 from data.tokenizers.tokenizer import Tokenizer
 
@@ -25,21 +25,23 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "rows.json"
 
 
-def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> None:
-    config = configure(train_file=file, max_seq_len=32, max_target_len=16, prompt_template="question")
-    task, rows, cut, _ = rows_of_files(config, 2)
-    assert [list(row.texts) for row in rows] == [["question: qqq", "a0"], ["question: " + "q" * 21, "a1"]]
-    assert [list(row.tokens) for row in rows] == [[14, 3], [32, 3]]
-    assert cut.startswith("75 of the first 150 rows (50.0%) are longer than --max_seq_len=32 or --max_target_len=16")
+def of_shards(config: Config, count: int) -> Rows:
     prepared = prepare(config)
     loader = StepLoader(prepared.train_dir, prepared.objective, config)
-    stored = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 2)
-    assert stored[0].texts == list(rows[0].texts) and len(stored) == 2
-    ((name, cut_whole),) = lost_of_shards(config, prepared)
-    assert columns_of_shards(prepared) == task.columns.sides() and name == "cut" and " rows (49.7%)" in cut_whole
-    table = told(stored, task.columns.sides())
-    assert table[0] == ("columns", "question -> answer (--prompt_column, --response_column)")
-    assert table[1] == ("encoder", "question: qqq (14 tokens)") and table[2] == ("decoder", "a0 (3 tokens)")
+    return table_of_shards(config, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), count)
+
+
+def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> None:
+    config = configure(train_file=file, max_seq_len=32, max_target_len=16, prompt_template="question")
+    rows = [
+        ("columns", "question -> answer (--prompt_column, --response_column)"),
+        ("encoder", "question: qqq (14 tokens)"), ("decoder", "a0 (3 tokens)"),
+        ("encoder", f"question: {'q' * 21} (32 tokens)"), ("decoder", "a1 (3 tokens)"),
+    ]  # fmt: skip
+    _, table = table_of_files(config, 2)
+    assert table[:5] == rows and table[5][0] == "cut" and table[5][1].startswith("75 of the first 150 rows (50.0%)")
+    stored = of_shards(config, 1)
+    assert stored[:3] == rows[:3] and stored[3][0] == "cut" and " rows (49.7%)" in stored[3][1]
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -49,31 +51,25 @@ def test_as_many_rows_are_shown_as_are_asked_for(configure: Configure, tmp_path:
     path = tmp_path / "talks.jsonl"
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in talks), encoding="utf8")
     config = configure(train_file=path, expand_turns=True)
-    worded = {} if is_known else {"worded": tmp_path}
-    _, rows, *_ = rows_of_files(config, 2, **worded)
-    assert [list(row.texts) for row in rows] == [["q0.0", "a0.0"], ["q0.0\na0.0\nq0.1", "a0.1"]]
+    _, table = table_of_files(config, 2, **({} if is_known else {"worded": tmp_path}))
+    texts = [cell.partition(" (")[0] for side, cell in table if side in ("encoder", "decoder")]
+    assert texts == ["q0.0", "a0.0", "q0.0\\na0.0\\nq0.1", "a0.1"]
 
 
 def test_masks_are_shown(configure: Configure, text_file: Path) -> None:
-    config = configure(train_file=text_file)
-    prepared = prepare(config)
-    loader = StepLoader(prepared.train_dir, prepared.objective, config)
-    (row,) = rows_of_shards(loader, Tokenizer.load(prepared.tokenizer_dir), 1)
-    assert "<extra_id_0>" in row.texts[0] and row.texts[1].startswith("<extra_id_0>")
-    assert lost_of_shards(config, prepared) == [], "of many rows hardly anything is left at the end"
+    encoder, decoder, *others = of_shards(configure(train_file=text_file), 1)
+    assert "<extra_id_0>" in encoder[1] and decoder[1].startswith("<extra_id_0>")
+    assert others == [], "of many rows hardly anything is left at the end"
 
 
-def test_the_end_of_a_text_that_fills_no_row_is_told(configure: Configure, tmp_path: Path) -> None:
+def test_what_is_lost_is_told(configure: Configure, tmp_path: Path) -> None:
+    """The end of a text that fills no row, and rows that are left out."""
     (tmp_path / "short.txt").write_text("\n\n".join(["word " * 30] * 10), encoding="utf8")
-    config = configure(train_file=tmp_path / "short.txt", tokenizer_type="byte", max_seq_len=256)
+    config = configure(train_file=tmp_path / "short.txt", max_seq_len=256)
     prepared = prepare(config)
     tokens, window = prepared.counts["train_tokens"], StepLoader(prepared.train_dir, "span", config).lengths.raw_tokens
     ((name, left),) = lost_of_shards(config, prepared)
-    assert name == "never read" and 0 < tokens % window < window < tokens
-    assert left.startswith(f"the last {tokens % window} of {tokens:,} tokens, as a row takes {window};")
-
-
-def test_rows_that_are_left_out_are_told(configure: Configure, tmp_path: Path) -> None:
+    assert name == "never read" and left.startswith(f"the last {tokens % window} of {tokens:,} tokens")
     lines = [json.dumps({"prompt": f"p{at}", "response": "r" if at % 50 else ""}) for at in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf8")
     config = configure(train_file=tmp_path / "rows.jsonl", skip_bad_rows=True)
@@ -84,8 +80,8 @@ def test_rows_that_are_left_out_are_told(configure: Configure, tmp_path: Path) -
 def test_files_of_a_folder_that_are_not_read_are_told(configure: Configure, file: Path) -> None:
     assert passed_over(configure(train_file=file.parent), PAIRS) == []
     (file.parent / "more.jsonl").write_text('{"prompt": "p", "response": "r"}\n', encoding="utf8")
-    ((name, told_files),) = passed_over(configure(train_file=file, validation_file=file.parent), PAIRS)
-    assert name == "not read" and told_files.startswith("1 .json") and f"the first {file};" in told_files
+    ((name, told),) = passed_over(configure(train_file=file, validation_file=file.parent), PAIRS)
+    assert name == "not read" and told.startswith("1 .json") and str(file) in told
     prepared = prepare(configure(train_file=file))
     assert passed_over(configure(train_file=prepared.train_dir, validation_file=file.parent / "none"), PAIRS) == []
 

@@ -1,0 +1,162 @@
+"""What a look at the first rows says before they are prepared: how long they are, and whether a tokenizer suits them.
+
+Where the tokenizer is not trained yet, one that learns from every other row stands in for it, and the rows between are
+measured: it has seen less text, so it needs more tokens rather than fewer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from childproc import call
+from config import Config
+from data.batches.objectives import lengths_of
+from data.prepare.encode import Encoder
+from data.prepare.task import decide, examples_of, first_chars, held_out_sources, tokenizer_folder
+from data.shards.store import COLUMNS, STREAM, Manifest
+from data.sources.peek import about_rows, peek
+from data.sources.reading import check_columns
+from data.tokenizers.tokenizer import Tokenizer, quality
+from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
+from language import say
+from settings.fields import AUTO, counted
+from storage import NotMade, only_if_made
+
+SAMPLED_ROWS = 2048
+SAMPLE_CHARS = 256 * 1024  # of them that a tokenizer is measured on
+TAUGHT_BYTES = 256 * 1024  # that one learns from
+LARGEST_VOCABULARY = 32768  # of that one: a sample has no more to teach
+TIMES_LONGER = 2  # than the longest row of the sample may one of the others be
+MOST_LOST = 1e-3  # of the tokens may stand for what the vocabulary cannot spell
+MOST_TIMES = 3.0  # as many tokens as a tokenizer trained on the data needs
+
+
+@dataclass(frozen=True)
+class LengthEstimate:
+    """Tokens of the first rows before they are cut.
+
+    Args:
+        objective: what the rows teach. sources: (N,) of the encoder. targets: (A, N) of the decoder, of each answer of a row.
+        is_all: whether there are no other rows, and their tokenizer is known.
+        about_rows: about as many rows there are, of conversations with every answer one for each.
+    """
+
+    objective: str
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    is_all: bool
+    about_rows: int
+
+    def cut(self, config: Config) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(N,) tokens of encoder and decoder as the settings cut rows; both answers of a preference count."""
+        limits = lengths_of(config.data, self.objective)
+        return np.minimum(self.sources, limits.input_tokens), np.minimum(self.targets, limits.target_tokens).sum(0)
+
+    def longest(self, config: Config) -> tuple[int, int]:
+        """What the longest of all rows is taken to have: more than the sample, as far as the settings allow it."""
+        limits, times = lengths_of(config.data, self.objective), 1 if self.is_all else TIMES_LONGER
+        targets = [min(times * int(part.max()), limits.target_tokens) for part in self.targets]
+        return min(times * int(self.sources.max()), limits.input_tokens), sum(targets)
+
+    def describe(self) -> str:
+        """What was looked at, in some words."""
+        rows = counted(len(self.sources), "row")
+        return say("all {rows}", rows=rows) if self.is_all else say("the first {rows} of the data", rows=rows)
+
+
+def estimate_lengths(config: Config) -> LengthEstimate | None:
+    """Encode the first of the rows that the settings name; None where rows are cut out of a stream, or are shards.
+
+    Raises:
+        UserError: the data cannot be read, or lack a column. NotMade: the built-in sample is not there.
+    Memory: up to 8 Mi characters, their tokens, and where no tokenizer is known what one learns from 256 KiB.
+    """
+    task = decide(config, only_if_made)
+    if task.shards is not None:
+        return None
+    here = [
+        source for source in (*task.sources, *held_out_sources(config.data)) if isinstance(source.path, Path)
+    ]  # elsewhere each costs a journey
+    check_columns(here, task.columns)
+    if task.kind == STREAM:
+        return None
+    found = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
+    rows, is_all, kind = found.rows, found.is_all, config.tokenizer.tokenizer_type
+    try:
+        folder = tokenizer_folder(config, task, only_if_made)
+        tokenizer = Tokenizer.load(folder)
+    except NotMade:
+        folder, examples = Path(config.data.cache_dir), examples_of(config, task.kind, task.columns, None)
+        size = max(SMALLEST_VOCABULARY[kind], min(config.model.vocab_size, LARGEST_VOCABULARY))
+        tokenizer = train_tokenizer(chain.from_iterable(map(examples.texts, rows[::2])), kind, size, TAUGHT_BYTES)
+        if kind != "byte":  # which learns nothing
+            rows, is_all = rows[1::2] or rows, False
+    whole = (None,) * len(COLUMNS[task.kind])
+    encoded = Encoder(tokenizer, examples_of(config, task.kind, task.columns, folder), whole)(rows)
+    if not encoded.num_rows:
+        return None
+    sources, *targets = encoded.uncut
+    count = about_rows(task.sources)
+    count = min(count, config.data.max_samples or count) * encoded.num_rows // len(rows)
+    return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a tokenizer suits the data.
+
+    Args:
+        lost: share of its tokens that stand for unknown letters. times: its tokens over those of one trained on the data.
+        is_other: the data or the settings have another tokenizer already.
+    """
+
+    lost: float = 0.0
+    times: float = 1.0
+    is_other: bool = False
+
+    def problem(self) -> str:
+        """What speaks against it; empty where nothing does."""
+        if self.is_other:
+            return say("its tokenizer is another than the one that the data or --tokenizer_dir have")
+        if self.lost > MOST_LOST:
+            share = f"{self.lost:.1%}"
+            return say("its tokenizer cannot spell {share} of this data's tokens, which would be lost", share=share)
+        if self.times > MOST_TIMES:
+            times = f"{self.times:.1f}"
+            return say("its tokenizer needs {times} times the tokens of one trained on this data", times=times)
+        return ""
+
+
+def fit_in_child(config: Config, tokenizer_dir: Path) -> Fit:
+    """Measure in a process of its own, whose memory goes with it; raises as `measure_fit`."""
+    return call(measure_fit, config, tokenizer_dir)
+
+
+def measure_fit(config: Config, tokenizer_dir: Path) -> Fit:
+    """Measure how a tokenizer suits the training data: one of another language loses its letters, or spells them out by bytes.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be read.
+    Memory: up to 8 Mi characters, and the library's word counts.
+    """
+    tokenizer, task = Tokenizer.load(tokenizer_dir), decide(config)
+    if task.shards is not None:
+        return Fit(is_other=Manifest.of(task.shards).content["tokenizer"]["fingerprint"] != tokenizer.fingerprint)
+    if config.data.tokenizer_dir != AUTO:
+        return Fit(is_other=Tokenizer.load(config.data.tokenizer_dir).fingerprint != tokenizer.fingerprint)
+    examples = examples_of(config, task.kind, task.columns, None)
+    rows = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples).rows
+    taught = [text for row in rows[::2] for text in examples.texts(row)]
+    if not any(taught):
+        return Fit()
+    others = chain.from_iterable(map(examples.texts, rows[1::2] or rows))
+    asked = list(first_chars(others, SAMPLE_CHARS))
+    found = quality(tokenizer, asked)
+    size = min(max(tokenizer.size, SMALLEST_VOCABULARY["bpe"]), LARGEST_VOCABULARY)
+    own = quality(train_tokenizer(taught, "bpe", size, 4 * SAMPLE_CHARS), asked)
+    return Fit(found.unknown / max(found.tokens, 1), found.tokens / max(own.tokens, 1))

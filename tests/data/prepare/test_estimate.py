@@ -1,0 +1,109 @@
+"""The first rows stand for all of them, with a margin; a tokenizer of another language is found out."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config import Config
+from data.prepare.estimate import TIMES_LONGER, Fit, estimate_lengths, measure_fit
+from data.prepare.preparing import prepare
+from data.shards.store import Manifest
+from data.tokenizers.training import train_tokenizer
+from settings.errors import UserError
+
+Configure = Callable[..., Config]
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    rows = [{"prompt": "p" * (1 + at % 90), "response": "r" * (1 + at % 7)} for at in range(900)]
+    return write(tmp_path / "rows.jsonl", rows)
+
+
+def test_the_estimate_is_like_all_rows(configure: Configure, file: Path) -> None:
+    config = configure(train_file=file, max_seq_len=64, max_target_len=64)
+    found = estimate_lengths(config)
+    assert found is not None and found.is_all and found.longest(config) == (64, 8)
+    sources, targets = found.cut(config)
+    assert (len(sources), int(sources.max()), int(targets.max())) == (900, 64, 8)
+    facts = Manifest.of(prepare(config).train_dir).lengths("train")
+    assert sources.mean() == pytest.approx(facts["input_ids"]["mean"], rel=0.02)
+    assert targets.mean() == pytest.approx(facts["labels"]["mean"], rel=0.02)
+
+
+def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure, tmp_path: Path) -> None:
+    words = ["quick", "brown", "foxes", "jump", "over", "lazy", "dogs", "while", "seven", "wizards", "watch"]
+    draw = np.random.default_rng(1)
+    rows = [{"prompt": " ".join(draw.choice(words, 12)), "response": str(draw.choice(words))} for _ in range(600)]
+    path = write(tmp_path / "words.jsonl", rows)
+    config = configure(train_file=path, tokenizer_dir="auto", tokenizer_type="bpe", vocab_size=512, max_seq_len=256)
+    found = estimate_lengths(config)
+    assert found is not None and not found.is_all and len(found.sources) == 300
+    facts = Manifest.of(prepare(config).train_dir).lengths("train")["input_ids"]
+    assert facts["mean"] <= found.sources.mean() < 1.5 * facts["mean"]
+    longest = TIMES_LONGER * int(found.sources.max())
+    assert found.longest(config)[0] == longest >= facts["longest"], "others may be longer"
+
+
+@pytest.mark.parametrize(
+    "expands, more, close", [(True, {}, 0), (False, {"max_samples": 300, "tokenizer_dir": "auto"}, 0.1)]
+)
+def test_rows_are_counted_as_they_are_learnt(
+    configure: Configure, tmp_path: Path, expands: bool, more: dict[str, object], close: float
+) -> None:
+    """A conversation is as many rows as it has answers, and a blank one is none."""
+    counts = np.random.default_rng(1).integers(0, 6, 900)
+    talks = [[[f"question {at}.{turn}?", f"answer {turn}"] for turn in range(count)] for at, count in enumerate(counts)]
+    path = write(tmp_path / "talks.jsonl", [{"messages": turns} for turns in talks])
+    config = configure(train_file=path, max_seq_len=256, vocab_size=400, expand_turns=expands, **more)
+    found = estimate_lengths(config)
+    made = prepare(config).counts
+    assert found is not None
+    assert found.about_rows == pytest.approx(made["train_rows"] + made["validation_rows"], rel=close)
+
+
+def test_text_and_shards_have_no_estimate_and_a_missing_column_is_refused(
+    configure: Configure, file: Path, text_file: Path, tmp_path: Path
+) -> None:
+    """Also of text, and also in those to evaluate with: a run would refuse it, after the plan."""
+    assert estimate_lengths(configure(train_file=text_file)) is None
+    assert estimate_lengths(configure(train_file=prepare(configure(train_file=file)).train_dir)) is None
+    rows = write(tmp_path / "other.jsonl", [{"body": "some words"}])
+    for files in ({"train_file": rows}, {"train_file": text_file, "validation_file": rows}):
+        with pytest.raises(UserError, match="column text is missing; columns: body"):
+            estimate_lengths(configure(**files))
+
+
+CHINESE = (
+    "长江是亚洲第一长河，发源于青藏高原，流经十一个省，注入东海。黄河是中国的母亲河。今天天气怎么样？我想去北京看故宫。"
+)
+ENGLISH = inspect.getsource(argparse)[:60_000]
+
+
+def test_a_tokenizer_of_another_language_spells_the_data_out(
+    configure: Configure, tmp_path: Path, byte_dir: Path
+) -> None:
+    folder = tmp_path / "en"
+    train_tokenizer(ENGLISH.split("\n\n"), "bpe", 2000, 2**20).save(folder)
+    pairs = [{"prompt": CHINESE[at % 40 :], "response": CHINESE[: at % 50 + 5]} for at in range(120)]
+    chinese = write(tmp_path / "zh.jsonl", pairs)
+    english = write(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in ENGLISH.split("\n\n")])
+    found = measure_fit(configure(train_file=chinese, tokenizer_dir="auto"), folder)
+    assert found.times > 3.0 and not found.is_other and found.problem()
+    own = measure_fit(configure(train_file=english, tokenizer_dir="auto"), folder)
+    assert own.times < 2.0 and own.problem() == ""
+    assert Fit(lost=0.05).problem() and not Fit(lost=0.0005).problem()
+    assert measure_fit(configure(train_file=chinese), folder).is_other, "the settings name the tokenizer of bytes"
+    assert not measure_fit(configure(train_file=chinese), byte_dir).is_other
