@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,12 +59,4 @@ class Anomalies(StepChecks):
         self._look(x, f"what enters {place}")
         self._look(left, f"{place}, forward")
         if torch.is_grad_enabled() and x.requires_grad:
-            x.register_hook(partial(self._after_backward, place))
-
-    def _after_backward(self, place: str, grad: Any) -> None:
-        self._look(grad, f"{place}, backward")
-
-
-def checks_of(model: T5, shards: Shards | None, detect_anomaly: bool) -> StepChecks:
-    """What is looked at in every step: the loss, or every block."""
-    return Anomalies(model, shards) if detect_anomaly else StepChecks(shards)
+            x.register_hook(lambda grad: self._look(grad, f"{place}, backward"))

@@ -111,14 +111,6 @@ class BlockPass:
         self.entry = None
         return grad_x
 
-    def drop_input(self) -> None:
-        """Its input waits elsewhere."""
-        self.x = None
-
-    def give_input(self, x: Tensor) -> None:
-        """Its input is back, before backward."""
-        self.x = x
-
     def _run(self, *, graph_only: bool) -> Tensor:
         assert self.x is not None
         self.entry, self.x = self.x.to(self.dtype).requires_grad_(self.needs_input), None

@@ -56,7 +56,7 @@ class Offload(CheckpointedActivations):
         self._leaving = []  # those of the last block: being copied, still here, and needed now
         for block_pass in row:
             if id(block_pass) in self._parked:
-                block_pass.give_input(self.copies.fetch(self._parked.pop(id(block_pass))))
+                block_pass.x = self.copies.fetch(self._parked.pop(id(block_pass)))
         for block_pass in following:
             if id(block_pass) in self._parked:
                 self.copies.begin_fetch(self._parked[id(block_pass)])
@@ -64,5 +64,5 @@ class Offload(CheckpointedActivations):
     def _let_go(self) -> None:
         for block_pass in self._leaving:
             self.copies.release(self._parked[id(block_pass)])
-            block_pass.drop_input()  # it waits on the host
+            block_pass.x = None  # it waits on the host
         self._leaving = []

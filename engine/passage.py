@@ -122,7 +122,6 @@ class Passage:
         self._leave(grads)
 
     def _expect(self, stages: Sequence[BlockStage]) -> None:
-        """The stage that comes next, if there is one."""
         for stage in stages:
             self.policies.weight_store.expect(stage.weights)
 

@@ -191,6 +191,5 @@ class Walk:
 
 
 def _for_decoder(micro_batches: Sequence[MicroBatch], outputs: Sequence[Tensor]) -> list[BlockInputs]:
-    """What the decoder's blocks are given of the encoder's output."""
     pairs = zip(micro_batches, outputs, strict=True)
     return [{"encoder_output": output, "encoder_rows": mb.encoder_output_rows} for mb, output in pairs]

@@ -125,7 +125,6 @@ def adapts_a_base(config: Config) -> bool:
 
 
 def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
-    """Changes of one flag: its text, the way to run and the work that it leads to."""
     one = replace(_cut(work, choice, 1), eval_batch_size_per_gpu=1, saved_blocks=0, malloc="small")
     yield "batch_size_per_gpu=1", one, work
     if config.memory.memory_mode != "ultra":
@@ -144,7 +143,6 @@ def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Ch
 
 
 def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
-    """Shorter or fewer rows."""
     if config.data.max_seq_len >= 16:
         half = config.data.max_seq_len // 2
         shorter = replace(

@@ -44,7 +44,6 @@ def planned_changes(config: Config, chosen: Plan, plan_of: PlanOf, most: int) ->
 
 
 def _ideas(config: Config, chosen: Plan) -> Iterator[tuple[str, Value, str]]:
-    """Name, value and text of flags that may help."""
     half = chosen.peak_bytes // 2 // MIB * MIB
     if half >= LEAST_MEMORY:
         yield "memory_budget", half, f"memory_budget={half // MIB}M"

@@ -333,7 +333,6 @@ class _Call:
     # --- plain products
 
     def _weights(self, q: Tensor, k: Tensor, group: Group, part: slice) -> Tensor:
-        """The softmax (b H, t, M)."""
         scores = torch.bmm(q, k.transpose(1, 2))
         spread = scores.unflatten(0, (-1, self.heads))
         if self.bias is not None:
@@ -372,5 +371,4 @@ class _Call:
 
 
 def _minus_infinity(blank: Tensor, dtype: torch.dtype) -> Tensor:
-    """-inf where `blank`, else 0."""
     return torch.zeros(blank.shape, dtype=dtype, device=blank.device).masked_fill_(blank, -torch.inf)

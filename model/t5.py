@@ -267,7 +267,6 @@ class T5(nn.Module):
 
 
 def _lengths(mask: Tensor) -> tuple[int, ...]:
-    """Row lengths of a mask (B, S) of ones, then zeros."""
     lengths = mask.sum(1)
     places = torch.arange(mask.shape[1], device=mask.device)
     if not torch.equal(mask.bool(), places < lengths[:, None]) or int(lengths.min()) < 1:

@@ -302,7 +302,6 @@ def _is_history(value: Any) -> bool:
 
 
 def _settings(fields: _Fields, defaults: GenerateConfig) -> Asked:
-    """What both kinds of requests may set; the prompts are missing yet."""
     limit = fields.take("max_tokens", -1, _is_limit, "1 or more")
     limit = int(fields.take("max_completion_tokens", limit, _is_limit, "1 or more"))
     how = replace(

@@ -144,7 +144,6 @@ class Engine:
             self._hand_over()
 
     def _wait(self) -> bool:
-        """Sleep until there is work; whether to go on."""
         while not self._has_come():
             if self.meters.take_news():
                 self._cleaner.before("quiet")
@@ -172,7 +171,6 @@ class Engine:
             self._waiting = deque(answer for answer in self._waiting if not answer.is_done)
 
     def _join_next(self) -> None:
-        """Let the first answer that waits join, where there is room."""
         if not self._waiting or len(self._running) >= self.capacity.rows:
             return
         answer = self._waiting[0]

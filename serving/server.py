@@ -115,7 +115,6 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
 
 
 def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]:
-    """What the user is told at the start."""
     capacity, room = api.engine.capacity, trained.room
     longest, new = api.texts.longest, api.defaults.max_new_tokens
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size)

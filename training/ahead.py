@@ -180,7 +180,6 @@ def _stay_stopped(config: Config, group: Alone) -> None:
 
 
 def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
-    """What a run tells of itself before it has a log."""
     data = config.data
     told = {"kind": kind_of(config), "objective": data.objective, "model": config.model_preset, "data": data.train_file}
     return {

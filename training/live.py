@@ -69,7 +69,6 @@ class LiveRun:
         return learnt if said == GenerateConfig.max_new_tokens else max(learnt, said)
 
     def _build(self) -> None:
-        """Make model and engine, and take up what the run starts from."""
         choice, budget, train = self.keeper.plan.choice, self.keeper.budget, self.config.train
         tune_malloc(choice.malloc)
         if budget.device_bytes is not None:

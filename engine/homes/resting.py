@@ -111,7 +111,6 @@ class RestingWeightStore(WeightStore):
         return size
 
     def _absent(self, weight: nn.Parameter) -> nn.Parameter:
-        """A weight that is not here."""
         if self.storage == torch.int8:
             scale = torch.empty(weight.shape[0], device=self.place)
             return Int8Weight(_nothing(weight.shape, torch.int8, self.place), scale)

@@ -120,7 +120,6 @@ class Slots:
         return next((slot for slot in self._slots if slot.piece == piece), None)
 
     def _free(self) -> Slot:
-        """The slot that nothing uses and that was used the longest ago."""
         free = next((slot for slot in self._slots if not slot.used), None)
         assert free is not None, "more blocks are in use at once than there are slots"
         return free

@@ -58,7 +58,6 @@ class AdamW(Grouped):
             self._write(name, rows, weight, values, step)
 
     def _moments(self, name: str, rows: slice, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Move both moments of a chunk, and give them."""
         first = self._state(f"{name}/first", weight.shape, weight)[rows]
         second = self._state(f"{name}/second", weight.shape, weight)[rows]
         return first.lerp_(grad, 1.0 - BETA_1), second.mul_(BETA_2).addcmul_(grad, grad, value=1.0 - BETA_2)

@@ -80,7 +80,6 @@ class Optimizer(ABC):
             self._update(name, weight.data, weight.grad, self._step_of(name, weight, step))
 
     def _step_of(self, name: str, weight: Tensor, step: Step) -> Step:
-        """The step as this weight sees it."""
         if (factor := self.factors.get(name, 1.0)) != 1.0:
             step = replace(step, learning_rate=step.learning_rate * factor)
         # norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
@@ -128,11 +127,9 @@ class Optimizer(ABC):
         return (row + (part.first if part else 0)) * weight[0].numel()
 
     def _part(self, name: str) -> Part | None:
-        """The rows held here of a weight that is sharded over the processes."""
         return None if self.shards is None else self.shards.parts.get(name)
 
     def _whole_rows(self, name: str, weight: Tensor) -> int:
-        """Rows of the weight over all processes."""
         part = self._part(name)
         return part.shape[0] if part else weight.shape[0]
 

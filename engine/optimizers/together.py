@@ -251,7 +251,6 @@ class Together(ABC):
 
 
 def _alike(shapes: Sequence[tuple[int, int]]) -> list[_Alike]:
-    """Matrices of one shape, which follow each other."""
     found, place_of, at, rows = [], 0, 0, 0
     columns = sum(n for n, _ in shapes)
     while place_of < len(shapes):

@@ -235,7 +235,6 @@ class Blocks:
 
     @property
     def _is_in_place(self) -> bool:
-        """Whether the activation overwrites what it reads."""
         return self.model.feed_forward_proj == "relu"
 
     # --- attention
@@ -244,7 +243,6 @@ class Blocks:
         return _tiling_of(*self._lengths(is_decoder, is_cross), self.model.num_heads, self.model.d_kv)
 
     def _lengths(self, is_decoder: bool, is_cross: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Lengths of the rows of queries, and of keys."""
         sources, targets = zip(*self.rows, strict=True)
         return targets if is_decoder else sources, sources if is_cross or not is_decoder else targets
 
@@ -263,7 +261,6 @@ class Blocks:
         return (gathered * keys + tiles * block) * width + (buffers + self.dropout) * scores
 
     def _padded(self, is_decoder: bool, is_cross: bool) -> Padded:
-        """One attention on a GPU."""
         fused = self.is_fused and not self.dropout and self.model.d_kv % ALIGNED == 0
         lengths = self._lengths(is_decoder, is_cross)
         c, width = self.model, self._widths[1]

@@ -196,7 +196,6 @@ def serving_capacity(
 
 
 def _encoder_bytes(model: T5ModelConfig, weights: Weights, w: Writing) -> int:
-    """One pass with as many prompts as go together, and its output."""
     e = dtype_bytes(weights.compute)
     tokens = min(w.rows * w.source_tokens, max(ENCODER_TOKENS, w.source_tokens))
     rows = max(1, tokens // w.source_tokens)

@@ -50,7 +50,6 @@ class Padded:
         return exact and sizes == set(lengths) and len(sizes) == 1
 
     def _places(self, is_keys: bool) -> int:
-        """Padded tokens of all groups."""
         return sum(group.places * (group.num_keys if is_keys else group.num_queries) for group in self.groups)
 
     @property

@@ -219,14 +219,12 @@ def _waiting_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, f
 
 
 def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> float:
-    """Share of the rate of products that is reached."""
     narrow = min(1.0, pace.wide / d_model) ** 2 if pace.wide else 1.0  # wide products need fewer tokens
     malloc = {"small": pace.small_malloc, "fast": 1.0, "untrimmed": pace.untrimmed_malloc}[choice.malloc]
     return malloc * pace.efficiency * tokens / (tokens + pace.half_tokens * narrow)
 
 
 def _passed(work: Work, pace: Pace, choice: Choice) -> float:
-    """Weights that the passes of one step go over."""
     updating = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
     if choice.storage == choice.compute:
         return updating * work.learns["total"]

@@ -220,7 +220,6 @@ def _nodes_bytes(pid: int, root: Path) -> int | None:
 
 
 def _list_of(text: str) -> set[int]:
-    """The numbers of a list such as 0-2,5."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

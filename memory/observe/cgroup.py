@@ -87,7 +87,6 @@ def _limits_up(version: _Version, path: str, pid: int, root: Path) -> Iterator[G
 
 
 def _find_mount(version: _Version, pid: int, root: Path) -> tuple[str, str]:
-    """Where this version is mounted, and which group lies there."""
     for line in _read(root / f"proc/{pid}/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2) if after.count(" ") >= 2 else (after, "", "")

@@ -109,7 +109,6 @@ class ProcessTree:
 
 
 def _read_fields(pid: int, root: Path) -> tuple[int, int, int] | None:
-    """RssAnon, RssFile, RssShmem in bytes."""
     if not has_proc(root):
         return _psutil_fields(pid)
     try:

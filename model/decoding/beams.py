@@ -84,7 +84,6 @@ class _Search:
         self.is_answer = torch.cat([self.is_answer, counts], 1).gather(1, kept)
 
     def _close(self, count: int) -> None:
-        """Find the prompts whose answers will get no better."""
         settings = self.settings
         far = settings.early_stopping == "never" and settings.length_penalty > 0.0
         reachable = self.scores[:, :1] / (settings.limit if far else count) ** settings.length_penalty

@@ -119,7 +119,6 @@ class RunningBatch:
         return out.flatten(1)
 
     def _kernels(self, *tensors: Tensor) -> Kernels | None:
-        """The compiled kernels, where they can attend with these (M, H, K)."""
         return kernels() if tensors[0].shape[2] in KERNEL_WIDTHS and takes(*tensors) else None
 
 

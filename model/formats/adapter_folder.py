@@ -77,7 +77,6 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
 
 
 def _impossible(raw: dict[str, Any]) -> list[str]:
-    """Values that no adapter can have."""
     targets = raw.get("target_modules") or []
     names = targets if isinstance(targets, list) else [targets]
     numbers = (

@@ -111,7 +111,6 @@ def _is_entry(entry: object) -> bool:
 
 
 def _damage(path: Path, entry: Entry, deep: bool) -> str:
-    """What is wrong with a file; empty: nothing."""
     try:
         if not path.is_file():
             return f"{path} is missing"

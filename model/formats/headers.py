@@ -66,7 +66,6 @@ class TensorHeaders:
                 self._opening[name], self._files[name], self._stored[name] = again, path, stored
 
     def _kinds(self) -> tuple[Kind, ...]:
-        """How weights may lie here, the first choice first."""
         return (SAFE,)
 
     def _shards(self) -> list[str]:

@@ -58,7 +58,6 @@ def _write_mean(files: Sequence[Path], made: Path) -> None:
 
 
 def _empty(part: Any) -> Tensor:
-    """Shape and dtype of a stored tensor, without its numbers."""
     return torch.empty(part.get_shape(), dtype=part[:0].dtype, device="meta")
 
 

@@ -80,7 +80,6 @@ def read_config(folder: str | Path) -> T5ModelConfig:
 
 
 def _family(raw: dict[str, Any]) -> Any:
-    """The model type; the first configurations name the class alone."""
     names = raw.get("architectures")
     if "model_type" in raw or not isinstance(names, list) or not names:
         return raw.get("model_type")

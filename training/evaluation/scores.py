@@ -132,7 +132,6 @@ class _Rouge:
 
 
 def _make(name: str) -> Metric:
-    """The metric that a word of `--metrics` means."""
     if name in ("squad", "identical"):
         return _Squad() if name == "squad" else _Identical()
     return _Rouge() if name == "rouge" else _Sacrebleu(name)

@@ -97,7 +97,6 @@ def _in_gib(columns: Mapping[str, Sequence[Any]], name: str) -> dict[str, list[A
 
 
 def _draw(axes: Any, columns: Mapping[str, Sequence[Any]], name: str, label: str, **style: Any) -> None:
-    """One line; a value that is no number leaves a gap."""
     if columns.get(name):
         values = [float("nan") if value is None else value for value in columns[name]]
         axes.plot(columns["step"], values, label=label, **style)

@@ -104,7 +104,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Settings as trackers take them: numbers, truth values and words."""
     return {
         name: value if isinstance(value, (bool, int, float, str)) else str(value)
         for name, value in public_values(config.as_dict()).items()

@@ -10,8 +10,9 @@ from accelerate import Accelerator
 
 from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
-from engine.anomaly import checks_of
+from engine.anomaly import Anomalies
 from engine.checkpointing import Checkpointing
+from engine.finite import StepChecks
 from engine.homes.making import resting_store
 from engine.homes.resting import RestingWeightStore
 from engine.optimizers import OPTIMIZERS
@@ -71,7 +72,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     weight_store: WeightStore = resting or weight_store_for(storage, compute, tables)
     weight_store = weight_store if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
-    checks = checks_of(model, shards, config.train.detect_anomaly)
+    checks = Anomalies(model, shards) if config.train.detect_anomaly else StepChecks(shards)
     walk = Walk(
         model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
         scaling, checkpointed_of(choice, device), between_blocks, trim_of(choice, device), checks.loss,

@@ -203,7 +203,6 @@ def _read_record(place: Path, cache_dir: Path) -> _Record:
 
 
 def _store_folder(begin: Start, choice: Choice, model: str) -> Path:
-    """Where the stores of this model and this data lie."""
     data = []
     for split, loader in ((begin.prepared.train_dir, begin.loader), (begin.prepared.validation_dir, begin.validation)):
         data.append([Manifest.of(split).content["fingerprint"], split.name, loader.num_rows, asdict(loader.lengths)])

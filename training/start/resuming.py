@@ -68,7 +68,6 @@ def find_run_to_resume(config: Config) -> Path:
 
 
 def _last_run(output_dir: str | Path) -> Path | None:
-    """The run that a start without a name goes on with."""
     return run_of_launch(output_dir) or newest_run(output_dir)
 
 
