@@ -18,7 +18,7 @@ from typing import Any
 
 import optimizers
 from language import LANGUAGES
-from settings.consistency import PREFERENCES, asks_for_text, check
+from settings.consistency import PREFERENCES, check
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, defining, setting
 from settings.precedence import edits_replaced, layered
@@ -753,8 +753,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     problems += _wrong_objective(config, command)
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)
-    is_open = config.data.objective == AUTO and not config.train.is_finetune and "objective" in taken[command]
-    if is_open and asks_for_text(config):
+    # a run's saved settings name every column, and its objective beside it
+    names_text = config.given("text_column") and config.origin("objective") != "file" and "objective" in taken[command]
+    if names_text and config.data.objective == AUTO and not config.train.is_finetune:
         config = config.changed(objective="span")  # whatever else the rows have
     if config.lora.lora_rank and config.origin("optimizer") is None:
         # adapters begin at zero, where steps scaled by a weight's size stand still

@@ -21,9 +21,12 @@ def leave_at_ctrl_c(is_heard: bool = True) -> None:
     """
 
     def leave(*_: object) -> None:
-        if is_heard:
-            _tell()
-        os._exit(INTERRUPTED)
+        try:
+            sys.stdout.flush()
+            if is_heard and os.environ.get("RANK", "0") == "0":  # the first process of a launch
+                os.write(2, b"\ninterrupted\n")
+        finally:  # whatever state Python is in, and whoever reads
+            os._exit(INTERRUPTED)
 
     def at_its_end(kind: type[BaseException], error: BaseException, trace: object) -> None:
         if issubclass(kind, KeyboardInterrupt):
@@ -48,16 +51,3 @@ def comes_from_interrupt(error: BaseException) -> bool:
     while isinstance(cause, (ImportError, SystemError)):
         cause = cause.__cause__ or cause.__context__
     return isinstance(cause, KeyboardInterrupt)
-
-
-def _tell() -> None:
-    """One line, by the first process of a launch, and once more below what its launcher says."""
-    try:
-        sys.stdout.flush()
-        if os.environ.get("RANK", "0") == "0":
-            os.write(2, b"\ninterrupted\n")
-            from training.processes.last_word import say_after_launcher  # light
-
-            say_after_launcher("interrupted")
-    except Exception:  # whatever state Python is in, and whoever reads: the process ends
-        return

@@ -21,11 +21,10 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from language import join, say, speak
@@ -202,8 +201,11 @@ def _run(name: str, config: Config) -> None:
     from devices.environment import prepare_environment
 
     prepare_environment()  # before torch is imported
-    if "compiled_kernels" in flags_of(name) and name != "plan":
-        _make_kernels(config)
+    is_compiled = "compiled_kernels" in flags_of(name) and name != "plan" and config.run.compiled_kernels
+    if is_compiled and config.run.device in (AUTO, "cpu"):
+        from devices.kernels.build import library_here
+
+        library_here()  # compiled now, while this process is small
     for note in (*config.edits_replaced(), *unheeded(config, name)):
         _print_once(note)
     if name in ("train", "dpo"):
@@ -235,14 +237,6 @@ def _train(config: Config) -> None:
         raise OverBudget(told)
 
 
-def _make_kernels(config: Config) -> None:
-    """Compile them where a CPU may compute: now, while this process is small."""
-    if config.run.compiled_kernels and config.run.device in (AUTO, "cpu"):
-        from devices.kernels.build import library_here
-
-        library_here()
-
-
 def _serve(name: str, config: Config) -> None:
     """Commands that need packages of their own."""
     try:
@@ -263,6 +257,8 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
     if name in BY_ACCELERATE:
         problems += foreign_engines()
     taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
+    # elsewhere an empty value is a variable of the shell that is not set
+    may_be_empty = {flag for flag, facts in taken.items() if facts["kind"] == "text" and facts["optional"]}
     switches = {flag for flag, facts in taken.items() if facts["kind"] is bool}
     raw: dict[str, str] = {}
     for flag, value in flags.items():
@@ -273,7 +269,7 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
             raw[flag] = "True"
         elif flag in ("config", "preset", "model_preset") and value in (NO_VALUE, ""):
             problems.append(say("--{flag}, needs a value", flag=flag))
-        elif flag in taken and (value == NO_VALUE or (value == "" and not _may_be_empty(taken[flag]))):
+        elif flag in taken and value in (NO_VALUE, "") and not (value == "" and flag in may_be_empty):
             told = "--{flag}, needs a value; allowed: {allowed}"
             problems.append(say(told, flag=flag, allowed=allowed(taken[flag])))
         else:
@@ -296,11 +292,6 @@ def _unexpected(word: str, command: str) -> str:
     return say("{word}, is unexpected; settings are written --name=value", word=word)
 
 
-def _may_be_empty(facts: Mapping[str, Any]) -> bool:
-    """Whether nothing is a value: where text is kept as it is. Elsewhere it is a variable of the shell that is not set."""
-    return facts["kind"] == "text" and facts["optional"]
-
-
 def _print_refusal(name: str, error: UserError) -> None:
     if isinstance(error, OverBudget):
         heading = say("done, but over its memory budget")
@@ -309,15 +300,10 @@ def _print_refusal(name: str, error: UserError) -> None:
     else:
         heading = counted(len(error.problems), "problem")
     lines = [f"  {line}" for problem in error.problems for line in problem.splitlines()]
-    _print_once("\n".join([join(": ", [name or "train_low_mem.py", heading]), *_broken(lines)]))
-
-
-def _broken(lines: list[str]) -> list[str]:
-    """Lines as a terminal takes them; whoever else reads gets each problem as one line."""
-    if not sys.stderr.isatty():
-        return lines
-    room = min(WIDEST, shutil.get_terminal_size().columns)
-    return [part for line in lines for part in paragraphs(line, room)]
+    if sys.stderr.isatty():  # whoever else reads gets each problem as one line
+        room = min(WIDEST, shutil.get_terminal_size().columns)
+        lines = [part for line in lines for part in paragraphs(line, room)]
+    _print_once("\n".join([join(": ", [name or "train_low_mem.py", heading]), *lines]))
 
 
 def _print_once(text: str) -> None:

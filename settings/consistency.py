@@ -66,11 +66,6 @@ def _idle(config: Config, needed: Mapping[str, str]) -> list[str]:
     ]
 
 
-def asks_for_text(config: Config) -> bool:
-    """Whether a column of text is named. Settings that a run has saved name every column, and its objective beside it."""
-    return config.given("text_column") and config.origin("objective") != "file"
-
-
 def _shape(config: Config) -> list[str]:
     problems, model = [], config.model
     if max(model.pad_token_id, model.eos_token_id, model.start_token_id) >= model.vocab_size:

@@ -174,10 +174,12 @@ def allowed(facts: Mapping[str, Any]) -> str:
         words.append(" | ".join(choice for choice in facts["choices"] if choice != AUTO))
     elif facts["kind"] is bool:
         words.append("True | False")
-    elif above is not None:
-        words.append(_above(above, high))
-    elif low is not None:
-        words.append(_from(low, high))
+    elif above is not None or low is not None:
+        text = "{least} or more" if above is None else "more than {least}"
+        if high is not None:
+            text = "{least} to {most}" if above is None else "more than {least} up to {most}"
+        ends = {"least": low if above is None else above, "most": high}
+        words.append(say(text, **{name: str(end).removesuffix(".0") for name, end in ends.items() if end is not None}))
     elif facts["kind"] == "size":
         words.append(say("a size such as 6G or 512M"))
     elif facts["kind"] in (str, "text"):
@@ -188,22 +190,6 @@ def allowed(facts: Mapping[str, Any]) -> str:
         words.append("none")
     values = join(say(" or "), words)
     return join(", ", [values, facts["unit"]]) if facts["unit"] else values
-
-
-def _above(above: float, high: float | None) -> str:
-    if high is None:
-        return say("more than {least}", least=_plain(above))
-    return say("more than {least} up to {most}", least=_plain(above), most=_plain(high))
-
-
-def _from(low: float, high: float | None) -> str:
-    if high is None:
-        return say("{least} or more", least=_plain(low))
-    return say("{least} to {most}", least=_plain(low), most=_plain(high))
-
-
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def show(field: dataclasses.Field[Any], value: Any) -> str:

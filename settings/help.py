@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import textwrap
 from importlib import metadata
@@ -116,7 +115,7 @@ def _all_flags(name: str) -> list[str]:
             continue
         if its_group != group:
             group = its_group
-            lines += ["", f"{group}: {_first_line(GROUPS[group])}"]
+            lines += ["", f"{group}: {(getattr(GROUPS[group], '__doc__', '') or '').splitlines()[0]}"]
         lines += _fully(name, flag)
     return lines
 
@@ -146,8 +145,3 @@ def _fully(command: str, flag: str) -> list[str]:
     default, text, values = _facts(command, flag)
     told = textwrap.wrap(f"{text} [{values}]", 100, break_long_words=False, break_on_hyphens=False)
     return [f"  --{flag}  (default {default})", *(f"      {line}" for line in told)]
-
-
-def _first_line(group: object) -> str:
-    assert isinstance(group, type) and dataclasses.is_dataclass(group)
-    return (group.__doc__ or "").split("\n")[0]

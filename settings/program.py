@@ -1,4 +1,4 @@
-"""What does one type to start this program? The Python that has its packages, as a shell here would find it.
+"""What one types to start this program, the Python that has its packages, and what installs one that is missing.
 
 `make` puts them into `.venv`, which a shell does not know of unless it was activated; and some systems have no `python`, but
 `python3`. So a command that is shown may be typed as it stands, and who types another Python is told which one to take.
@@ -12,9 +12,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from language import say
+from settings.errors import UserError
 
 ROOT, VENV, FILE = Path(__file__).resolve().parent.parent, ".venv", "train_low_mem.py"
 IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV, "bin", "python")
@@ -22,7 +25,8 @@ IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV,
 
 def python() -> str:
     """The word for the Python that runs this, as it may be typed here."""
-    if _is_active():
+    active = shutil.which("python")
+    if active is not None and Path(active).parent == Path(sys.prefix, IN_VENV.parent.name):
         return "python"
     if _is_here(Path(VENV), sys.prefix):
         return str(IN_VENV)
@@ -36,12 +40,6 @@ def python() -> str:
 def program() -> str:
     """The head of every command that is shown."""
     return f"{python()} {FILE if _is_here(Path(FILE), ROOT / FILE) else shlex.quote(str(ROOT / FILE))}"
-
-
-def _is_active() -> bool:
-    """Whether `python` is that of the environment whose packages are in use."""
-    found = shutil.which("python")
-    return found is not None and Path(found).parent == Path(sys.prefix, IN_VENV.parent.name)
 
 
 def _is_here(path: Path, other: str | Path) -> bool:
@@ -71,3 +69,21 @@ def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:
         "{python} -m pip install -r requirements.txt -c constraints.txt"
     )
     return say(told, **facts)
+
+
+def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
+    """Import an optional package.
+
+    Args:
+        package: its name for pip. setting: what asked for it, such as `--format = gguf`. module: its name in Python.
+    Raises:
+        UserError: it is not installed, or does not load.
+    """
+    try:
+        return import_module(module or package)
+    except ImportError as error:
+        told = "{setting}, needs the package {package}, which does not load here ({reason}); run: {install}"
+        if isinstance(error, ModuleNotFoundError) and error.name == (module or package).partition(".")[0]:
+            told = "{setting}, needs the package {package}, which is not installed; run: {install}"
+        reason, install = " ".join(str(error).split())[:200], f"{python()} -m pip install {package}"
+        raise UserError(say(told, setting=setting, package=package, reason=reason, install=install)) from None

@@ -10,7 +10,6 @@ import re
 import string
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 import yaml
@@ -80,11 +79,11 @@ def written(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-@pytest.mark.parametrize("path", SEEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_shown_is_said(path: Path) -> None:
+def test_what_is_shown_is_said() -> None:
     """No sentence goes to the screen, and in commands no name into a table, without a chance to be translated."""
     passed_by = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+    seen = ((file, part) for file in SEEN for part in ast.walk(ast.parse(file.read_text(encoding="utf8"))))
+    for path, node in seen:
         if isinstance(node, ast.Call) and node.args:
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             passed_by += [written(node.args[0])] if name in SHOWING and SENTENCE.search(written(node.args[0])) else []
@@ -118,9 +117,7 @@ def test_what_was_said_remembers_its_english() -> None:
     [
         ({"LANG": "zh_CN.UTF-8"}, "zh"),
         ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C.UTF-8"}, "en"),
-        ({"LANG": "zh_CN.UTF-8", "LC_MESSAGES": "de_DE.UTF-8"}, "en"),
         ({"LANG": "en_US.UTF-8", "LANGUAGE": "zh_CN:en"}, "zh"),
-        ({"LANG": "C", "LANGUAGE": "zh"}, "en"),
         ({}, "en"),
     ],
 )

@@ -20,7 +20,7 @@ from commands.exporting.vocabulary import Vocabulary
 from model.shapes import weights
 from model.t5 import T5
 from settings.errors import UserError
-from settings.packages import needs
+from settings.program import needs
 
 
 def check_onnx(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:

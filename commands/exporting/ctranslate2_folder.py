@@ -19,7 +19,7 @@ from commands.exporting.vocabulary import Vocabulary
 from config import T5ModelConfig
 from model.shapes import DECODER, STACKS, Stack
 from model.t5 import T5
-from settings.packages import needs
+from settings.program import needs
 
 QUANTIZATIONS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _ACTIVATIONS = {"relu": "RELU", "gated-gelu": "GELUTanh", "gated-silu": "SWISH"}

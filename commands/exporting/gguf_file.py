@@ -19,7 +19,7 @@ from config import T5ModelConfig
 from model.shapes import Weight, weights
 from model.t5 import T5
 from settings.errors import UserError
-from settings.packages import needs
+from settings.program import needs
 
 CONTEXT_TOKENS = 512  # what llama.cpp assumes of a T5, which has no limit of its own
 MAX_DISTANCE = 128  # beyond which llama.cpp has one bucket, whatever a file says

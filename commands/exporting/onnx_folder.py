@@ -13,7 +13,7 @@ import torch
 
 from commands.exporting.onnx_graph import Graph, decoder, encoder
 from model.t5 import T5
-from settings.packages import needs
+from settings.program import needs
 
 ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model.onnx"
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from data.tokenizers.backends import LibraryBackend
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
-from settings.packages import needs
+from settings.program import needs
 
 Kind = Literal["normal", "unknown", "control", "named", "unused", "byte"]  # named: stands for itself in a text
 UNUSED_SCORE, NAMED_SCORE = -10000.0, -1000.0

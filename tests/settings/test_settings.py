@@ -12,8 +12,8 @@ from config import COMMANDS, flags_of, load
 from settings.errors import DoesNotFit, UserError
 from settings.fields import allowed, counted, parse, read_settings_file, setting, show
 from settings.names import LONGEST_NAME, LONGEST_NAME_BYTES, name_problem
-from settings.packages import needs
 from settings.precedence import alias, aliases
+from settings.program import needs
 
 
 def field_of(**facts: Any) -> dataclasses.Field[Any]:

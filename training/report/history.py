@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from run_files import METRICS_FILE, EventReader
 from settings.errors import UserError
-from settings.packages import needs
+from settings.program import needs
 from units import GIB
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from config import Config
 from data.sources.places import public_values
 from settings.errors import UserError
 from settings.fields import not_known
-from settings.packages import needs
+from settings.program import needs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
