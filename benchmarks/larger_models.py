@@ -26,7 +26,7 @@ from benchmarks.parts.watched import events_of, peak_of_process
 from config import load
 from devices import machine_file, processor
 from devices.cores import usable_cores
-from memory.cost.speed import step_flops
+from memory.cost.speed import Amount, flops_of
 from model.shapes import weight_counts
 from units import GIB, format_size
 
@@ -140,7 +140,7 @@ def product_seconds(model_preset: str, rows: int, compute: str, threads: int) ->
     known = machine_file.read(machine_file.key_of("cpu", processor.describe_here()))
     rate = 0.0 if known is None else dict(known.rates_with(threads)).get(compute, 0.0)
     config = load("train", {"model_preset": model_preset, "preset": "none"})
-    return 4 * sum(step_flops(config.model, rows, SOURCE, TARGET)) / rate if rate else 0.0
+    return 4 * sum(flops_of(config.model, Amount.of_rows(rows, SOURCE, TARGET))) / rate if rate else 0.0
 
 
 def body(cases: list[dict[str, Any]]) -> str:

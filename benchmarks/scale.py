@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from config import Config, T5ModelConfig, load
-from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, step_flops
+from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
+from memory.cost.speed import Amount, flops_of
 from model.shapes import weight_counts
 from units import GIB
 
@@ -85,7 +86,7 @@ def simulate(model: T5ModelConfig, work: Work, ranks: int, cluster: Cluster, cho
         work: rows of one rank. choice: kept blocks, dtypes, shards.
     """
     counts = weight_counts(model)
-    blocks, head = step_flops(model, work.rows, work.source_tokens, work.target_tokens)
+    blocks, head = flops_of(model, Amount.of_rows(work.rows, work.source_tokens, work.target_tokens))
     number = model.num_layers + model.num_decoder_layers
     once = blocks / number / cluster.flops
     sizes = [counts["encoder"]] * model.num_layers + [counts["decoder"]] * model.num_decoder_layers

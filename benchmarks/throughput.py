@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from benchmarks.parts import children
 from benchmarks.parts.results import Run, markdown, pairs_of, ratio, speeds_of, write_section
 from config import DEVICES, T5ModelConfig
-from memory.cost.speed import Amount, recomputed_flops, step_flops
+from memory.cost.speed import Amount, flops_of, recomputed_flops
 from settings.precedence import model_presets
 from units import format_size
 
@@ -61,7 +61,7 @@ class Work:
     @property
     def flops(self) -> float:
         """Multiplications and additions of one step without recomputing: a forward, and twice that back."""
-        return 3 * sum(step_flops(self.shape, self.rows, self.source, self.target))
+        return 3 * sum(flops_of(self.shape, Amount.of_rows(self.rows, self.source, self.target)))
 
     def allowed(self, system: str) -> float:
         """Share of the speed of ours-standard that is left where all else is as fast: the first blocks are recomputed."""

@@ -1,42 +1,35 @@
-"""What does `doctor` report? The machine and its limits, what a model really takes here, and what to do about it.
+"""`doctor`: the machine and its limits, what a model really takes here, and what to do about it.
 
-Everything that could fail or be killed runs in a process of its own: torch itself, which may not even be importable, and
-each trial of a model. So the report always comes to its end, and a failure is a line of it.
+Everything that could fail or be killed runs in a process of its own: torch itself, which may not even be importable, and each trial
+of a model. So the report always comes to its end, and a failure is a line of it.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from childproc import call
+from childproc import TIME, ChildDied, call
 from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
-from commands.diagnosis.page import print_findings, print_machine
-from commands.diagnosis.trials import run_trials, trials_of
-from config import Config, T5ModelConfig, UserError
+from commands.diagnosis.trials import run_trials, trial_name, trials_of
+from config import Config, T5ModelConfig
 from devices import machine_file
-from language import english, say
-from memory.cost.prediction import Machine
-from memory.homes import weights_folder
-from memory.machines import this_machine
-from settings.fields import AUTO, counted
-
-ROOT = str(Path(__file__).resolve().parent.parent)
-START = f"""import json, os, sys
-sys.path.insert(0, {ROOT!r})
 from devices.environment import prepare_environment
-prepare_environment()  # before torch is imported
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # whatever a library prints must not mix with the answer
-from devices.inventory import look
-answers.write(json.dumps(look(sys.argv[1])))"""
+from language import english, join, say
+from memory.cost.precision import COMPUTE_DTYPES, WORDS
+from memory.cost.prediction import BASE_BYTES, Machine
+from memory.homes import weights_folder
+from settings.fields import AUTO, counted
+from training.report.progress import Progress
+from units import format_size
+
 DEVICE_SECONDS = 60.0
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 def doctor(config: Config) -> None:
@@ -46,40 +39,31 @@ def doctor(config: Config) -> None:
         UserError: the model or the device that was named is not there. KeyboardInterrupt: what was tried till then is shown.
     """
     measures = config.given("model_preset") or config.checkpoint.model != AUTO
-    config = _of_model(config)
-    report = examine(config)
+    if config.checkpoint.model != AUTO:
+        shape = call(shape_of, config)
+        config = replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
+    report, machine = examine(config, measures)
     if not config.plan.json:
-        print_machine(report)
+        _show_machine(report)
         sys.stdout.flush()
-    was_stopped = measures and not report["problem"] and not _try_model(config, report)
+    was_stopped = machine is not None and not _try_model(config, machine, report)
     report["advice"] = advice_for(report)
     if config.plan.json:
-        print(json.dumps(_in_english(report), indent=1))
+        trials = [{name: english(value) for name, value in trial.items()} for trial in report["trials"]]
+        advice = [english(sentence) for sentence in report["advice"]]
+        print(json.dumps({**report, "trials": trials, "advice": advice}, indent=1))
     else:
-        print_findings(report)
+        _show_findings(report)
     if was_stopped:
         raise KeyboardInterrupt
 
 
-def _in_english(report: dict[str, Any]) -> dict[str, Any]:
-    trials = [{name: english(value) for name, value in trial.items()} for trial in report["trials"]]
-    return {**report, "trials": trials, "advice": [english(sentence) for sentence in report["advice"]]}
-
-
-def _of_model(config: Config) -> Config:
-    """The settings with the shape of the model that was named.
+def shape_of(config: Config) -> T5ModelConfig:
+    """The shape of the model that the settings name; imports torch.
 
     Raises:
         UserError: it is not there, or no model.
     """
-    if config.checkpoint.model == AUTO:
-        return config
-    shape = call(shape_of, config)
-    return replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
-
-
-def shape_of(config: Config) -> T5ModelConfig:
-    """The shape of the model that the settings name; imports torch."""
     from commands.loading import find_model
     from model.formats.shape_file import read_config
     from training.start.adapted import base_of
@@ -87,85 +71,145 @@ def shape_of(config: Config) -> T5ModelConfig:
     return read_config(base_of(find_model(config)))
 
 
-def examine(config: Config) -> dict[str, Any]:
-    """What is known of the machine, as plain values.
+def examine(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None]:
+    """What is known of the machine, as plain values, and what a plan needs to know of it where a model is measured.
 
     Returns:
         `machine`, `torch`, `devices`, `problem` ("" where torch works), `trials`, of which there are none yet.
     """
     folder = weights_folder(config)
-    report: dict[str, Any] = {"machine": take_inventory(folder)}
-    disk = report["machine"]["disk"]
-    if disk["read_rate"] and disk["write_rate"]:
-        machine_file.keep_disk(folder, disk["read_rate"], disk["write_rate"])
-    found, problem = look_at_devices(config.run.device)
-    return {
-        **report, "torch": found.get("torch", {}), "devices": found.get("devices", []), "problem": problem, "trials": []
-    }  # fmt: skip
+    facts = take_inventory(folder)
+    if facts["disk"]["read_rate"] and facts["disk"]["write_rate"]:
+        machine_file.keep_disk(folder, facts["disk"]["read_rate"], facts["disk"]["write_rate"])
+    found: dict[str, Any] = {"torch": {}, "devices": []}
+    machine, problem = None, ""
+    try:  # many threads use many seconds of processor time in one
+        limits = {"max_cpu": 100 * DEVICE_SECONDS, "patience": 0.01}
+        found, machine = call(look, config, measures, setup=prepare_environment, is_quiet=True, **limits)
+    except ChildDied as death:
+        problem = f"it did not answer within {DEVICE_SECONDS:.0f} s" if death.reason == TIME else str(death)
+    return {"machine": facts, **found, "problem": problem, "trials": []}, machine
 
 
-def _try_model(config: Config, report: dict[str, Any]) -> bool:
+def look(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None]:
+    """`torch` and `devices`, and the machine that a run would plan for; imports torch."""
+    import devices
+    from devices import inventory
+    from memory.observe.budget import measure_budget
+    from training.budget.planning import machine_of
+
+    found = inventory.look(config.run.device)
+    if not measures:
+        return found, None
+    device = devices.pick(config.run.device)
+    budget = measure_budget(config.memory.memory_budget, device)
+    return found, machine_of(device, budget, BASE_BYTES, 1, weights_folder(config))
+
+
+def _try_model(config: Config, machine: Machine, report: dict[str, Any]) -> bool:
     """Add `model`, `budget_bytes` and the `trials` of the model to the report; each is announced, for it may take minutes.
 
     Returns:
         whether all came to their end. False: somebody interrupted.
     """
-    machine = machine_of(config, report["devices"])
     trials = trials_of(config, machine)
     named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
     report |= {"model": named, "budget_bytes": machine.budget_bytes}
     told = "trying {model}: {trials}; Ctrl-C shows what is known till then"
     print(say(told, model=named, trials=counted(len(trials), "trial")), file=sys.stderr)
     try:
-        for result in run_trials(trials, machine, partial(print, file=sys.stderr, flush=True)):
-            report["trials"].append(result.as_dict())
+        for row in run_trials(trials, machine, partial(print, file=sys.stderr, flush=True)):
+            report["trials"].append(row)
     except KeyboardInterrupt:
         return False
     return True
 
 
-def look_at_devices(requested: str = AUTO) -> tuple[dict[str, Any], str]:
-    """Ask torch in a child process: (`torch`, `devices`), and why there is no answer, else ""."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", START, requested], capture_output=True, timeout=DEVICE_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {}, f"it did not answer within {DEVICE_SECONDS:.0f} s"
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return {}, lines[-1] if lines else f"its process ended with exit code {done.returncode}"
-    return json.loads(done.stdout), ""
+# --- tables
 
 
-def machine_of(config: Config, devices: list[dict[str, Any]]) -> Machine:
-    """What a plan needs to know of the device that a run would take: nominal rates, and beside them those measured there.
+def _show_machine(report: dict[str, Any]) -> None:
+    """What is known before a model is tried, which may take minutes."""
+    progress = Progress(1)
+    progress.table(say("this machine"), list(_machine_rows(report)))
+    if report["devices"]:
+        progress.table(say("devices, measured"), list(_device_rows(report["devices"])))
 
-    Raises:
-        UserError: the device asked for is not here.
-    """
-    here = [device for device in devices if not device["missing"]]
-    asked = config.run.device
-    chosen = next((device for device in here if asked in (AUTO, device["name"])), None)
-    if chosen is None:
-        names = ", ".join(dict.fromkeys(device["name"] for device in here))
-        raise UserError(f"--device = {asked}, is not here; here: {names}; use one of them or auto")
-    machine = this_machine(config.memory.memory_budget, folder=weights_folder(config))
-    nominal = chosen["nominal"]
-    machine = replace(
-        machine,
-        rates=tuple(nominal.items()),
-        measured=tuple((name, rate) for name, rate in chosen["rates"].items() if name in nominal),
-        speed_class=chosen["class"],
-        pads_attention=chosen["name"] != "cpu",
-        fuses_attention=chosen["name"] == "cuda",
-        widens_whole=chosen["name"] != "cpu",
-        has_kernels=machine.has_kernels and chosen["name"] == "cpu",
-    )
-    if not chosen["is_separate_memory"]:
-        return machine
-    asked_bytes = config.memory.memory_budget
-    offered = int(chosen["free_bytes"])
-    budget = offered if asked_bytes == AUTO else min(offered, int(asked_bytes))
-    host = machine.budget_bytes if chosen["copies_beside"] else 0
-    return replace(machine, base_bytes=0, budget_bytes=budget, host_bytes=host)
+
+def _show_findings(report: dict[str, Any]) -> None:
+    progress = Progress(1)
+    if report["trials"]:
+        told = "{model}, each in a process of its own, budget {budget}"
+        title = say(told, model=report["model"], budget=format_size(report["budget_bytes"]))
+        progress.table(title, list(_trial_rows(report["trials"])))
+    advice = report["advice"] or [say("nothing stands out: this machine does what it can")]
+    progress.table(say("advice"), [("-", sentence) for sentence in advice])
+
+
+def _machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    machine, torch = report["machine"], report["torch"]
+    system, memory, disk = machine["system"], machine["memory"], machine["disk"]
+    quota = [] if system["core_quota"] is None else [say("a quota of {cores}", cores=f"{system['core_quota']:g}")]
+    load = [] if system["load"] is None else [say("load {load}", load=f"{system['load']:g}")]
+    yield say("system"), f"{system['platform']}, Python {system['python']}"
+    yield say("processor"), join(", ", [system["processor"], counted(system["cores"], "core"), *quota, *load])
+    yield "", say("class: {name} ({instructions})", name=system["class"], instructions=system["instructions"])
+    yield say("compiled kernels"), system["kernels"]
+    total, available = format_size(memory["total_bytes"]), format_size(memory["available_bytes"])
+    yield "RAM", say("{total}, {available} available", total=total, available=available)
+    swap = {name: format_size(memory[f"swap_{name}_bytes"]) for name in ("used", "total")}
+    yield say("swap"), say("{used} of {total} in use", **swap) if memory["swap_total_bytes"] else say("none")
+    for limit in memory["limits"]:
+        told = join(": ", [say(limit["what"]), format_size(limit["bytes"])])
+        yield say("limit"), say("{limit} (binds)", limit=told) if limit["what"] == memory["binding"] else told
+    budget, margin = format_size(memory["budget_bytes"]), format_size(memory["margin_bytes"])
+    yield say("a run may take"), say("{budget}, {margin} left free", budget=budget, margin=margin)
+    for other in machine["others"]:
+        held = {"size": format_size(other["bytes"]), "name": other["name"], "number": other["pid"]}
+        yield say("held by others"), say("{size} by {name} ({number})", **held)
+    free = say("{folder}: {size} free", folder=disk["folder"], size=format_size(disk["free_bytes"]))
+    writes = [] if disk["write_rate"] is None else [say("writes {rate}B/s", rate=_metric(disk["write_rate"]))]
+    reads = [] if disk["read_rate"] is None else [say("reads {rate}B/s", rate=_metric(disk["read_rate"]))]
+    yield say("disk"), join(", ", [free, *writes, *reads])
+    yield say("allocator"), machine["malloc"]["library"]
+    if torch:
+        libraries = [f"{name} {torch[key]}" for name, key in (("CUDA", "cuda"), ("ROCm", "hip")) if torch[key]]
+        libraries += [torch["cpu_capability"], *(name for name in ("mkl", "onednn") if torch[name])]
+        yield "torch", join(", ", [torch["version"], *libraries, counted(torch["threads"], "thread")])
+    packages = machine["packages"].items()
+    yield say("packages"), ", ".join(f"{name} {version}" for name, version in packages if name != "torch")
+    for name, value in machine["environment"].items():
+        yield say("variable"), f"{name}={value}"
+
+
+def _device_rows(devices: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    speeds = [f"{WORDS[dtype]} FLOP/s" for dtype in COMPUTE_DTYPES]
+    yield say("device"), *speeds, say("copy B/s"), say("computes in")
+    for device in devices:
+        if device["missing"]:
+            yield (say("{device} is missing: {why}", device=device["name"], why=device["missing"]),)
+            continue
+        rates = [_metric(device["rates"][dtype]) for dtype in COMPUTE_DTYPES]
+        name, free, total = device["about"], format_size(device["free_bytes"]), format_size(device["total_bytes"])
+        if device["total_bytes"]:
+            name = say("{device}, {free} of {total} free", device=name, free=free, total=total)
+        yield name, *rates, _metric(device["copy_rate"]), WORDS[device["compute"]]
+
+
+def _trial_rows(trials: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    yield say("what"), say("predicted"), say("measured"), say("off"), say("s/step"), say("tokens/s"), ""
+    for trial in trials:
+        predicted, measured, seconds = trial["predicted_bytes"], trial["measured_bytes"], trial["seconds"]
+        yield (
+            trial_name(trial["kind"], trial["label"]), *("" if size is None else format_size(size) for size in (predicted, measured)),
+            f"{measured / predicted - 1:+.0%}" if measured and predicted else "", f"{seconds:.2f}" if seconds else "",
+            f"{trial['tokens'] / seconds:,.0f}" if seconds else "", trial["outcome"],
+        )  # fmt: skip
+
+
+def _metric(rate: float) -> str:
+    """A rate with the prefix that people read: `95 G`."""
+    for factor, prefix in PREFIXES:
+        if rate >= factor:
+            return f"{rate / factor:.3g} {prefix}"
+    return f"{rate:.3g} "

@@ -1,4 +1,3 @@
-"""What `doctor` looks at, works out and shows.
-`inventory` and `trials` find facts, `advice` makes sentences of them, `page` shows them.
+"""What `doctor` looks at and works out: `inventory` and `trials` find facts, `advice` makes sentences of them.
 Only `commands.doctor` imports from here.
 """

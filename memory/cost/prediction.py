@@ -12,13 +12,13 @@ from memory.cost.heap import Heap
 from memory.cost.homes import resident_bytes, slots_bytes
 from memory.cost.precision import dtype_bytes
 from memory.cost.sharing import share_out
-from memory.cost.speed import predict_seconds, step_flops, typical_seconds
+from memory.cost.speed import predict_seconds, typical_seconds
 from memory.cost.step_peaks import StepPeaks, evaluation_parts, offloaded_bytes, samples_parts
 from memory.cost.work import BASE_BYTES, COMPILED_BYTES, Choice, Machine, Work, state_bytes
 
 __all__ = [
     "BASE_BYTES", "Choice", "Machine", "Work", "offloaded_bytes", "peak_of", "predict", "predict_seconds",
-    "state_bytes", "step_flops", "typical_seconds",
+    "state_bytes", "typical_seconds",
 ]  # fmt: skip
 
 ROWS, CORRECTION = "rows of a step", "correction"

@@ -134,11 +134,6 @@ def flops_of(c: T5ModelConfig, amount: Amount) -> tuple[float, float]:
     return float(encoder + decoder), float(2 * counts["embedding"] * amount.target)
 
 
-def step_flops(c: T5ModelConfig, rows: int, source: int, target: int) -> tuple[float, float]:
-    """The same of rows of one length."""
-    return flops_of(c, Amount.of_rows(rows, source, target))
-
-
 def predict_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | None = None) -> float:
     """Predict how long a step takes whose rows are all the longest: what ways to run are compared by.
 

@@ -297,10 +297,8 @@ def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
 
 
 def test_the_doctor_knows_the_gpu(gpu: Device) -> None:
-    from commands.doctor import look_at_devices, machine_of
+    from commands.doctor import look
 
-    found, problem = look_at_devices()
-    assert problem == ""
+    found, machine = look(load("doctor", {}), True)
     assert next(device["name"] for device in found["devices"] if not device["missing"]) == "cuda"
-    machine = machine_of(load("doctor", {}), found["devices"])
-    assert machine.base_bytes == 0 and machine.budget_bytes > 64 * MIB
+    assert machine is not None and machine.base_bytes == 0 and machine.budget_bytes > 64 * MIB

@@ -59,9 +59,7 @@ def test_processor_and_its_units_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     ("group", "folder", "files", "quota"),
     [
         ("0::/app\n", "sys/fs/cgroup/app", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/app\n", "sys/fs/cgroup/app", {"cpu.max": "max 100000\n"}, None),
         ("4:cpu,cpuacct:/a\n", "sys/fs/cgroup/cpu/a", {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 0.5),
-        ("4:cpu,cpuacct:/a\n", "sys/fs/cgroup/cpu/a", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, None),
         ("", "none", {}, None),
     ],
 )  # fmt: skip

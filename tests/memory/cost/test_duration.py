@@ -12,7 +12,7 @@ from config import Config, T5ModelConfig, load
 from memory.cost.duration import RENEWED_STEPS, Renewal, Schedule, predict_times, schedule_of
 from memory.cost.prediction import Choice, Machine, Work
 from memory.cost.shapes import Shapes
-from memory.cost.speed import Amount, flops_of, step_flops, typical_seconds
+from memory.cost.speed import Amount, typical_seconds
 from memory.plan import plan
 from units import GIB, MIB
 
@@ -51,7 +51,6 @@ def test_rows_count_with_their_own_lengths() -> None:
     mean = Amount.mean_of(Shapes(sources, targets))
     parts = [Amount.of_rows(1, s, t) for s, t in zip(sources.ravel(), targets.ravel(), strict=True) if s]
     assert mean == Amount(*(sum(values) / 2 for values in zip(*(vars(part).values() for part in parts), strict=True)))
-    assert flops_of(SHAPE, Amount.of_rows(8, 128, 64)) == step_flops(SHAPE, 8, 128, 64)
     longest = Shapes.longest(8, 128, 64)
     short = Shapes(np.array([[128, *[16] * 7]]), np.array([[64, *[8] * 7]]))
     assert typical_seconds(replace(WORK, shapes=longest), CHOICE, MACHINE) == typical_seconds(WORK, CHOICE, MACHINE)
