@@ -11,7 +11,7 @@ from commands.generate import cut_note
 from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained, watched
 from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
-from data.prepare.preparing import Prepared, evaluation_in_child
+from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.prepare.preview import passed_over
 from data.prepare.task import kind_of
 from data.shards.store import PAIRS, check_shards
@@ -111,7 +111,7 @@ def evaluation_rows(config: Config, folder: Path, home: Path) -> tuple[Config, P
         UserError: the data are not usable.
     """
     config = _data_settings(config, folder, home)
-    prepared = evaluation_in_child(config)
+    prepared = in_child(prepare_evaluation, config)
     check_shards(prepared.validation_dir, forget_pages=config.data.drop_page_cache)
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader

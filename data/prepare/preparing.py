@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from childproc import MEMORY, ChildDied, call
 from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.prepare.duplicates import NEAR
-from data.prepare.room import most_in_child, most_workers
+from data.prepare.room import most_in_child, workers
 from data.prepare.task import (
     Task,
     check_heeded,
@@ -39,7 +38,6 @@ from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manif
 from data.sources.files import Source, source_facts, sources_fingerprint
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
-from devices.cores import usable_cores
 from language import say
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, at_home
@@ -48,7 +46,6 @@ from units import format_size
 
 FORMAT = 3  # raise it when the same text would give other shards
 IDENTITY = "identity"
-SMALL_BYTES = 8 * 1024**2  # less text than this is encoded before a process has started
 Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
 
 
@@ -71,18 +68,40 @@ class Prepared:
     counts: dict[str, int]
 
 
-def prepare(config: Config, note: Path | None = None) -> Prepared:
+def prepare(config: Config, note: Path | None = None, once: Once = make_once) -> Prepared:
     """Give shards for these settings: given ones, those of the cache, or new ones.
 
     Args:
         note: file that says how far it is, while it goes on; None: none.
     Raises:
-        UserError: the data, the tokenizer or a folder is not usable.
+        UserError: the data, the tokenizer or a folder is not usable. NotMade: by `only_if_made`.
     Memory:
         that of `data.prepare.room` at any size of the data, at most 1 GiB.
     """
     with _all_cores(config), noted_in(note):
-        return _prepare(config, make_once)
+        return _prepare(config, once)
+
+
+def prepare_evaluation(config: Config, note: Path | None = None, once: Once = make_once) -> Prepared:
+    """Give shards with all rows of `validation_file` for evaluation alone; without one, those that `prepare` holds out.
+
+    Returns:
+        `validation_dir` holds the rows; `train_dir` is the same folder if there is a `validation_file`.
+    Raises:
+        as `prepare`.
+    """
+    if config.data.validation_file is None:
+        return prepare(config, note, once)
+    data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
+    alone = replace(config, data=data)
+    with _all_cores(config), noted_in(note):
+        task = decide(alone, once, "--validation_file")
+        if task.shards is not None:
+            place = _place(task.shards, VALIDATION)
+        else:
+            folder = tokenizer_folder(alone, task, once)
+            place = (_make_shards(alone, task, folder, [], task.sources, once), VALIDATION)
+        return _prepared(task, place, place)
 
 
 def find_prepared(config: Config) -> Prepared | None:
@@ -92,73 +111,36 @@ def find_prepared(config: Config) -> Prepared | None:
         UserError: as `prepare`.
     """
     try:
-        return _prepare(config, only_if_made)
+        return prepare(config, once=only_if_made)
     except NotMade:
         return None
 
 
-def prepare_in_child(config: Config, note: Path | None = None) -> Prepared:
-    """Do the same as `prepare`, in a process of its own if something has to be made.
+def in_child(function: Callable[..., Prepared], config: Config, note: Path | None = None) -> Prepared:
+    """Do what `prepare` or `prepare_evaluation` does, in a process of its own if something has to be made.
 
     Raises:
-        UserError: as `prepare`. DoesNotFit: it takes more than the budget leaves.
+        UserError: as they do. DoesNotFit: it takes more than the budget leaves.
     """
-    try:
-        return find_prepared(config) or _in_child(prepare, config, note)
-    except KeyboardInterrupt:
-        told = "interrupted while preparing the rows; the same command continues from what is done"
-        raise KeyboardInterrupt(say(told)) from None
-
-
-def evaluation_in_child(config: Config) -> Prepared:
-    """Do the same as `prepare_evaluation`, in a process of its own if something has to be made.
-
-    Raises:
-        UserError: as `prepare`. DoesNotFit: it takes more than the budget leaves.
-    """
-    try:
-        return prepare_evaluation(config, only_if_made)
-    except NotMade:
-        return _in_child(prepare_evaluation, config)
-
-
-def _in_child(function: Callable[..., Prepared], config: Config, *more: Any) -> Prepared:
     most = most_in_child(config)
     try:
-        return call(function, config, *more, max_bytes=most)
+        return function(config, note, only_if_made)
+    except NotMade:
+        pass
+    try:
+        return call(function, config, note, max_bytes=most)
+    except KeyboardInterrupt:
+        words = "interrupted while preparing the rows; the same command continues from what is done"
+        raise KeyboardInterrupt(say(words)) from None
     except ChildDied as died:
         if died.reason != MEMORY:
             raise
-        data = config.data
-        files = [str(spec) for spec in (data.train_file, data.validation_file) if spec]
+        files = [str(spec) for spec in (config.data.train_file, config.data.validation_file) if spec]
         raise DoesNotFit(
             f"{' and '.join(files) or 'the built-in sample'}: preparing the rows takes more than {format_size(most)}, which is what "
             "there is room for: a row may be far larger than the others, or unpack to far more than it shows; what was done before "
             "is kept. Look at the file named last, or give --memory_budget more"
         ) from None
-
-
-def prepare_evaluation(config: Config, once: Once = make_once) -> Prepared:
-    """Give shards with all rows of `validation_file` for evaluation alone; without one, those that `prepare` holds out.
-
-    Returns:
-        `validation_dir` holds the rows; `train_dir` is the same folder if there is a `validation_file`.
-    Raises:
-        UserError: as `prepare`.
-    """
-    if config.data.validation_file is None:
-        with _all_cores(config):
-            return _prepare(config, once)
-    data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
-    alone = replace(config, data=data)
-    with _all_cores(config):
-        task = decide(alone, once, "--validation_file")
-        if task.shards is not None:
-            place = _place(task.shards, VALIDATION)
-        else:
-            folder = tokenizer_folder(alone, task, once)
-            place = (_make_shards(alone, task, folder, [], task.sources, once), VALIDATION)
-        return _prepared(task, place, place)
 
 
 @contextmanager
@@ -175,41 +157,47 @@ def _all_cores(config: Config) -> Iterator[None]:
 
 
 def _prepare(config: Config, once: Once) -> Prepared:
-    task, given, raw = _inputs(config, once)
-    check_heeded(config.data, task.kind, None if task.shards is not None else task.columns)
+    data, validation_file = config.data, config.data.validation_file
+    try:
+        task = decide(config, once)
+        if task.shards is None:  # of shards their loader reads the parts
+            named_weights(data.mixture_weights, task.parts)
+        given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
+        raw = [] if given else held_out_sources(data)
+    except UserError as error:  # of all that is named, what is missing is told at once
+        raise UserError(*dict.fromkeys([*error.problems, *file_problems(data)])) from None
+    check_heeded(data, task.kind, None if task.shards is not None else task.columns)
     if task.shards is not None:
-        if config.data.max_samples is not None:
-            raise UserError(
-                f"--max_samples = {config.data.max_samples}, shards are used whole; prepare the text with --max_samples"
-            )
-        _refuse_cleaning(config, raw)
+        _refuse_changes(config, raw)
         train = _place(task.shards, TRAIN)
         tokenizer_dir = train[0].root / TOKENIZER
-        if config.data.tokenizer_dir != AUTO:
-            _check_same_tokenizer(train[0], Tokenizer.load(config.data.tokenizer_dir), config.data.tokenizer_dir)
-        _check_same_template(config, train[0])
+        if data.tokenizer_dir != AUTO:
+            _check_same_tokenizer(train[0], Path(data.tokenizer_dir))
+        _check_same_template(config, train[0], tokenizer_dir)
         made = _make_shards(config, task, tokenizer_dir, [], raw, once) if raw else train[0]
     else:
         made = _make_shards(config, task, tokenizer_folder(config, task, once), task.sources, raw, once, given is None)
         train = (made, TRAIN)
     if given is not None:
-        _check_same_tokenizer(given[0], Tokenizer.load(train[0].root / TOKENIZER), train[0].root / TOKENIZER)
+        _check_same_tokenizer(given[0], train[0].root / TOKENIZER)
         _check_same_template(config, given[0], train[0].root / TOKENIZER)
     return _prepared(task, train, given or (made, VALIDATION))
 
 
-def _inputs(config: Config, once: Once) -> tuple[Task, Place | None, list[Source]]:
-    """The task, and rows to validate with: shards or sources. Of all that is named, what is missing is told at once."""
-    validation_file = config.data.validation_file
-    try:
-        task = decide(config, once)
-        if task.shards is None:  # of shards their loader reads the parts
-            named_weights(config.data.mixture_weights, task.parts)
-        given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
-        raw = [] if given else held_out_sources(config.data)
-    except UserError as error:
-        raise UserError(*dict.fromkeys([*error.problems, *file_problems(config.data)])) from None
-    return task, given, raw
+def _refuse_changes(config: Config, raw: Sequence[Source]) -> None:
+    """Refuse flags that would change shards, which are used as they are.
+
+    Args:
+        raw: of the validation data, which cleaning is for where they are text.
+    """
+    if config.data.max_samples is not None:
+        raise UserError(
+            f"--max_samples = {config.data.max_samples}, shards are used whole; prepare the text with --max_samples"
+        )
+    asked = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
+    idle = [name for name, is_on in asked.items() if is_on and config.origin(name) == "flag"]
+    if idle and not raw:
+        raise UserError(*(f"--{name}, shards are used as they are; prepare the text with --{name}" for name in idle))
 
 
 def _place(path: str | Path, split: str) -> Place:
@@ -219,19 +207,18 @@ def _place(path: str | Path, split: str) -> Place:
     return manifest, Path(path).name if manifest.root != Path(path) else split if split in names else names[0]
 
 
-def _check_same_tokenizer(manifest: Manifest, tokenizer: Tokenizer, name: str | Path) -> None:
-    if manifest.content["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
+    if manifest.content["tokenizer"]["fingerprint"] != Tokenizer.load(folder).fingerprint:
         raise UserError(
-            f"{manifest.root}: was written with another tokenizer than {name}; "
+            f"{manifest.root}: was written with another tokenizer than {folder}; "
             f"use --tokenizer_dir={manifest.root / TOKENIZER}, or prepare the text again"
         )
 
 
-def _check_same_template(config: Config, manifest: Manifest, beside: Path | None = None) -> None:
+def _check_same_template(config: Config, manifest: Manifest, beside: Path) -> None:
     """Refuse shards of pairs that were written with another template than the one asked for, or that lies elsewhere."""
-    folder = manifest.root / TOKENIZER
-    written = Template.read(folder) or Template()
-    if manifest.kind != STREAM and template_of(config.data, beside or folder) != written:
+    written = Template.read(manifest.root / TOKENIZER) or Template()
+    if manifest.kind != STREAM and template_of(config.data, beside) != written:
         raise UserError(
             f"{manifest.root}: was written with --prompt_template={written.name!r} and "
             f"--source_prefix={written.prefix!r}; use the same for all, or prepare the text again"
@@ -276,7 +263,8 @@ def _make_shards(
         if not (folder / shards.MANIFEST).is_file() or Manifest.read(folder).content["fingerprint"] != identity:
             _keep_own(folder, identity)
             writing = Writing(job, folder, tokenizer.size)
-            splits = writing.run(tokenizer_dir, _workers(config, job))
+            size = sum(source.path.stat().st_size for source in (*train, *validation))
+            splits = writing.run(tokenizer_dir, workers(config, size))
             tokenizer.save(folder / TOKENIZER)
             content = {
                 "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
@@ -294,14 +282,6 @@ def _make_shards(
     return made
 
 
-def _refuse_cleaning(config: Config, raw: Sequence[Source]) -> None:
-    """Shards are used as they are; `raw`: of the validation data, which cleaning is for where they are text."""
-    asked = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
-    idle = [name for name, is_on in asked.items() if is_on and config.origin(name) == "flag"]
-    if idle and not raw:
-        raise UserError(*(f"--{name}, shards are used as they are; prepare the text with --{name}" for name in idle))
-
-
 def _keep_own(folder: Path, identity: str) -> None:
     """Keep what an earlier attempt at the very same job left, and nothing else."""
     marker = folder / IDENTITY
@@ -309,19 +289,6 @@ def _keep_own(folder: Path, identity: str) -> None:
         remove(folder)
         folder.mkdir()
         write_text(marker, identity)
-
-
-def _workers(config: Config, job: Job) -> int:
-    """Processes that encode; 0: this one does it."""
-    asked = config.prepare.prepare_workers
-    if asked != AUTO:
-        return int(asked)
-    if sum(fact["bytes"] for fact in source_facts([*job.train, *job.validation])) < SMALL_BYTES:
-        return 0
-    cores = usable_cores()
-    if config.run.num_threads != AUTO:
-        cores = min(cores, int(config.run.num_threads))
-    return min(cores, most_workers(config)) if cores > 1 else 0
 
 
 def _settings(job: Job) -> dict[str, object]:

@@ -11,6 +11,7 @@ import os
 
 from config import Config
 from data.tokenizers.sample import LARGE, SMALL, Room
+from devices.cores import usable_cores
 from memory.observe.budget import host_limits
 from memory.observe.processes import usage_of
 from settings.fields import AUTO
@@ -21,6 +22,7 @@ LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many
 WORKER = 90 * MIB  # one that encodes
 LEAST_IN_CHILD = 512 * MIB  # sound rows take less under any budget, and a small one must not end in their way
 MOST_WORKERS = 4  # more would wait for the one that reads
+SMALL_BYTES = 8 * MIB  # less text than this is encoded before a process has started
 
 
 def tokenizer_room(config: Config) -> Room:
@@ -28,10 +30,14 @@ def tokenizer_room(config: Config) -> Room:
     return LARGE if _memory(config) >= LARGE_FROM else SMALL
 
 
-def most_workers(config: Config) -> int:
-    """Processes that may encode beside the one that reads; 0: that one does it."""
-    fitting = min(MOST_WORKERS, (_memory(config) - BESIDE) // WORKER)
-    return fitting if fitting > 1 else 0
+def workers(config: Config, size: int) -> int:
+    """Processes that encode files of so many bytes, beside the one that reads; 0: that one does it."""
+    asked = config.prepare.prepare_workers
+    if asked != AUTO:
+        return int(asked)
+    cores = usable_cores() if config.run.num_threads == AUTO else min(usable_cores(), int(config.run.num_threads))
+    fitting = min(MOST_WORKERS, cores, (_memory(config) - BESIDE) // WORKER)
+    return fitting if fitting > 1 and size >= SMALL_BYTES else 0
 
 
 def most_in_child(config: Config) -> int:

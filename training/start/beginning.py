@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from config import PREFERENCES, Config, UserError
-from data.prepare.preparing import Prepared, prepare_in_child
+from data.prepare.preparing import Prepared, in_child, prepare
 from data.prepare.task import file_problems
 from language import say
 from model.formats.answering import HEEDED, answers_by, remarks
@@ -81,7 +81,7 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
     if problems := check_trained(config, base):
         raise UserError(*problems)
     note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
-    return Begun(config, prepare_in_child(config, note), base, run_dir, notes, told)
+    return Begun(config, in_child(prepare, config, note), base, run_dir, notes, told)
 
 
 def _refuse_to_replace_its_start(config: Config, base: Path | None) -> None:

@@ -1,3 +1,5 @@
+"""Files become shards once: every document whole and in order, counted, held out; misuse is one sentence."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from childproc import MEMORY, ChildDied
 from config import ROOT, Config
 from data.dataset import LowMemDataset
 from data.prepare import preparing, writing
-from data.prepare.preparing import find_prepared, prepare, prepare_evaluation, prepare_in_child
+from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation
 from data.prepare.writing import is_held_out
 from data.shards.store import ROW_TOKENS, Manifest
 from data.sources.corpus import SampleCorpus
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
-from settings.errors import UserError
+from settings.errors import DoesNotFit, UserError
 
 
 def tokens_of(split: Path) -> list[int]:
@@ -30,24 +33,16 @@ def documents_of(split: Path, tokenizer: Tokenizer) -> list[str]:
     return tokenizer.decode(tokens_of(split), skip_special=False).split("</s>")[:-1]
 
 
-def texts_of(path: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
-
-
 def test_every_document_is_in_one_split_whole_and_in_order(configure: Any, text_file: Path) -> None:
     prepared = prepare(configure(train_file=text_file))
     assert prepared.objective == "span"
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     train, held_out = (documents_of(split, tokenizer) for split in (prepared.train_dir, prepared.validation_dir))
-    texts = texts_of(text_file)
+    texts = [json.loads(line)["text"] for line in text_file.read_text().splitlines()]
     assert train == [text for number, text in enumerate(texts) if not is_held_out(number)]
     assert held_out == [text for number, text in enumerate(texts) if is_held_out(number)] and len(held_out) == 3
     assert prepared.counts["train_texts"] == 297 and prepared.counts["validation_texts"] == 3
     assert prepared.counts["train_tokens"] == sum(len(text.encode()) + 1 for text in train)
-
-
-def test_rows_of_a_stream_all_have_the_same_length_but_the_last(configure: Any, text_file: Path) -> None:
-    prepared = prepare(configure(train_file=text_file))
     lengths = [len(row["tokens"]) for row in LowMemDataset(prepared.train_dir)]
     assert set(lengths[:-1]) == {ROW_TOKENS} and 1 <= lengths[-1] <= ROW_TOKENS
     assert prepared.counts["train_rows"] == len(lengths)
@@ -70,29 +65,29 @@ def test_pairs_are_found_cut_and_counted(configure: Any, pairs_file: Path, byte_
     assert prepared.counts["train_cut_rows"] == cut_rows and prepared.counts["train_cut_tokens"] == cut_tokens
 
 
-def test_a_validation_file_is_taken_whole_and_then_nothing_is_held_out(
-    configure: Any, text_file: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other.jsonl"
+def test_a_validation_file_is_taken_whole_and_then_nothing_is_held_out(configure: Any, text_file: Path) -> None:
+    other = text_file.with_name("other.jsonl")
     other.write_text('{"text": "for validation"}\n')
-    prepared = prepare(configure(train_file=text_file, validation_file=other))
+    config = configure(train_file=text_file, validation_file=other)
+    prepared = prepare(config)
     assert prepared.counts["train_texts"] == 300
     assert documents_of(prepared.validation_dir, Tokenizer.load(prepared.tokenizer_dir)) == ["for validation"]
+    alone = prepare_evaluation(config)
+    assert alone.counts["validation_texts"] == 1 and alone.train_dir == alone.validation_dir
 
 
-@pytest.mark.parametrize("missing", [["train_file"], ["validation_file"], ["train_file", "validation_file"]])
-def test_all_missing_files_are_told_at_once(configure: Any, text_file: Path, missing: list[str]) -> None:
-    named = dict.fromkeys(("train_file", "validation_file"), text_file) | dict.fromkeys(missing, "none.jsonl")
+def test_all_missing_files_are_told_at_once_by_their_flags(configure: Any) -> None:
     with pytest.raises(UserError) as caught:
-        prepare(configure(**named))
-    assert [problem.split(" = ")[0] for problem in caught.value.problems] == [f"--{name}" for name in missing]
-    assert all("none.jsonl, no such file" in problem for problem in caught.value.problems)
+        prepare(configure(train_file="none.jsonl", validation_file="none.jsonl"))
+    flags = ["--train_file", "--validation_file"]
+    assert [problem.split(" = ")[0] for problem in caught.value.problems] == flags
+    with pytest.raises(UserError, match="--validation_file"):
+        prepare_evaluation(configure(validation_file="none.jsonl"))
 
 
-@pytest.mark.parametrize("rows", [2, 3, 99, 100, 101, 250])
+@pytest.mark.parametrize("rows", [2, 100, 101, 250])
 def test_at_least_one_row_is_held_out_and_never_all(rows: int) -> None:
-    held_out = sum(map(is_held_out, range(rows)))
-    assert 1 <= held_out <= -(-rows // 100)
+    assert 1 <= sum(map(is_held_out, range(rows))) <= -(-rows // 100)
 
 
 def test_one_row_in_each_hundred_is_held_out() -> None:
@@ -106,7 +101,10 @@ def test_the_second_time_nothing_is_made(configure: Any, text_file: Path, monkey
     assert find_prepared(config) is None
     first = prepare(config)
     monkeypatch.setattr(writing, "read_batches", None)
-    assert prepare(config) == first == find_prepared(config) == prepare_in_child(config)
+    assert prepare(config) == first == find_prepared(config) == in_child(prepare, config)
+    others = [prepare(configure(train_file=text_file, objective=name)) for name in ("ul2", "prefix")]
+    others.append(prepare(configure(train_file=text_file, max_seq_len=128)))
+    assert {one.train_dir for one in others} == {first.train_dir}, "objectives share a stream, whatever their lengths"
 
 
 @pytest.mark.parametrize("change", [{"max_samples": 50}, {"skip_bad_rows": True}, {"text_column": "body"}])
@@ -116,29 +114,33 @@ def test_what_shapes_the_shards_makes_new_ones(configure: Any, tmp_path: Path, c
     first = prepare(configure(train_file=path))
     second = prepare(configure(train_file=path, **change))
     assert first.train_dir != second.train_dir
+    assert second.counts["train_texts"] + second.counts["validation_texts"] == change.get("max_samples", 100)
     path.write_text(path.read_text() * 2)
     assert prepare(configure(train_file=path)).train_dir != first.train_dir
 
 
-def test_objectives_share_a_stream_and_lengths_do_not_matter_to_it(configure: Any, text_file: Path) -> None:
-    prepared = [prepare(configure(train_file=text_file, objective=name)) for name in ("span", "ul2", "prefix")]
-    prepared.append(prepare(configure(train_file=text_file, max_seq_len=128)))
-    assert len({one.train_dir for one in prepared}) == 1
-    assert [one.objective for one in prepared] == ["span", "ul2", "prefix", "span"]
-
-
-def test_max_samples_limits_what_is_read(configure: Any, text_file: Path) -> None:
-    counts = prepare(configure(train_file=text_file, max_samples=120)).counts
-    assert counts["train_texts"] + counts["validation_texts"] == 120
-
-
 def test_the_child_gives_the_same_and_passes_user_errors_on(configure: Any, text_file: Path, tmp_path: Path) -> None:
-    prepared = prepare_in_child(configure(train_file=text_file))
+    prepared = in_child(prepare, configure(train_file=text_file))
     again = prepare(configure(train_file=text_file, cache_dir=tmp_path / "other_cache"))
     assert tokens_of(prepared.train_dir) == tokens_of(again.train_dir) and prepared.counts == again.counts
     text_file.write_text(text_file.read_text() + "{broken\n")
-    with pytest.raises(UserError, match=r"text\.jsonl, line 301: is not JSON"):
-        prepare_in_child(configure(train_file=text_file))
+    with pytest.raises(UserError, match=r"text\.jsonl, line 301"):
+        in_child(prepare, configure(train_file=text_file))
+
+
+@pytest.mark.parametrize(
+    "raised, expected", [(KeyboardInterrupt(), KeyboardInterrupt), (ChildDied(MEMORY, ""), DoesNotFit)]
+)
+def test_how_a_child_ended_is_told(
+    configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[Exception]
+) -> None:
+    def call(*_: object, **named: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(preparing, "call", call)
+    with pytest.raises(expected) as caught:
+        in_child(prepare, configure(train_file=text_file))
+    assert str(text_file) in str(caught.value) if expected is DoesNotFit else "continues" in str(caught.value)
 
 
 def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
@@ -147,7 +149,6 @@ def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
     counts = prepare(configure(train_file=path, skip_bad_rows=True)).counts
     assert (counts["train_bad_rows"], counts["train_empty_rows"]) == (2, 1)
     assert (counts["train_texts"], counts["validation_texts"]) == (2, 1)
-    assert list((tmp_path / "cache").glob("shards-*"))
     with pytest.raises(UserError, match="line 3"):
         prepare(configure(train_file=path))
     assert not list((tmp_path / "cache").glob("*.partial"))
@@ -156,8 +157,8 @@ def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content, words",
     [
-        ('{"text": "only one"}\n', "leaves no row for validation (rows with text: 1"),
-        ('{"text": " "}\n{"text": ""}\n', "leaves no row for train (rows with text: 0, blank: 2"),
+        ('{"text": "only one"}\n', "no row for validation (rows with text: 1"),
+        ('{"text": " "}\n{"text": ""}\n', "no row for train (rows with text: 0, blank: 2"),
     ],
 )
 def test_too_little_text_is_a_user_error(configure: Any, tmp_path: Path, content: str, words: str) -> None:
@@ -167,70 +168,56 @@ def test_too_little_text_is_a_user_error(configure: Any, tmp_path: Path, content
     assert words in str(caught.value)
 
 
-def for_prepare_command(config: Config, folder: Path) -> Config:
+def into(folder: Path, config: Config) -> Config:
     return dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, shards_dir=str(folder)))
 
 
-def test_shards_are_not_put_in_place_of_a_link(configure: Any, text_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
-    with pytest.raises(UserError, match=r"is a link or a disk of its own.*link/shards"):
-        prepare(for_prepare_command(configure(train_file=text_file), tmp_path / "link"))
-
-
 def test_shards_in_a_named_folder_are_used_as_they_are(configure: Any, text_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shards"
+    folder, text = tmp_path / "shards", text_file.read_bytes()
     folder.mkdir()  # empty is fine
-    made = prepare(for_prepare_command(configure(train_file=text_file), folder))
+    made = prepare(into(folder, configure(train_file=text_file)))
     assert made.train_dir == folder / "train"
     text_file.unlink()
     for spec in (folder, folder / "train"):
-        used = prepare(configure(train_file=spec, tokenizer_dir="auto"))
-        assert (
-            dataclasses.replace(used, counts={}) == dataclasses.replace(made, counts={}) and used.counts == made.counts
-        )
+        assert prepare(configure(train_file=spec, tokenizer_dir="auto")) == made
     assert prepare(configure(train_file=folder, objective="ul2")).objective == "ul2"
-
-
-def test_misuse_of_shards_is_a_user_error(configure: Any, text_file: Path, pairs_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shards"
-    prepare(for_prepare_command(configure(train_file=text_file), folder))
-    prepare(for_prepare_command(configure(train_file=text_file), folder))  # the same again is no problem
-    with pytest.raises(UserError, match="holds shards of other data or settings"):
-        prepare(for_prepare_command(configure(train_file=pairs_file), folder))
-    with pytest.raises(UserError, match="holds other files"):
-        prepare(for_prepare_command(configure(train_file=pairs_file), tmp_path))
-    with pytest.raises(UserError, match="holds stream shards, which pairs does not read"):
-        prepare(configure(train_file=folder, is_finetune=True))
-    with pytest.raises(UserError, match="shards are used whole"):
-        prepare(configure(train_file=folder, max_samples=5))
-    Tokenizer(byte_backend(num_sentinels=100)).save(tmp_path / "other")
-    with pytest.raises(UserError, match="was written with another tokenizer"):
-        prepare(configure(train_file=folder, tokenizer_dir=tmp_path / "other"))
-    pairs_shards = tmp_path / "pairs_shards"
-    prepare(for_prepare_command(configure(train_file=pairs_file), pairs_shards))
-    with pytest.raises(UserError, match="holds pairs shards, but training reads stream"):
-        prepare(configure(train_file=folder, validation_file=pairs_shards))
-
-
-def test_shards_and_files_can_be_mixed(configure: Any, text_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shards"
-    prepare(for_prepare_command(configure(train_file=text_file), folder))
+    text_file.write_bytes(text)
     with_file = prepare(configure(train_file=folder, validation_file=text_file, tokenizer_dir="auto"))
     assert with_file.train_dir == folder / "train" and with_file.counts["validation_texts"] == 300
     with_shards = prepare(configure(train_file=text_file, validation_file=folder))
     assert with_shards.validation_dir == folder / "validation" and with_shards.counts["train_texts"] == 300
 
 
-def test_a_file_for_evaluation_that_is_missing_is_told_by_its_own_flag(configure: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--validation_file = .*missing.txt, no such file"):
-        prepare_evaluation(configure(validation_file=tmp_path / "missing.txt"))
-
-
-def test_for_evaluation_the_whole_validation_file_is_prepared(configure: Any, text_file: Path) -> None:
-    prepared = prepare_evaluation(configure(validation_file=text_file))
-    assert prepared.counts["validation_texts"] == 300 and prepared.objective == "span"
-    assert prepared.train_dir == prepared.validation_dir
+def test_misuse_of_shards_is_a_user_error(
+    configure: Any, text_file: Path, pairs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, pairs_shards = tmp_path / "shards", tmp_path / "pairs_shards"
+    prepare(into(folder, configure(train_file=text_file)))
+    prepare(into(folder, configure(train_file=text_file)))  # the same again is no problem
+    prepare(into(pairs_shards, configure(train_file=pairs_file)))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    Tokenizer(byte_backend(num_sentinels=100)).save(tmp_path / "other")
+    for config, words in (
+        (into(folder, configure(train_file=pairs_file)), "--shards_dir"),
+        (into(tmp_path, configure(train_file=pairs_file)), "--shards_dir"),
+        (into(tmp_path / "link", configure(train_file=text_file)), "--shards_dir"),
+        (configure(train_file=folder, is_finetune=True), "--train_file"),
+        (configure(train_file=folder, max_samples=5), "--max_samples"),
+        (configure(train_file=folder, tokenizer_dir=tmp_path / "other"), "another tokenizer"),
+        (configure(train_file=folder, validation_file=pairs_shards), "--validation_file"),
+    ):
+        with pytest.raises(UserError, match=words):
+            prepare(config)
+    with pytest.raises(UserError) as caught:
+        prepare(configure(train_file=folder, clean=True, dedup="exact"))
+    assert [problem.split(",")[0] for problem in caught.value.problems] == ["--clean", "--dedup"]
+    config = configure(train_file=folder)  # settings of a run that is evaluated are no flags
+    assert prepare(dataclasses.replace(config, cleaning=dataclasses.replace(config.cleaning, clean=True)))
+    # two jobs that make one folder at once: the second waits, and must not take the shards of the first
+    monkeypatch.setattr(preparing, "_check_free", lambda target, identity: None)
+    with pytest.raises(UserError, match="--shards_dir"):
+        prepare(into(folder, configure(train_file=text_file, max_samples=9)))
 
 
 def test_a_missing_column_names_those_that_exist(configure: Any, text_file: Path) -> None:
@@ -238,19 +225,15 @@ def test_a_missing_column_names_those_that_exist(configure: Any, text_file: Path
         prepare(configure(train_file=text_file, is_finetune=True))
 
 
-@pytest.mark.parametrize("column", ["text", "body"])
-def test_a_named_text_column_is_learnt_beside_prompts_and_responses(
-    configure: Any, tmp_path: Path, byte_dir: Path, column: str
-) -> None:
+def test_a_named_text_column_is_learnt_beside_prompts_and_responses(configure: Any, tmp_path: Path) -> None:
     path = tmp_path / "both.jsonl"
-    rows = [{column: f"text {number}", "prompt": "p", "response": "r"} for number in range(9)]
+    rows = [{"body": f"text {number}", "prompt": "p", "response": "r"} for number in range(9)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = {"train_file": path, "tokenizer_dir": byte_dir}
-    named = prepare(configure(**flags, text_column=column))
-    assert named.objective == "span" and "text 3" in Tokenizer.load(byte_dir).decode(tokens_of(named.train_dir))
-    assert prepare(configure(**flags)).objective == "pairs"
-    with pytest.raises(UserError, match=r"other.*is missing"):
-        prepare(configure(**flags, text_column="other"))
+    named = prepare(configure(train_file=path, text_column="body"))
+    assert named.objective == "span" and "text 3" in documents_of(named.train_dir, Tokenizer.load(named.tokenizer_dir))
+    assert prepare(configure(train_file=path)).objective == "pairs"
+    with pytest.raises(UserError, match="other"):
+        prepare(configure(train_file=path, text_column="other"))
 
 
 def test_a_tokenizer_is_trained_once_on_the_training_file(configure: Any, text_file: Path, tmp_path: Path) -> None:
@@ -266,10 +249,10 @@ def test_a_tokenizer_is_trained_once_on_the_training_file(configure: Any, text_f
 
 def test_without_a_file_the_sample_is_used(configure: Any, sample: SampleCorpus) -> None:
     cache = sample.text.parent.parent
-    config = configure(cache_dir=cache, tokenizer_dir="auto", max_samples=100)
+    config = configure(cache_dir=cache, max_samples=100)
     prepared = prepare(config)
     assert prepared.objective == "span" and prepared.counts["train_texts"] == 99
-    pairs = prepare(configure(cache_dir=cache, tokenizer_dir=prepared.tokenizer_dir, is_finetune=True, max_samples=100))
+    pairs = prepare(configure(cache_dir=cache, is_finetune=True, max_samples=100))
     assert pairs.objective == "pairs" and pairs.counts["train_rows"] == 99
 
 
@@ -294,35 +277,3 @@ def test_preparing_takes_the_same_memory_for_any_size(tmp_path: Path, byte_dir: 
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         peaks.append(float(done.stdout))
     assert peaks[1] < peaks[0] + 30 and peaks[1] < 400, f"{peaks} MiB"
-
-
-def test_an_interrupt_says_how_to_go_on(configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **named: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(preparing, "call", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="the same command continues from what is done"):
-        prepare_in_child(configure(train_file=text_file))
-
-
-def test_two_jobs_that_make_one_folder_at_once_are_told_apart(
-    configure: Any, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each saw a free folder; the second waits for the first, and must not take its shards."""
-    folder = tmp_path / "shards"
-    prepare(for_prepare_command(configure(train_file=text_file), folder))
-    monkeypatch.setattr("data.prepare.preparing._check_free", lambda target, identity: None)
-    with pytest.raises(UserError, match="holds shards of other data or settings"):
-        prepare(for_prepare_command(configure(train_file=text_file, max_samples=9), folder))
-
-
-def test_shards_are_cleaned_by_nobody(configure: Any, text_file: Path, tmp_path: Path) -> None:
-    """A flag that would do nothing is refused; settings of a run that is evaluated are no flags."""
-    shards = prepare(configure(train_file=text_file)).train_dir.parent
-    with pytest.raises(
-        UserError, match=r"--clean, shards are used as they are.*\n.*--dedup, shards are used as they are"
-    ):
-        prepare(configure(train_file=shards, clean=True, dedup="exact"))
-    config = configure(train_file=shards)
-    cleaned = dataclasses.replace(config, cleaning=dataclasses.replace(config.cleaning, clean=True))
-    assert prepare(cleaned).train_dir.parent == shards

@@ -28,5 +28,7 @@ def test_room_by_budget(
     budget: str, machine: int, expected: tuple[object, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "host_limits", lambda: [SimpleNamespace(bytes=machine), SimpleNamespace(bytes=64 * GIB)])
+    monkeypatch.setattr(room, "usable_cores", lambda: 16)
     config = load("train", {"train_file": "x", "memory_budget": budget})
-    assert (room.tokenizer_room(config), room.most_workers(config)) == expected
+    assert (room.tokenizer_room(config), room.workers(config, GIB)) == expected
+    assert room.workers(config, MIB) == 0
